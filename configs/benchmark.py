@@ -8,12 +8,12 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, PositiveInt, ValidationError, field_validator
 
+from configs.base import Section
 from configs.errors import ConfigError
-from configs.explain import explain
 from configs.overrides import read_yaml
 from configs.rewards import RewardSection
-from configs.section import Section
-from configs.suggest import did_you_mean
+from configs.suggestions import did_you_mean
+from configs.validation_messages import explain
 
 #: Where the built-in ones are.
 FOLDER = Path(__file__).parent / "benchmarks"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from configs.base import Component
 from configs.schema import RunConfig
-from configs.section import Component
 
 
 def components(config: RunConfig) -> Iterator[tuple[str, Component]]:

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from configs.base import Section
 from configs.optimizer import ScheduleSection
-from configs.section import Section
 
 #: Settings of the critic's origin and device, which its identity holds in another form or not at all.
 PLACES = frozenset({"path", "device"})

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.section import Component, Section
+from configs.base import Component, Section
 
 
 class ExecutionSection(Section):

@@ -7,17 +7,17 @@ from importlib.util import find_spec
 from configs.errors import ConfigError
 
 
-def require_extra(extra: str, *modules: str, what: str) -> None:
+def require_extra(extra: str, *modules: str, label: str) -> None:
     """Check that the modules of an extra are installed.
 
     Args:
         extra: name of the extra.
         modules: modules that are imported from it.
-        what: the setting that needs them.
+        label: the setting that needs them.
 
     Raises:
         ConfigError: one cannot be found.
     """
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        raise ConfigError(f"{what} needs '{missing[0]}', which is not installed: pip install 'flowmill[{extra}]'.")
+        raise ConfigError(f"{label} needs '{missing[0]}', which is not installed: pip install 'flowmill[{extra}]'.")

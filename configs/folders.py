@@ -1,6 +1,6 @@
 """The files of folders that a person names: links are followed, so that a linked file counts by what it leads to.
 
-Folders of a store are listed by ``storage.roots``, where no link leads outside.
+Folders of a store are listed by ``storage.backends``, where no link leads outside.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from configs.algorithm_defaults import without_followers
 from configs.errors import ConfigError
-from configs.explain import explain, place, relevant
-from configs.followers import without_followers
 from configs.overrides import apply_overrides, blamed, read_yaml
 from configs.paths import resolve_paths
 from configs.presets import config_file
 from configs.schema import RunConfig
-from configs.suggest import near_path
+from configs.suggestions import near_path
+from configs.validation_messages import explain, place, relevant
 
 #: What may differ between two invocations of one run. Prompt files count by content, not by path.
 FREE_TO_CHANGE = (

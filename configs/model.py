@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from configs.section import Component, Section
+from configs.base import Component, Section
 
 
 class LoraSection(Section):

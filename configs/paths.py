@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-#: All of them but the options of components (``configs.outside``); * stands for any place in a list.
+#: All of them but the options of components (``configs.path_types``); * stands for any place in a list.
 PATH_SETTINGS = (
     "prompts.train",
     "prompts.heldout",

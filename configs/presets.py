@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from configs.errors import ConfigError
-from configs.suggest import did_you_mean
+from configs.suggestions import did_you_mean
 
 _FOLDER = Path(__file__).parent
 _EXTENDS = re.compile(r"^extends: *(\S+)\.yaml *$", re.MULTILINE)

@@ -8,10 +8,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from configs.base import Component
 from configs.errors import ConfigError
-from configs.packages import shadows
-from configs.section import Component
-from configs.suggest import did_you_mean
+from configs.import_paths import shadows
+from configs.suggestions import did_you_mean
 
 
 class Table(dict[str, str]):
@@ -29,7 +29,7 @@ class Table(dict[str, str]):
         self.like, self.functions = like, functions
 
 
-def resolve(table: Table, name: str, *, what: str) -> Any:
+def resolve(table: Table, name: str, *, label: str) -> Any:
     """Return the class a table entry, or an import string ``package.module:Class``, stands for.
 
     Raises:
@@ -37,39 +37,39 @@ def resolve(table: Table, name: str, *, what: str) -> Any:
             class; it is not called to find out.
     """
     if name not in table and ":" not in name:
-        raise ConfigError(f"{what} '{name}' does not exist. {did_you_mean(name, table)}")
+        raise ConfigError(f"{label} '{name}' does not exist. {did_you_mean(name, table)}")
     if name in table:
-        return _imported(table[name], name, what=what)
-    found = _imported(name, name, what=what)
-    _check_like(found, table, name, what=what)
+        return _imported(table[name], name, label=label)
+    found = _imported(name, name, label=label)
+    _check_like(found, table, name, label=label)
     return found
 
 
-def imported(import_string: str, *, what: str) -> Any:
+def imported(import_string: str, *, label: str) -> Any:
     """Return the object of an import string of flowmill's own code.
 
     Raises:
         ConfigError: it leads nowhere.
     """
-    return _imported(import_string, import_string, what=what)
+    return _imported(import_string, import_string, label=label)
 
 
-def _imported(import_string: str, name: str, *, what: str) -> Any:
+def _imported(import_string: str, name: str, *, label: str) -> Any:
     module_name, _, attribute = import_string.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise missing_module(name, error.name or module_name, what=what) from None
+        raise missing_module(name, error.name or module_name, label=label) from None
     except (ImportError, SyntaxError) as error:
         raise ConfigError(
-            f"{what} '{name}': module '{module_name}' cannot be imported: {type(error).__name__}: {error}."
+            f"{label} '{name}': module '{module_name}' cannot be imported: {type(error).__name__}: {error}."
         ) from error
     if not hasattr(module, attribute):
-        raise missing_attribute(name, module_name, attribute, what=what)
+        raise missing_attribute(name, module_name, attribute, label=label)
     return getattr(module, attribute)
 
 
-def _check_like(found: Any, table: Table, name: str, *, what: str) -> None:
+def _check_like(found: Any, table: Table, name: str, *, label: str) -> None:
     """Check that a user's own component has the table's interface, before it is called."""
     if table.functions and inspect.isfunction(found):
         return
@@ -79,7 +79,7 @@ def _check_like(found: Any, table: Table, name: str, *, what: str) -> None:
     kind = f"the class {found.__name__}" if inspect.isclass(found) else f"of type {type(found).__name__}"
     wanted = " or a function" if table.functions else ""
     raise ConfigError(
-        f"{what} '{name}' is {kind}; it must be a class with {', '.join(methods)}{wanted}, like '{table.like}'."
+        f"{label} '{name}' is {kind}; it must be a class with {', '.join(methods)}{wanted}, like '{table.like}'."
     )
 
 
@@ -91,30 +91,30 @@ def _methods(interface: str) -> list[str]:
     return sorted(name for name in names if callable(getattr(asked, name)))
 
 
-def missing_module(name: str, module: str, *, what: str) -> ConfigError:
+def missing_module(name: str, module: str, *, label: str) -> ConfigError:
     """Return the error for an import string whose module, or a module it needs, is nowhere."""
     hidden = shadows(module) if ":" in name else None
     if hidden is not None:
-        return ConfigError(f"{what} '{name}': {hidden}")
+        return ConfigError(f"{label} '{name}': {hidden}")
     return ConfigError(
-        f"{what} '{name}': module '{module}' cannot be imported. Install it, or add the folder of your own "
+        f"{label} '{name}': module '{module}' cannot be imported. Install it, or add the folder of your own "
         "module to PYTHONPATH."
     )
 
 
-def missing_attribute(name: str, module: str, attribute: str, *, what: str) -> ConfigError:
+def missing_attribute(name: str, module: str, attribute: str, *, label: str) -> ConfigError:
     """Return the error for an import string whose module lacks the attribute."""
     hidden = shadows(module) if ":" in name else None
     found = hidden if hidden is not None else f"module '{module}' has no '{attribute}'."
-    return ConfigError(f"{what} '{name}': {found}")
+    return ConfigError(f"{label} '{name}': {found}")
 
 
-def unknown_option(name: str, option: str, valid: Iterable[str], *, what: str) -> ConfigError:
+def unknown_option(name: str, option: str, valid: Iterable[str], *, label: str) -> ConfigError:
     """Return the error for an option a component does not have."""
-    return ConfigError(f"{what} '{name}' has no option '{option}'. {did_you_mean(option, valid)}")
+    return ConfigError(f"{label} '{name}' has no option '{option}'. {did_you_mean(option, valid)}")
 
 
-def check_options(name: str, options: Iterable[str], valid: Sequence[str], *, what: str) -> None:
+def check_options(name: str, options: Iterable[str], valid: Sequence[str], *, label: str) -> None:
     """Check that a component has all options it is given.
 
     Raises:
@@ -122,34 +122,34 @@ def check_options(name: str, options: Iterable[str], valid: Sequence[str], *, wh
     """
     for option in options:
         if option not in valid:
-            raise unknown_option(name, option, valid, what=what)
+            raise unknown_option(name, option, valid, label=label)
 
 
-def create(table: Table, name: str, options: Mapping[str, Any], *, what: str) -> Any:
+def create(table: Table, name: str, options: Mapping[str, Any], *, label: str) -> Any:
     """Return an instance of a component, built from its options.
 
     Raises:
         ConfigError: the component does not exist, or an option is unknown, missing or refused by the component.
     """
-    return build(resolve(table, name, what=what), name, options, what=what)
+    return build(resolve(table, name, label=label), name, options, label=label)
 
 
-def build(component: Callable[..., Any], name: str, options: Mapping[str, Any], *, what: str) -> Any:
+def build(component: Callable[..., Any], name: str, options: Mapping[str, Any], *, label: str) -> Any:
     """Return an instance of a class, built from its options.
 
     Raises:
         ConfigError: an option is unknown, missing or refused by the class.
     """
-    check_options(name, options, option_names(component), what=what)
+    check_options(name, options, option_names(component), label=label)
     try:
         return component(**options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what} '{name}': {error}") from None
+        raise ConfigError(f"{label} '{name}': {error}") from None
 
 
-def chosen(table: Table, component: Component, *, what: str) -> Any:
+def chosen(table: Table, component: Component, *, label: str) -> Any:
     """Return an instance of the component that a config names, with its options; see ``create``."""
-    return create(table, component.name, component.options, what=what)
+    return create(table, component.name, component.options, label=label)
 
 
 def option_names(component: Any) -> list[str]:

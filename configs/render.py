@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from configs.base import Section
 from configs.model import ModelSection
-from configs.section import Section
 
 
 class RenderSection(Section):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from configs.section import Component, Section
+from configs.base import Component, Section
 
 
 class ServerSection(Section):

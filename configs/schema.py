@@ -10,15 +10,15 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from configs.advantages import AdvantageSection, ReplaySection
+from configs.algorithm_defaults import with_followers
+from configs.base import Component, Section
 from configs.critic import CriticSection
 from configs.execution import ExecutionSection
-from configs.followers import with_followers
-from configs.learning import AdvantageSection, ReplaySection
 from configs.model import ModelSection
 from configs.optimizer import EmaSection, ScheduleSection
 from configs.render import RenderSection
 from configs.rewards import RewardSection
-from configs.section import Component, Section
 from configs.tokens import TokensSection
 from configs.tracking import TrackingSection
 

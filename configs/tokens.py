@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from configs.section import Component, Section
+from configs.base import Component, Section
 
 #: Stands in an instruction for the prompt.
 _PLACE = "{prompt}"

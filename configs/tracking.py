@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from configs.section import Section
+from configs.base import Section
 
 
 class TrackingSection(Section):

@@ -11,7 +11,7 @@ Reading loads neither torch nor Prefect before something needs it, and changes n
 from __future__ import annotations
 
 from configs.errors import FlowmillError
-from flowmill.reading import Run, Store, open
-from flowmill.starting import start
+from flowmill.start import start
+from flowmill.store_reader import Run, Store, open
 
 __all__ = ["FlowmillError", "Run", "Store", "open", "start"]

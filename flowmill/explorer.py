@@ -12,7 +12,7 @@ import streamlit as st
 from PIL import Image
 
 import flowmill
-from configs.visible import in_cell, in_markdown, visible
+from configs.escaping import in_cell, in_markdown, visible
 
 _VIEWS = ("Samples", "Group", "Sample", "Table")
 _COLUMNS = 6

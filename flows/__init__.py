@@ -6,7 +6,7 @@ from pathlib import Path
 # The packages have plain names: a user's own configs/ or tasks.py that comes first on the path must not be found.
 _ROOT = str(Path(__file__).resolve().parent.parent)
 sys.path.insert(0, _ROOT)
-from configs.packages import own_packages_first  # noqa: E402
+from configs.import_paths import own_packages_first  # noqa: E402
 
 sys.path.remove(_ROOT)
 own_packages_first()

@@ -18,13 +18,13 @@ from prefect.artifacts import (
 from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
 
-from configs.visible import command, in_code, in_link, in_markdown, in_markdown_cell
+from configs.escaping import command, in_code, in_link, in_markdown, in_markdown_cell
 from flows.server import has_lasting_api
-from tasks.figures.pictures import data_url
-from tasks.figures.texts import Text
-from tasks.figures.tracked import epoch_row
+from tasks.metrics.image_grids import data_url
+from tasks.metrics.texts import Text
+from tasks.metrics.tracked import epoch_row
 from tasks.runs.chain import Chain
-from tasks.tracking.places import REPORT, ui_page
+from tasks.tracking.locations import REPORT, ui_page
 
 _EVERY_S = 5.0
 _TABLE_EVERY_S = 30.0
@@ -127,7 +127,7 @@ def _mlflow_run(uri: str, url: str) -> str:
     )
 
 
-def announce(what: str, run: str, **payload: Any) -> None:
+def announce(label: str, run: str, **payload: Any) -> None:
     """Emit an event of a run that automations can wait for, with the deployment that carries it out."""
     if not has_lasting_api():
         return
@@ -137,12 +137,12 @@ def announce(what: str, run: str, **payload: Any) -> None:
             {"prefect.resource.id": f"prefect.deployment.{deployment.id}", "prefect.resource.role": "deployment"}
         ]
     resource = {"prefect.resource.id": f"flowmill.run.{run}", "prefect.resource.name": run}
-    emit_event(f"flowmill.{what}", resource=resource, related=related, payload=payload)
+    emit_event(f"flowmill.{label}", resource=resource, related=related, payload=payload)
 
 
-def _key(run: str, what: str) -> str:
+def _key(run: str, label: str) -> str:
     """Return the key of an artifact: Prefect takes only these letters."""
-    return re.sub("[^a-z0-9]+", "-", f"{run.lower()}-{what}").strip("-")
+    return re.sub("[^a-z0-9]+", "-", f"{run.lower()}-{label}").strip("-")
 
 
 def flow_run_tags() -> dict[str, str]:

@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-from configs.visible import visible
+from configs.escaping import visible
 
 
 class _Console(Console):

@@ -25,13 +25,13 @@ from prefect.runner.storage import LocalStorage
 from prefect.utilities.callables import parameter_schema
 
 from configs.errors import ConfigError
-from configs.suggest import did_you_mean
-from configs.visible import quoted
+from configs.escaping import quoted
+from configs.suggestions import did_you_mean
 from flows.api import named_server
-from flows.changes import SLUG, Change, Found, Told, change, changes
-from flows.listing import UNKNOWN, Listed, listed, tags
+from flows.deployment_diff import SLUG, Change, Found, Told, change, changes
+from flows.deployment_list import UNKNOWN, Listed, listed, tags
 from flows.requests import GPU_SLOTS
-from flows.ticks import Rule, read_schedule
+from flows.schedule_parser import Rule, read_schedule
 
 _FILE = Path(__file__).parent / "prefect.yaml"
 _POOL, _KIND = "flowmill", "process"

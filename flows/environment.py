@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from configs.errors import ConfigError, StoreError
+from configs.override_quoting import text_override
 from configs.proxies import accept_proxies
-from configs.quoting import text_override
-from configs.suggest import near_path
+from configs.suggestions import near_path
 from storage.layout import RUNS, STAGING
 
 _DEFAULTS = {

@@ -9,37 +9,37 @@ from prefect import flow
 
 from configs.errors import CancelledError
 from configs.schema import RunConfig
-from flows import runtime
+from flows import process_state
 from flows.artifacts import flow_run_tags
+from flows.callbacks import RunCallbacks
 from flows.cancellation import signal_behind
 from flows.requests import ContinueRequest, PipelineRequest
 from flows.rollouts import Rollouts
-from flows.schedules import scheduled, turn
+from flows.scheduled_runs import scheduled, turn
 from flows.stages import RunStages
-from flows.telling import Telling
-from tasks.figures.describe import describe_result
-from tasks.identities.nodes import evaluation_nodes, first_nodes, is_evaluated, training_nodes
-from tasks.preflight.check import check_config
-from tasks.runs.advance import grown
+from tasks.checks.check import check_config
+from tasks.metrics.describe import describe_result
 from tasks.runs.context import RunContext
+from tasks.runs.extension import grown
 from tasks.runs.locks import executing
 from tasks.runs.opening import mark_finished, open_run
 from tasks.runs.state import note_state
+from tasks.specs.graph import evaluation_nodes, first_nodes, is_evaluated, training_nodes
 from tasks.tracking.tracker import Tracker
 
 
-@flow(name="pipeline", flow_run_name=runtime.flow_run_name, persist_result=False)
+@flow(name="pipeline", flow_run_name=process_state.flow_run_name, persist_result=False)
 @scheduled
 def pipeline(request: PipelineRequest) -> Any:
     """Run or continue a training run."""
-    return carry_out(runtime.begin(runtime.configured(request, says=True)), request)
+    return carry_out(process_state.begin(process_state.configured(request, says=True)), request)
 
 
-@flow(name="continue", flow_run_name=runtime.flow_run_name, persist_result=False)
+@flow(name="continue", flow_run_name=process_state.flow_run_name, persist_result=False)
 @scheduled
 def bring_up_to_date(request: ContinueRequest) -> Any:
     """Do what a run lacks under the config it was last started with: what is missing, and what is stale."""
-    context = open_run(request.root, request.run, reporter=runtime.reporter(), trusted=request.trust_store)
+    context = open_run(request.root, request.run, reporter=process_state.reporter(), trusted=request.trust_store)
     return carry_out(context, request)
 
 
@@ -50,9 +50,9 @@ def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -
         context = grown(context, request.advance)
         check_config(context.config, rewards=False)
         stack.enter_context(executing(context))
-        execution = stack.enter_context(runtime.opened(context))
+        execution = stack.enter_context(process_state.opened(context))
         tracker = Tracker(context, orchestrator=flow_run_tags())
-        telling, status = Telling(context, tracker), "FAILED"
+        telling, status = RunCallbacks(context, tracker), "FAILED"
         note_state(context, "running")
         try:
             train(RunStages(execution), telling, context.config)
@@ -70,7 +70,7 @@ def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -
     return context.chain.digest()
 
 
-def train(stages: RunStages, telling: Telling, config: RunConfig) -> None:
+def train(stages: RunStages, telling: RunCallbacks, config: RunConfig) -> None:
     """Chain the stages over all epochs."""
     for node in first_nodes(config):
         stages.run(node.stage, node.epoch, node.slot)
@@ -89,7 +89,7 @@ def train(stages: RunStages, telling: Telling, config: RunConfig) -> None:
     telling.exported(config.run.epochs)
 
 
-def evaluate(stages: RunStages, telling: Telling, config: RunConfig, *, epoch: int) -> None:
+def evaluate(stages: RunStages, telling: RunCallbacks, config: RunConfig, *, epoch: int) -> None:
     """Sample with the policy after an epoch, score the samples, and show the figures."""
     for node in evaluation_nodes(config, epoch):
         stages.run(node.stage, node.epoch, node.slot)

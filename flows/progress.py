@@ -7,8 +7,8 @@ from typing import Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from configs.amounts import duration
-from configs.visible import visible
+from configs.escaping import visible
+from configs.human_units import duration
 from flows.console import console
 from tasks.runs.progress import Reporter
 

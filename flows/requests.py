@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from configs import peek
+from configs import introspection
+from configs.base import Section
+from configs.escaping import command
 from configs.presets import presets
-from configs.section import Section
-from configs.visible import command
 
 #: Of Prefect: GPUs that all flow runs of a server share.
 GPU_SLOTS = "flowmill-gpu"
@@ -147,7 +147,7 @@ class StageRequest(Request):
     """An epoch; 'next': the first that lacks this stage; 'latest': the newest that was rolled out (evaluate, judge and
     export: trained)."""
     slot: str = Field(
-        default="", json_schema_extra=_suggests("reward", ("", *peek.table("models.rewards:REWARDS")), "label")
+        default="", json_schema_extra=_suggests("reward", ("", *introspection.table("models.rewards:REWARDS")), "label")
     )
     """Of score, gradient and judge: one reward; all of them when empty."""
     force: bool = False

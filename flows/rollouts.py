@@ -9,8 +9,8 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from flows.cancellation import check_cancelled
 from flows.stages import Future, RunStages, await_shards, finish, submit
-from tasks.identities.nodes import drawn_nodes, rolled_out_by
 from tasks.inputs.renderer import reads_images
+from tasks.specs.graph import drawn_nodes, rolled_out_by
 from tasks.stages.rollout import RolloutStage
 from tasks.stages.score import ScoreStage
 from tasks.stages.stage import Shard

@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from configs.errors import FlowmillError
-from configs.garbage import RARELY
+from configs.gc_tuning import RARELY
 from tasks.execution.launch import stop_trees
-from tasks.execution.parent import die_with_parent
+from tasks.execution.parent_death import die_with_parent
 
 
 @contextmanager

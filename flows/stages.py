@@ -16,22 +16,22 @@ from prefect.futures import PrefectFuture
 from prefect.tasks import Task, exponential_backoff
 
 from configs.errors import FlowmillError, StoreError
-from flows import runtime
+from flows import process_state
 from flows.cancellation import check_cancelled
-from flows.mirror import tell
+from flows.prefect_assets import tell
 from flows.requests import StageRequest
-from flows.schedules import scheduled, turn
+from flows.scheduled_runs import scheduled, turn
 from storage.layout import ArtifactRef
-from tasks.execution.crew import Crew, Listener
 from tasks.execution.execution import Execution
-from tasks.execution.ordered import ordered_stage
-from tasks.execution.orders import Order
-from tasks.figures.describe import Made, describe_made
-from tasks.identities.nodes import Node
-from tasks.runs.advance import chosen_epoch, extend
+from tasks.execution.job_context import stage_of_job
+from tasks.execution.job_spec import JobSpec
+from tasks.execution.worker_group import Listener, WorkerGroup
+from tasks.metrics.describe import Made, describe_made
 from tasks.runs.context import RunContext
+from tasks.runs.extension import chosen_epoch, extend
 from tasks.runs.opening import open_run
-from tasks.runs.plans import named_stages
+from tasks.runs.stage_selection import named_stages
+from tasks.specs.graph import Node
 from tasks.stages import STAGES
 from tasks.stages.stage import Shard, Stage
 from tasks.stages.stage_run import StageRun
@@ -74,9 +74,9 @@ def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: floa
     Our manifests decide what is skipped, so Prefect caches nothing. Everything is named, nothing is handed over, so
     that any process that reaches the store can do it.
     """
-    parsed, began = Order.parse(order), time.monotonic()
-    with runtime.execution_of(parsed) as execution:
-        run = StageRun(ordered_stage(parsed, execution), ordered=True)
+    parsed, began = JobSpec.parse(order), time.monotonic()
+    with process_state.execution_of(parsed) as execution:
+        run = StageRun(stage_of_job(parsed, execution), ordered=True)
 
         def timely() -> Iterator[Shard]:
             for shard in shards:
@@ -85,7 +85,7 @@ def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: floa
                     return
 
         try:
-            return runtime.scorers_of(parsed, execution).carry_out(run, parsed, timely())
+            return process_state.scorers_of(parsed, execution).carry_out(run, parsed, timely())
         except Exception as error:
             shard = run.failed(error)
             if shard is not None:
@@ -153,7 +153,7 @@ class RunStages:
         left = [*due]
         while left:
             check_cancelled()
-            if runtime.scorers(run.stage.context).take(run.stage):
+            if process_state.scorers(run.stage.context).take(run.stage):
                 await_shards(run, {shard.name: submit(run, [shard]) for shard in left}, on_commit=on_commit)
                 return
             done = shards_task(run, left)(order_of(run), list(map(astuple, left)), _TASK_S)
@@ -172,7 +172,7 @@ def finish(run: StageRun) -> None:
 def submit(run: StageRun, shards: Sequence[Shard], *, after: Sequence[Future] = ()) -> Future:
     """Start shards as one task on the run's task runner, or once others are made, and return its future."""
     parameters = {"order": order_of(run), "shards": list(map(astuple, shards))}
-    runner = runtime.task_runner(run.stage.context)
+    runner = process_state.task_runner(run.stage.context)
     return runner.submit(shards_task(run, shards), parameters, wait_for=[*after] or None)  # type: ignore[no-any-return]
 
 
@@ -202,11 +202,11 @@ def shards_task(run: StageRun, shards: Sequence[Shard]) -> Task[..., int]:
 
 def order_of(run: StageRun) -> str:
     """Return what identifies a stage's work in any process."""
-    return Order.of(run).line()
+    return JobSpec.of(run).line()
 
 
 @task(name="ranks", cache_policy=NO_CACHE, persist_result=False)
-def carry_out(run: StageRun, crew: Crew, on_commit: OnCommit) -> None:
+def carry_out(run: StageRun, crew: WorkerGroup, on_commit: OnCommit) -> None:
     """Have the run's ranks carry out one stage."""
     stage = run.stage
     with stage.context.ledger.work(stage.name):
@@ -222,7 +222,7 @@ def stage_flow(name: str) -> Flow[..., Any]:
     if name not in STAGES:
         raise StoreError(f"There is no stage '{name}'; stages are {', '.join(STAGES)}.")
 
-    @flow(name=name, flow_run_name=runtime.flow_run_name, persist_result=False)
+    @flow(name=name, flow_run_name=process_state.flow_run_name, persist_result=False)
     @scheduled
     def stage_of_run(request: StageRequest) -> Any:
         """Run one stage of a run that exists."""
@@ -235,11 +235,11 @@ def stage_flow(name: str) -> Flow[..., Any]:
                 request.root,
                 request.run,
                 overrides=request.overrides,
-                reporter=runtime.reporter(),
+                reporter=process_state.reporter(),
                 epoch=epoch,
                 trusted=request.trust_store,
             )
-            with runtime.opened(context) as execution:
+            with process_state.opened(context) as execution:
                 nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
                 carried = RunStages(execution)
                 made = [_made(carried, context, node, force=request.force and node.stage == name) for node in nodes]

@@ -20,15 +20,16 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from configs.errors import CancelledError, WorkerError
 from configs.load import override_config
 from configs.schema import RunConfig
-from flows import runtime
+from flows import process_state
 from flows.cancellation import check_cancelled, signal_behind
 from flows.pipeline import pipeline
 from flows.requests import PipelineRequest, StageRequest, SweepRequest
-from flows.schedules import scheduled
+from flows.scheduled_runs import scheduled
 from flows.stages import evaluate
+from tasks.checks.check import check_config
 from tasks.execution.launch import stop_trees
-from tasks.execution.parent import die_with_parent
-from tasks.figures.sweep import (
+from tasks.execution.parent_death import die_with_parent
+from tasks.metrics.sweep import (
     FINAL,
     Outcome,
     Variant,
@@ -39,8 +40,7 @@ from tasks.figures.sweep import (
     variants,
     with_final,
 )
-from tasks.preflight.check import check_config
-from tasks.review.report import run_report
+from tasks.reports.report import run_report
 from tasks.runs.opening import begin_run
 from tasks.tracking.sweeps import SweepRun
 
@@ -49,7 +49,7 @@ _LOOK_S = 0.5
 _TAIL = 5
 
 
-@flow(name="sweep", flow_run_name=runtime.flow_run_name, persist_result=False)
+@flow(name="sweep", flow_run_name=process_state.flow_run_name, persist_result=False)
 @scheduled
 def sweep(request: SweepRequest) -> Any:
     """Run every variant, compare them, and return what became of them, best first, with the report."""
@@ -74,7 +74,7 @@ def sweep(request: SweepRequest) -> Any:
 def _evaluated_again(prompts: str, best: Outcome, asked: PipelineRequest) -> Outcome:
     """Evaluate the best on prompts that chose nothing, beside its run."""
     config, name = _config(asked), best.variant.name
-    runtime.reporter().message(f"variant {name}, the best, on {prompts}")
+    process_state.reporter().message(f"variant {name}, the best, on {prompts}")
     evaluate(
         StageRequest(
             run=name,
@@ -109,7 +109,7 @@ def _asked(request: SweepRequest, variant: Variant) -> PipelineRequest:
 
 
 def _config(asked: PipelineRequest) -> RunConfig:
-    return runtime.configured(asked)
+    return process_state.configured(asked)
 
 
 def _in_turn(asked: Mapping[str, PipelineRequest]) -> dict[str, str]:
@@ -117,7 +117,7 @@ def _in_turn(asked: Mapping[str, PipelineRequest]) -> dict[str, str]:
     failed = {}
     for name, request in asked.items():
         check_cancelled()
-        runtime.reporter().message(f"variant {name}")
+        process_state.reporter().message(f"variant {name}")
         state: State[Any] = pipeline(request, return_state=True)  # type: ignore[assignment]
         if state.is_cancelled():
             raise CancelledError(state.message or "cancelled")
@@ -148,7 +148,7 @@ def _beside(asked: Mapping[str, PipelineRequest], count: int) -> dict[str, str]:
                 future.wait(timeout=_LOOK_S)
             if not future.state.is_completed():
                 failed[name] = str(future.state.result(raise_on_failure=False))
-            runtime.reporter().message(f"variant {name} {'failed' if name in failed else 'is done'}")
+            process_state.reporter().message(f"variant {name} {'failed' if name in failed else 'is done'}")
     return failed
 
 

@@ -4,6 +4,6 @@ Rooms, each importing only those before it: maths, weights, policies, quickstart
 libraries, devices, the meter.
 """
 
-from models.libraries import quiet_imports
+from models.library_loading import quiet_imports
 
 quiet_imports()

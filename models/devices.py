@@ -15,13 +15,13 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def chosen_device(name: str, number: int = 0, *, what: str = "execution.device") -> torch.device:
+def chosen_device(name: str, number: int = 0, *, label: str = "execution.device") -> torch.device:
     """Return the device a setting stands for.
 
     Args:
         name: ``auto`` (the machine's accelerator, else the CPU), a kind such as ``cuda``, or one device, ``cuda:1``.
         number: index of the device a process takes if the name has no index.
-        what: the setting, for messages.
+        label: the setting, for messages.
 
     Raises:
         ConfigError: the machine has no such device, or not as many.
@@ -33,19 +33,19 @@ def chosen_device(name: str, number: int = 0, *, what: str = "execution.device")
         wanted = torch.device(found.type if name == "auto" and found is not None else name)
     except RuntimeError as error:
         raise ConfigError(
-            f"{what} '{name}' is no device of torch: {str(error).splitlines()[0]}. Set it to 'auto', or install the "
+            f"{label} '{name}' is no device of torch: {str(error).splitlines()[0]}. Set it to 'auto', or install the "
             "torch build that knows it."
         ) from None
     if found is None or wanted.type != found.type:
         has = "no accelerator" if found is None else f"'{found.type}'"
-        raise ConfigError(f"{what} is '{name}', but torch finds {has} on this machine. Set it to 'auto'.")
+        raise ConfigError(f"{label} is '{name}', but torch finds {has} on this machine. Set it to 'auto'.")
     count = torch.accelerator.device_count()
     if wanted.index is not None and (number > 0 or wanted.index >= count):
         why = f"there are {number + 1} processes or more" if number else f"this machine has {count}"
-        raise ConfigError(f"{what} '{name}' is one device, but {why}. Set it to '{wanted.type}'.")
+        raise ConfigError(f"{label} '{name}' is one device, but {why}. Set it to '{wanted.type}'.")
     if number >= count:
         raise ConfigError(
-            f"{what} is '{name}' and process {number} of this machine needs device {number}, but it has "
+            f"{label} is '{name}' and process {number} of this machine needs device {number}, but it has "
             f"{count}. Set execution.processes to {count} or less."
         )
     return torch.device(wanted.type, number if wanted.index is None else wanted.index)

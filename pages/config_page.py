@@ -24,9 +24,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from configs.base import Section
 from configs.registry import resolve
 from configs.schema import RunConfig
-from configs.section import Section
 from models.engines import ENGINES
 from models.maths import KERNELS, PLANS
 from models.policies import POLICIES
@@ -74,7 +74,7 @@ def render() -> str:
             "| name | option | type | default | |",
             "|---|---|---|---|---|",
         ]
-        found = {name: resolve(table, name, what=setting) for name in sorted(table)}
+        found = {name: resolve(table, name, label=setting) for name in sorted(table)}
         modules = Counter(kind.__module__ for kind in found.values())
         for name, kind in found.items():
             lines += _component(name, kind, alone=modules[kind.__module__] == 1)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from configs.load import load_config
 from configs.schema import RunConfig
+from tasks.checks.memory import SCORE, RunMemory, estimate_memory, optimizer_sizes, with_rewards
 from tasks.inputs.components import make_algorithm
 from tasks.inputs.policy_kind import kind_name
-from tasks.kinds.diffusion.activations import Activations, measure_activations
-from tasks.kinds.diffusion.memory import DenoiserMemory, denoiser_memory
-from tasks.preflight.memory import SCORE, RunMemory, estimate_memory, optimizer_sizes, with_rewards
+from tasks.modalities.diffusion.activations import Activations, measure_activations
+from tasks.modalities.diffusion.memory import DenoiserMemory, denoiser_memory
 from tests.benchmarks.traffic import expected
 
 ROOT = Path(__file__).parent.parent

@@ -96,8 +96,8 @@ def _effective(config: RunConfig) -> dict[str, Any]:
     )
     for section, name, table in tables:
         component = data[section][name]
-        component["options"] = asdict(create(table, component["name"], component["options"], what=name))
-    family = resolve(POLICIES, config.model.policy, what="policy")
+        component["options"] = asdict(create(table, component["name"], component["options"], label=name))
+    family = resolve(POLICIES, config.model.policy, label="policy")
     data["model"]["options"] = asdict(family.options_type(**config.model.options))
     if config.model.lora is not None:
         data["model"]["lora"]["targets"] = sorted(config.model.lora.targets or family.lora_targets)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from storage.schema import DESCRIPTION, REFERENCES, SAMPLES
 from storage.tables import written_schema
 from storage.trajectories.base import ARRAYS
-from tasks.review.dataset import exported_schema
+from tasks.reports.dataset import exported_schema
 
 PAGE = Path(__file__).parent.parent / "docs" / "schemas.md"
 _LABEL = "<label>"

@@ -6,8 +6,8 @@ import io
 
 import pyarrow as pa
 
-from storage.roots.base import Blob
-from storage.roots.mapped import MappedFile
+from storage.backends.base import Blob
+from storage.backends.mapped_file import MappedFile
 
 
 def arrow_file(blob: Blob) -> pa.NativeFile:

@@ -13,22 +13,22 @@ from pathlib import Path
 from configs.errors import CorruptError
 from configs.fingerprint import fingerprint
 from storage import layout
+from storage.backends.base import FileEntry
+from storage.checksummed_json import seal, unseal
 from storage.checksums import check_size
+from storage.collective_publish import ProcessGroup, SingleProcess, publish
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.roots.base import FileEntry
-from storage.sealed import seal, unseal
-from storage.together import Alone, Company, publish
 
 #: Checkpoints that stay: one to resume from, and the one before it in case it is damaged.
 _KEPT = 2
 
 
 def commit_checkpoint(
-    store: ArtifactStore, ref: ArtifactRef, update: int, folder: Path, company: Company | None = None
+    store: ArtifactStore, ref: ArtifactRef, update: int, folder: Path, company: ProcessGroup | None = None
 ) -> None:
     """Publish a folder as the checkpoint after ``update`` optimizer updates; all of ``company`` call this together."""
-    company = company or Alone()
+    company = company or SingleProcess()
     top = layout.checkpoints(ref)
 
     def name(files: Sequence[FileEntry]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import xxhash
 
 from configs.errors import CorruptError
-from storage.roots.base import BLOCK, FileEntry
+from storage.backends.base import BLOCK, FileEntry
 
 #: Bytes that are read and hashed at a time: small enough to stay in the processor's cache between both.
 _PIECE = 256 << 10

@@ -20,15 +20,15 @@ from configs.errors import CommitLostError, CorruptError, NotCommittedError, Sto
 from configs.fingerprint import canonical_json
 from configs.schema import StoreSection
 from storage import layout
+from storage.backends import open_backend
+from storage.backends.base import FileEntry, Root
 from storage.checksums import REMEDY
-from storage.contents import joined
-from storage.files import ShardFiles
+from storage.collective_publish import ProcessGroup, SingleProcess, publish
 from storage.layout import ArtifactRef
 from storage.records import Manifest, ShardRecord, encode, manifest_from, parse, record_from
-from storage.removals import is_removed
-from storage.roots import open_root
-from storage.roots.base import FileEntry, Root
-from storage.together import Alone, Company, publish
+from storage.row_digest import joined
+from storage.shard_files import ShardFiles
+from storage.tombstones import is_removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ArtifactStore:
         self._remembers = remembers
         self._manifests: dict[ArtifactRef, Manifest] = {}
         self._records: dict[tuple[ArtifactRef, str], ShardRecord] = {}
-        self.root: Root = open_root(section) if isinstance(section, StoreSection) else section
+        self.root: Root = open_backend(section) if isinstance(section, StoreSection) else section
 
     def manifest(self, ref: ArtifactRef) -> Manifest | None:
         """Return the manifest of a complete artifact, or None.
@@ -155,7 +155,7 @@ class ArtifactStore:
         rows: int,
         summary: Mapping[str, Any] | None = None,
         producer: Mapping[str, Any] | None = None,
-        company: Company | None = None,
+        company: ProcessGroup | None = None,
         known: Sequence[FileEntry] = (),
         content: str = "",
     ) -> ShardRecord:
@@ -178,7 +178,7 @@ class ArtifactStore:
         Raises:
             CommitLostError: another writer committed different content for this shard.
         """
-        files = self._publish(ref, shard, folder, company or Alone(), known)
+        files = self._publish(ref, shard, folder, company or SingleProcess(), known)
         digest = _content(files)
         record = ShardRecord(
             shard=shard,
@@ -194,7 +194,7 @@ class ArtifactStore:
         self._present.add(ref)
         return record if created else self._settle(ref, record)
 
-    def contribute(self, ref: ArtifactRef, shard: str, folder: Path, company: Company) -> None:
+    def contribute(self, ref: ArtifactRef, shard: str, folder: Path, company: ProcessGroup) -> None:
         """Publish this process's part of a shard that the first of several processes commits."""
         self._publish(ref, shard, folder, company)
 
@@ -258,7 +258,7 @@ class ArtifactStore:
         return is_removed(self.root.read(layout.removed(ref)), ref)
 
     def _publish(
-        self, ref: ArtifactRef, shard: str, folder: Path, company: Company, known: Sequence[FileEntry] = ()
+        self, ref: ArtifactRef, shard: str, folder: Path, company: ProcessGroup, known: Sequence[FileEntry] = ()
     ) -> tuple[FileEntry, ...]:
         return publish(
             self.root, folder, lambda files: layout.shard_folder(ref, shard, _content(files)), company, known

@@ -25,10 +25,10 @@ import xxhash
 from configs.errors import CorruptError, NotCommittedError
 from configs.fingerprint import fingerprint, hash_text
 from storage.arrays import stored_dtype
+from storage.backends.base import Blob
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
-from storage.roots.base import Blob
 
 ROWS = "rows.json"
 #: Files that stay open, and bytes of rows that stay in memory.

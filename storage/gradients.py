@@ -12,11 +12,11 @@ import numpy as np
 
 from configs.errors import CorruptError
 from storage.arrays import stored_dtype
+from storage.backends.base import Blob
 from storage.checksums import REMEDY
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
-from storage.roots.base import Blob
 from storage.tables import read_shard, write_rows
 
 PAYLOADS = "gradients.bin"

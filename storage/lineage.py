@@ -13,8 +13,8 @@ from typing import Any
 from configs.errors import CorruptError, StoreError
 from storage import layout
 from storage.commit import ArtifactStore
-from storage.copies import Loss, content, losses, number_of, write
 from storage.layout import ArtifactRef
+from storage.mirrored_records import Loss, content, losses, number_of, write
 from storage.names import part
 
 #: Numbers that other processes may take before one gives up.

@@ -160,7 +160,7 @@ def _decode_clip(data: bytes) -> np.ndarray:
 
 
 def _av():  # type: ignore[no-untyped-def]
-    require_extra("video", "av", what="A clip")
+    require_extra("video", "av", label="A clip")
     import av
 
     return av

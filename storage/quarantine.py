@@ -8,10 +8,10 @@ from contextlib import suppress
 from configs.errors import CorruptError
 from storage import layout
 from storage.commit import ArtifactStore
-from storage.copies import put_back
 from storage.layout import QUARANTINE, ArtifactRef
+from storage.mirrored_records import put_back
 from storage.records import manifest_from, parse, record_from
-from storage.removals import removal_note
+from storage.tombstones import removal_note
 from storage.verify import Problem
 
 

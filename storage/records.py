@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from configs.errors import CorruptError
+from storage.backends.base import FileEntry
+from storage.checksummed_json import seal, unseal
 from storage.layout import ArtifactRef
 from storage.names import digest, part
-from storage.roots.base import FileEntry
-from storage.sealed import seal, unseal
 
 #: 2 added checksums of blocks and the artifact to shard records, 3 a checksum of the record itself;
 #: since 4 the checksum of a file of several blocks is one of theirs; 5 added a digest of the rows.

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from configs.errors import CorruptError
 from storage.arrow_files import arrow_file
-from storage.files import Files
+from storage.shard_files import Files
 
 #: 2 made latents and means two of any number of ``arrays`` of a sample.
 SCHEMA_VERSION = 2

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from configs.errors import CommitLostError, RunConflictError
 from storage import layout
+from storage.backends.base import PART
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder, records_of
 from storage.records import ShardRecord
-from storage.roots.base import PART
 
 _PIECE = 4 * PART
 

@@ -18,7 +18,7 @@ from storage.commit import ArtifactStore
 from storage.layout import KINDS, ArtifactRef
 from storage.lineage import LineageEntry, damaged_records, list_runs, readable_entries
 from storage.records import Manifest, ShardRecord
-from storage.removals import check_note
+from storage.tombstones import check_note
 
 
 def list_artifacts(store: ArtifactStore) -> list[dict[str, Any]]:

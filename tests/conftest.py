@@ -32,7 +32,7 @@ from configs.load import load_config  # noqa: E402
 from configs.schema import RunConfig  # noqa: E402
 from models.quickstart.build import DigitsBuilder  # noqa: E402
 from tasks.execution import launch  # noqa: E402
-from tasks.inputs.trust import remember  # noqa: E402
+from tasks.inputs.store_trust import remember  # noqa: E402
 from tests.support.forked_ranks import ForkedAgent  # noqa: E402
 from tests.support.long import is_long  # noqa: E402
 from tests.support.preloaded import READ_AT_IMPORT, carry_out  # noqa: E402
@@ -111,7 +111,7 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base") / "pipeline"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("models.quickstart.pipeline._LAYERS", 2)
-        DigitsBuilder(steps=20, vae_steps=20, images=500).build(folder, lambda what, done, total: None)
+        DigitsBuilder(steps=20, vae_steps=20, images=500).build(folder, lambda label, done, total: None)
     return folder
 
 

@@ -21,9 +21,9 @@ from models.rewards import REWARDS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
-from tasks.identities import IDENTITIES
-from tasks.identities.kinds import KIND_IDENTITIES
-from tasks.kinds import KINDS
+from tasks.modalities import KINDS
+from tasks.specs import SPECS
+from tasks.specs.modalities import MODALITY_SPECS
 from tasks.stages import STAGES
 from tests.support import rooms
 from tests.support.long import LONG
@@ -52,9 +52,9 @@ TABLES = [
     TOKEN_ALGORITHMS,
     ESTIMATORS,
     ENGINES,
-    IDENTITIES,
+    SPECS,
     STAGES,
-    KIND_IDENTITIES,
+    MODALITY_SPECS,
     KINDS,
 ]
 
@@ -109,7 +109,7 @@ def _docstring(name: str) -> str | None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_a_kind_itself_and_the_tables_know_it(kind: str) -> None:
-    own = (f"tasks.kinds.{kind}", f"tasks.identities.{kind}", f"tasks.algorithms.{kind}")
+    own = (f"tasks.modalities.{kind}", f"tasks.specs.{kind}", f"tasks.algorithms.{kind}")
     # An algorithm is of one kind, and says so.
     free = (*own, "tasks.algorithms.", "tasks.export.", "tests.", "pages.")
     asking = {
@@ -122,7 +122,7 @@ def test_only_a_kind_itself_and_the_tables_know_it(kind: str) -> None:
         name
         for name in rooms.modules()
         if name.startswith(("tasks.", "flows."))
-        and not name.startswith((*free, "tasks.algorithms", "tasks.identities.", "tasks.kinds"))
+        and not name.startswith((*free, "tasks.algorithms", "tasks.specs.", "tasks.modalities"))
         and f'"{kind}"' in _code(name)
     ]
     assert set(naming) <= {"tasks.inputs.policy_kind"}
@@ -149,8 +149,8 @@ def test_nothing_unpickles() -> None:
     assert picklers == set()
     # Its pool of processes, which a run starts itself; not its files.
     users = {str(path.relative_to(ROOT)) for path in FILES if "joblib" in imports(path)}
-    assert users == {"tasks/execution/scorers.py"}
-    used = [line for line in (ROOT / "tasks/execution/scorers.py").read_text().splitlines() if "joblib" in line]
+    assert users == {"tasks/execution/reward_pool.py"}
+    used = [line for line in (ROOT / "tasks/execution/reward_pool.py").read_text().splitlines() if "joblib" in line]
     assert [line.split(" import ")[0] for line in used[1:]] == [
         "from joblib.externals.loky",
         "from joblib.externals.loky.process_executor",
@@ -166,9 +166,9 @@ def test_light_modules_import_no_torch(module: str) -> None:
 def test_stages_and_families_are_named_without_their_large_libraries() -> None:
     code = (
         "import sys; from configs.registry import resolve; from tasks.stages import STAGES; "
-        "from tasks.identities import IDENTITIES; "
+        "from tasks.specs import SPECS; "
         "from models.policies import POLICIES; "
-        "[resolve(table, name, what='entry') for table in (IDENTITIES, STAGES, POLICIES) for name in table]; "
+        "[resolve(table, name, label='entry') for table in (SPECS, STAGES, POLICIES) for name in table]; "
         "print(*sorted({'diffusers', 'transformers', 'peft', 'mlflow', 'prefect'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -178,7 +178,7 @@ def test_stages_and_families_are_named_without_their_large_libraries() -> None:
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: next(iter(table.values())).split(":")[0])
 def test_every_table_entry_exists(table: dict[str, str]) -> None:
     for name in table:
-        assert callable(resolve(table, name, what="entry"))
+        assert callable(resolve(table, name, label="entry"))
 
 
 def test_packages_listed_for_installation_are_the_folders() -> None:
@@ -207,6 +207,6 @@ def test_what_is_left_to_campaigns_as_long_is_there() -> None:
 
 def test_what_stages_are_is_read_without_torch() -> None:
     """Options, inputs, chain and staleness of a run name components; none of them computes with tensors."""
-    names = ("tasks.identities.nodes", "tasks.identities.identity", "tasks.runs.chain", "tasks.runs.staleness")
+    names = ("tasks.specs.graph", "tasks.specs.base_spec", "tasks.runs.chain", "tasks.runs.staleness")
     code = f"import sys, {', '.join(names)}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -23,23 +23,23 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
+from configs.escaping import command, fenced, in_cell, in_code, in_link, in_markdown, in_python, quoted, visible
 from configs.load import load_config
 from configs.tokens import TokensSection
-from configs.visible import command, fenced, in_cell, in_code, in_link, in_markdown, in_python, quoted, visible
 from flows import artifacts, progress
-from flows.cli import app, opening, store
+from flows.cli import app, error_reporting, store
 from flows.console import _Console, print_table
 from flows.requests import PipelineRequest
 from models.policies.diffusion import PipelineCall
 from tasks.export import card, usage
-from tasks.figures import tracked
-from tasks.figures.pictures import grid
-from tasks.figures.sweep import Outcome, Variant
-from tasks.figures.texts import Text as Told
 from tasks.inputs.base_model import BaseModel, License
-from tasks.kinds.tokens import exporting as token_exporting
-from tasks.review.report import charts, content, page
-from tasks.tracking import about, models, sweeps
+from tasks.metrics import tracked
+from tasks.metrics.image_grids import grid
+from tasks.metrics.sweep import Outcome, Variant
+from tasks.metrics.texts import Text as Told
+from tasks.modalities.tokens import exporting as token_exporting
+from tasks.reports.report import charts, content, page
+from tasks.tracking import descriptions, models, sweeps
 
 ROOT = Path(__file__).parent.parent
 TEXTS = {
@@ -129,8 +129,8 @@ def test_bars_move_the_cursor_and_nothing_of_a_text_does(text: str, monkeypatch:
 def test_first_and_last_words_are_text(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     from configs.errors import ConfigError
 
-    opening.say(text)
-    with pytest.raises(SystemExit), opening.last_words():
+    error_reporting.say(text)
+    with pytest.raises(SystemExit), error_reporting.last_words():
         raise ConfigError(text)
     for written in capsys.readouterr():
         assert_harmless(written.replace("\t", " "))
@@ -145,7 +145,7 @@ def test_a_text_begins_no_line_of_store_show(text: str) -> None:
 @pytest.mark.parametrize("path", [*(ROOT / "flows").rglob("*.py")], ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_else_writes_to_the_terminal(path: Path) -> None:
     """What is printed goes through the console and the first and last words, which make texts visible."""
-    if path in (ROOT / "flows/console.py", ROOT / "flows/cli/opening.py"):
+    if path in (ROOT / "flows/console.py", ROOT / "flows/cli/error_reporting.py"):
         return
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
@@ -265,7 +265,7 @@ def a_note(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
         chain=SimpleNamespace(ref=lambda node: node),
         store=SimpleNamespace(manifest=lambda ref: None),
     )
-    return tracked.description(context, about.link({"prefect.flow_run_url": text}), done=True)
+    return tracked.description(context, descriptions.link({"prefect.flow_run_url": text}), done=True)
 
 
 def a_registered_version(text: str, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -77,8 +77,8 @@ FILES: dict[str, tuple[Any, Takes, str]] = {
 
 
 @pytest.mark.parametrize("what", FILES)
-def test_a_file_is_taken_and_with_any_key_misspelled_is_not(what: str) -> None:
-    data, takes, own = FILES[what]
+def test_a_file_is_taken_and_with_any_key_misspelled_is_not(label: str) -> None:
+    data, takes, own = FILES[label]
     assert takes(data)
     passed_over = [path for path, changed in misspelled(data) if takes(changed)]
     assert [path for path in passed_over if not re.fullmatch(own, path)] == []

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from configs.load import load_config
+from tasks.checks.check import check_config
 from tasks.execution.launchers import Program, make_launcher
-from tasks.preflight.check import check_config
 from tests.conftest import ROOT
 
 TEMPLATES = ROOT / "docs" / "templates"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from configs.garbage import collect_rarely
-from configs.packages import user_folder_last
-from flows.cli import making, showing
+from configs.gc_tuning import collect_rarely
+from configs.import_paths import user_folder_last
+from flows.cli import read_commands, run_commands
 from flows.cli.app import app
-from flows.cli.opening import last_words, refuse_bare_settings, refuse_empty
+from flows.cli.error_reporting import refuse_bare_settings, refuse_empty, report_errors
 from flows.environment import prepare_environment
 
-__all__ = ["app", "main", "making", "showing"]
+__all__ = ["app", "main", "read_commands", "run_commands"]
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     collect_rarely()
     # Rewards and models of your own are found in the folder you work in, after all else.
     user_folder_last()
-    with last_words():
+    with report_errors():
         refuse_empty(sys.argv[1:])
         refuse_bare_settings(sys.argv[1:])
         app(prog_name="flowmill")

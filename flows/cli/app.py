@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.opening import say
+from flows.cli.error_reporting import say
 from flows.cli.store import store_app
 
 app = typer.Typer(

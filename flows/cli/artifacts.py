@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from configs.amounts import duration, size
+from configs.human_units import duration, size
 from flows.cli.filters import EntryFilter, short_names, span
 from flows.console import console, print_json, print_table
 from storage.commit import ArtifactStore

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from configs.benchmark import load_benchmark
 from configs.errors import ConfigError
-from configs.visible import quoted
+from configs.escaping import quoted
 from flows.console import console, print_table
 from flows.environment import default_root
 from flows.progress import display
@@ -51,7 +51,8 @@ def benchmark_command(request: BenchmarkRequest, *, root: str | None, quiet: boo
     benchmark = load_benchmark(request.name, prompts=request.prompts)
     if not request.models and not request.against:
         raise ConfigError("Nothing to measure: give --model RUN@EPOCH, or a folder, at least once.")
-    from tasks.review.benchmark import find_subject, measure, read_result
+    from tasks.reports.benchmark import find_subject, measure
+    from tasks.reports.benchmark_results import read_result
 
     uri = default_root(root)
     results = [read_result(file) for file in request.against]
@@ -69,7 +70,7 @@ def benchmark_command(request: BenchmarkRequest, *, root: str | None, quiet: boo
 
 def _print(results: Sequence[object]) -> None:
     from tasks.algorithms.resampling import FEWEST
-    from tasks.review.benchmark import Result, compare
+    from tasks.reports.benchmark_results import Result, compare
 
     first, *others = (result for result in results if isinstance(result, Result))
     table = Table("model", "reward", "mean", "95 %", "difference", "95 %", "p", title=first.title, title_justify="left")
@@ -83,10 +84,10 @@ def _print(results: Sequence[object]) -> None:
                 cells[2:] = [f"{change.mean:+.4f}", _interval(change, "+.4f"), f"{compared.p:.2g}"]
             table.add_row(result.model, reward, *cells)
     print_table(table, optional=("95 %",))
-    compared = len(others) * len(first.scores)
+    pairs = len(others) * len(first.scores)
     several = (
-        f" The smallest p of {compared} comparisons of equal models is below {0.05 / compared:.2g} in 5 % of cases."
-        if compared > 1
+        f" The smallest p of {pairs} comparisons of equal models is below {0.05 / pairs:.2g} in 5 % of cases."
+        if pairs > 1
         else ""
     )
     few = f" None are given below {FEWEST} prompts." if len(first.prompts) < FEWEST else ""

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from configs.amounts import duration, size
+from configs.human_units import duration, size
 from configs.load import dump_yaml, load_config
 from flows.console import console, print_json, print_table
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
-    from tasks.kinds.cost import Cost
-    from tasks.kinds.memory import Memory
-    from tasks.preflight.idle import Idle
-    from tasks.preflight.try_rewards import ScoringTime
+    from tasks.checks.idle_time import Idle
+    from tasks.checks.try_rewards import ScoringTime
+    from tasks.modalities.forward_cost import Cost
+    from tasks.modalities.memory import Memory
 
 
 def check_command(
@@ -26,14 +26,14 @@ def check_command(
 ) -> None:
     """Print the resolved config, the cost and the memory it needs, and whether it can run; or refuse it."""
     config = load_config(path, overrides)
-    from tasks.preflight.names import check_names, check_places
+    from tasks.checks.names import check_names, check_places
 
     check_names(config, source=path, overrides=overrides, later=True)
-    from tasks.preflight.check import check_config
-    from tasks.preflight.idle import idle_notes, idle_shares
-    from tasks.preflight.memory import memory_and_notes
-    from tasks.preflight.notes import cut_notes, padding_notes, training_notes
-    from tasks.preflight.try_rewards import loads_model, time_rewards, try_rewards
+    from tasks.checks.check import check_config
+    from tasks.checks.idle_time import idle_notes, idle_shares
+    from tasks.checks.memory import memory_and_notes
+    from tasks.checks.notes import cut_notes, padding_notes, training_notes
+    from tasks.checks.try_rewards import loads_model, time_rewards, try_rewards
 
     cost = check_config(config, rewards=False)
     scoring = time_rewards(config, try_rewards(config, load=False), cost)
@@ -135,9 +135,9 @@ def _print_idle(config: RunConfig, found: Sequence[Idle]) -> None:
 
 def _changed(config: RunConfig) -> list[str] | None:
     """Return what of the model's files, and of those that options name, changed unnoticed; None where none is local."""
-    from tasks.inputs.places import changed_places
+    from tasks.inputs.option_paths import changed_places
     from tasks.inputs.prompts import source_prompts
-    from tasks.inputs.sources import changed_files
+    from tasks.inputs.weight_sources import changed_files
 
     prompts = source_prompts(config).values()
     found = [
@@ -164,12 +164,12 @@ def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -
     )
     phases = memory.phases
     table = Table("memory per rank, estimated", *phases, title="Memory", title_justify="left")
-    for what, held in memory.lines.items():
-        table.add_row(what, *(size(held[phase]) if phase in held else "" for phase in phases))
+    for label, held in memory.lines.items():
+        table.add_row(label, *(size(held[phase]) if phase in held else "" for phase in phases))
     table.add_row("together", *map(size, phases.values()))
     print_table(table)
     if memory.host:
-        parts = ", ".join(f"{what} {size(count)}" for what, count in memory.host.items())
+        parts = ", ".join(f"{label} {size(count)}" for label, count in memory.host.items())
         console.print(f"host memory per rank, at most, beside what Python and the driver take: {parts}")
     if gpu_memory is None:
         return

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from configs.errors import CancelledError, ConfigError
 from flows.api import named_server
-from flows.changes import Change
 from flows.console import console, print_table
+from flows.deployment_diff import Change
+from flows.deployment_list import Listed
 from flows.deployments import DeployRequest, carry_out, every_deployment, plan, workers
-from flows.listing import Listed
 
 
 def deploy_command(request: DeployRequest, *, sure: bool) -> None:

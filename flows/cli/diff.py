@@ -9,8 +9,8 @@ from rich.table import Table
 from flows.console import console, print_json, print_table
 
 if TYPE_CHECKING:
-    from tasks.figures.evaluations import Figures
-    from tasks.review.comparison import Comparison
+    from tasks.metrics.evaluations import Figures
+    from tasks.reports.comparison import Comparison
 
 
 def diff_command(first: str, second: str, *, root: str, as_json: bool) -> None:
@@ -25,7 +25,7 @@ def diff_command(first: str, second: str, *, root: str, as_json: bool) -> None:
     Raises:
         StoreError: there is no such run.
     """
-    from tasks.review.comparison import compare
+    from tasks.reports.comparison import compare
     from tasks.runs.opening import open_run
 
     contexts = [open_run(root, name, reads=True) for name in (first, second)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configs.visible import quoted
+from configs.escaping import quoted
 from flows.console import console
 from tasks.export.copying import copy_export
 from tasks.runs.addresses import model_address

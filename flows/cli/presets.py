@@ -9,7 +9,7 @@ from rich.table import Table
 from configs.errors import ConfigError
 from configs.load import load_config
 from configs.presets import preset_gpu, preset_line, presets
-from configs.suggest import did_you_mean
+from configs.suggestions import did_you_mean
 from flows.console import console, print_json, print_table
 from tasks.inputs.policy_kind import kind_name
 

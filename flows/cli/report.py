@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.deferred import deferred
 from configs.errors import StoreError
-from configs.visible import quoted
+from configs.escaping import quoted
+from configs.lazy_import import deferred
 from flows.console import console
 
 
@@ -21,7 +21,7 @@ def report_command(
         TrackingError: the tracker cannot be used.
     """
     with deferred("torch"):
-        from tasks.review.report import run_report
+        from tasks.reports.report import run_report
         from tasks.runs.opening import open_run
 
     contexts = [open_run(root, name, reads=True) for name in names]

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from configs.garbage import collect_as_usual, starting
-from flows.cli.asking import Asked
-from flows.cli.opening import say
-from flows.cli.stopping import terminable
+from configs.gc_tuning import collect_as_usual, starting
+from flows.cli.command_resolution import Asked
+from flows.cli.error_reporting import say
+from flows.cli.signals import terminable
 from flows.progress import display
 from flows.server import LocalApi, local_api
 
@@ -47,23 +47,23 @@ def run_command(asked: Asked, *, quiet: bool) -> None:
 
 def _train(asked: Asked, api: LocalApi | None, *, quiet: bool) -> None:
     with starting():
-        from tasks.preflight.check import check_config
-        from tasks.preflight.try_rewards import try_rewards
+        from tasks.checks.check import check_config
+        from tasks.checks.try_rewards import try_rewards
 
         check_config(asked.config, rewards=False)
         rewards = try_rewards(asked.config)
-        from flows import runtime
+        from flows import process_state
         from flows.cli.summary import print_summary
         from flows.pipeline import pipeline
-        from tasks.figures.describe import describe_result
-        from tasks.runs.length import remember_length
+        from tasks.metrics.describe import describe_result
+        from tasks.runs.epoch_count import remember_length
 
     with display(quiet=quiet, epochs=asked.config.run.epochs) as shown:
-        runtime.use_reporter(shown)
-        context = runtime.begin(asked.config)
+        process_state.use_reporter(shown)
+        context = process_state.begin(asked.config)
         if asked.request.advance is not None:
             remember_length(context.run, asked.config.run.epochs)
-        with runtime.opened(context) as execution, _progress_noted(context):
+        with process_state.opened(context) as execution, _progress_noted(context):
             execution.host.rewards = rewards
             # How long the run is to be is in its overrides by now.
             run_flow(pipeline, api, asked.request.model_copy(update={"advance": None}))
@@ -92,7 +92,7 @@ def run_flow(flow: Any, api: LocalApi | None, request: Request) -> Any:
         CancelledError: it was cancelled.
         SystemExit: a signal stopped it.
     """
-    from flows.calls import on_server, outcome
+    from flows.run_in_process import on_server, outcome
 
     collect_as_usual()
     with on_server(api), terminable():

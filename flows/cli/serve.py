@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.garbage import collect_as_usual
-from flows.cli.opening import say
+from configs.gc_tuning import collect_as_usual
+from flows.cli.error_reporting import say
 from tasks.execution.serve_reward import ServeRequest, reward_app
 
 #: Seconds for what is being scored to be answered once the server is told to stop.

@@ -42,8 +42,8 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
     store = ArtifactStore(request.root)
     # Before anything heavy is imported; a flow that is scheduled waits instead.
     refuse_while_executing(store, request.run)
-    from tasks.preflight.names import check_names
-    from tasks.runs.advance import chosen_epoch
+    from tasks.checks.names import check_names
+    from tasks.runs.extension import chosen_epoch
     from tasks.runs.opening import open_run
 
     settings = open_run(store.root.uri, request.run, overrides=request.overrides, reads=True)
@@ -51,10 +51,10 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
     check_names(settings.config, overrides=request.overrides, later=True)
     epoch = chosen_epoch(settings, name, request.epoch)
     with local_api() as api, display(quiet=quiet, epochs=1) as shown:
-        from flows import runtime
+        from flows import process_state
         from flows.stages import FLOWS
 
-        runtime.use_reporter(shown)
+        process_state.use_reporter(shown)
         for made in run_flow(FLOWS[name], api, request):
             console.print(str(made))
         beside = bool(request.overrides or request.evaluation)

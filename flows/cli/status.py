@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.errors import ConfigError, TrustError
-from configs.visible import command
+from configs.escaping import command
 from flows.cli.filters import EntryFilter, ranges, span
 from flows.console import console, print_json, print_table
 from flows.environment import default_root
 from storage.commit import ArtifactStore
 from storage.lineage import list_runs
-from tasks.figures.speed import in_words
+from tasks.metrics.speed import in_words
 
 _STYLES = {"fresh": "green", "stale": "red", "missing": "yellow"}
 _WORST = ("stale", "missing", "fresh")
@@ -55,7 +55,7 @@ def status_command(request: StatusRequest) -> None:
     if request.why is not None and name is not None:
         _explain(store.root.uri, name, request.why)
         return
-    from tasks.figures.describe import describe_run
+    from tasks.metrics.describe import describe_run
     from tasks.runs.opening import open_run
 
     def described(each: str) -> dict[str, Any]:
@@ -125,9 +125,9 @@ def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], request: Status
 
 
 def _explain(root: str, name: str, why: str) -> None:
-    from tasks.identities.nodes import Node
     from tasks.runs.opening import open_run
     from tasks.runs.staleness import explain
+    from tasks.specs.graph import Node
 
     stage, _, place = why.partition("@")
     epoch = place or "0"

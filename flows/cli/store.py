@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from configs.visible import quoted, visible
+from configs.escaping import quoted, visible
 from flows.cli.options import AsJson, Epochs, Long, Root, Stages, TrustStore
 from flows.environment import existing_root
 
@@ -57,7 +57,7 @@ def show(
     if sample is None:
         described = describe_artifact(store, str(ref))
     else:
-        from tasks.review.trace import trace_sample
+        from tasks.reports.trace import trace_sample
         from tasks.runs.opening import open_run
 
         users = sorted(users_of(store).get(str(ref), ()))
@@ -152,10 +152,10 @@ def gc(
 
     Records and manifests of past epochs stay, so digests and lineage remain whole.
     """
-    from configs.amounts import size
+    from configs.human_units import size
     from flows.console import console
+    from storage.garbage_collection import EPOCH_STAGES, Retention, plan_removals, remove
     from storage.lineage import at_rest, list_runs
-    from storage.retention import EPOCH_STAGES, Retention, plan_removals, remove
     from tasks.runs.opening import require_run
 
     store = _open(root)
@@ -176,7 +176,7 @@ def gc(
     with at_rest(store) if delete else contextlib.nullcontext():
         removals = plan_removals(store, retention)
         for removal in removals:
-            console.print(f"{removal.what}  {size(removal.size)}  {removal.reason}")
+            console.print(f"{removal.label}  {size(removal.size)}  {removal.reason}")
             if delete:
                 remove(store, removal)
     total = size(sum(removal.size for removal in removals))
@@ -193,7 +193,7 @@ def export(
 ) -> None:
     """Write a run as one table: samples with images, rewards and advantages joined, a file per epoch."""
     from flows.console import console
-    from tasks.review.dataset import export_run
+    from tasks.reports.dataset import export_run
     from tasks.runs.opening import open_run
 
     context = open_run(existing_root(root), run, reads=True)
@@ -212,7 +212,7 @@ def cp(
     root: Root = None,
 ) -> None:
     """Copy a run with everything it names to another root; what is there already is not copied again."""
-    from configs.amounts import size
+    from configs.human_units import size
     from flows.console import console
     from storage.commit import ArtifactStore
     from storage.transfer import copy_run

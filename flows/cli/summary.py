@@ -8,16 +8,16 @@ from typing import Any
 
 from rich.table import Table
 
-from configs.amounts import duration
 from configs.errors import NotCommittedError
-from configs.visible import command, quoted
+from configs.escaping import command, quoted
+from configs.human_units import duration
 from flows.console import console, print_table
 from tasks.runs.context import RunContext
 from tasks.runs.progress import Ledger
 
 
 def print_summary(context: RunContext, result: Mapping[str, Any], *, quiet: bool) -> None:
-    """Print the result of a finished run, as ``tasks.figures.describe.describe_result`` gives it."""
+    """Print the result of a finished run, as ``tasks.metrics.describe.describe_result`` gives it."""
     _print_rewards(result)
     if quiet:
         return
@@ -65,14 +65,14 @@ def _print_time(ledger: Ledger) -> None:
 
 
 def _print_places(context: RunContext, result: Mapping[str, Any]) -> None:
-    from tasks.tracking.places import tracking_uri
+    from tasks.tracking.locations import tracking_uri
 
     root = context.store.root.uri
-    for what in ("images", "texts"):
+    for label in ("images", "texts"):
         # Of runs that finished before there were texts nothing was noted.
-        for split, path in result.get(what, {}).items():
+        for split, path in result.get(label, {}).items():
             place = f"{root}/{path}"
-            console.print(f"{what} ({split}): {quoted(_short(place))}")
+            console.print(f"{label} ({split}): {quoted(_short(place))}")
     if result["export"] is not None:
         place = f"{root}/{result['export']}"
         console.print(f"exported model: {quoted(_short(place))}")

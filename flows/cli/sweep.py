@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from configs.visible import visible
-from flows.cli.opening import say
+from configs.escaping import visible
+from flows.cli.error_reporting import say
 from flows.cli.report import save_report
 from flows.cli.run import run_flow
 from flows.console import console, print_table
@@ -19,7 +19,7 @@ from flows.requests import SweepRequest
 from flows.server import local_api
 
 if TYPE_CHECKING:
-    from tasks.figures.sweep import Outcome
+    from tasks.metrics.sweep import Outcome
 
 
 def sweep_command(request: SweepRequest, *, out: Path | None, quiet: bool) -> None:
@@ -31,8 +31,8 @@ def sweep_command(request: SweepRequest, *, out: Path | None, quiet: bool) -> No
     """
     from configs.load import load_config
     from storage.commit import ArtifactStore
-    from tasks.figures.sweep import final_settings, selection_note, variants
-    from tasks.preflight.names import check_names
+    from tasks.checks.names import check_names
+    from tasks.metrics.sweep import final_settings, selection_note, variants
     from tasks.runs.locks import refuse_while_executing
 
     found = variants(request.name, request.grid, request.listed)
@@ -46,10 +46,10 @@ def sweep_command(request: SweepRequest, *, out: Path | None, quiet: bool) -> No
     prepare_environment(config.execution.threads)
     say(f"{len(found)} variants", quiet=quiet)
     with local_api() as api, display(quiet=quiet, epochs=config.run.epochs) as shown:
-        from flows import runtime
+        from flows import process_state
         from flows.sweep import sweep
 
-        runtime.use_reporter(shown)
+        process_state.use_reporter(shown)
         outcomes, report = run_flow(sweep, api, request)
     _print(request.name, outcomes)
     note = selection_note(outcomes, prompts=request.final, root=request.root)

@@ -15,7 +15,7 @@ def track_command(run: str, *, uri: str | None, root: str | None, trust_store: b
         TrustError: only the store names the tracker.
         TrackingError: the tracker cannot be used.
     """
-    from tasks.inputs.trust import check_trusted
+    from tasks.inputs.store_trust import check_trusted
     from tasks.runs.opening import open_run
     from tasks.runs.staleness import is_complete
     from tasks.tracking.tracker import Tracker, series_of

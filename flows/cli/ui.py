@@ -12,8 +12,8 @@ from flows.environment import default_root
 from flows.server import check_home, prefect_command, prefect_environment
 from storage.commit import ArtifactStore
 from tasks.execution.launch import stop_trees
-from tasks.execution.parent import die_with_parent
-from tasks.tracking.places import ARTIFACTS, runs_page, served_at, tracking_folder, tracking_uri
+from tasks.execution.parent_death import die_with_parent
+from tasks.tracking.locations import ARTIFACTS, runs_page, served_at, tracking_folder, tracking_uri
 
 _HOST = "127.0.0.1"
 

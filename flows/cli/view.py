@@ -23,7 +23,7 @@ def view_command(root: str, run: str | None, *, port: int, trust_store: bool) ->
     from storage.commit import ArtifactStore
     from tasks.runs.opening import require_run
 
-    require_extra("view", "streamlit", what="flowmill view")
+    require_extra("view", "streamlit", label="flowmill view")
     if run is not None:
         require_run(ArtifactStore(root), run)
     server = find_spec("flowmill.explorer_server")

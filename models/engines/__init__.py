@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from configs.base import Component
 from configs.registry import Table, chosen
-from configs.section import Component
 
 ENGINES = Table(
     {
@@ -29,7 +29,7 @@ def make_engine(section: Component) -> Any:
     Raises:
         ConfigError: there is none of this name, or an option cannot work.
     """
-    return chosen(ENGINES, section, what="rollout.tokens.engine")
+    return chosen(ENGINES, section, label="rollout.tokens.engine")
 
 
 def engine_identity(section: Component) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from configs.fingerprint import hash_text
 from models.engines.answers import Malformed, completion_of, prompt_log_probs_of
 from models.engines.base import Asked
 from models.maths.generation import Completion
-from models.rewards.bounded import MOST, bounded_client
-from models.rewards.patience import PassingError, Patience
+from models.rewards.http_client import MOST, bounded_client
+from models.rewards.retry import PassingError, Patience
 
 T = TypeVar("T")
 

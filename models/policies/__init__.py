@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.registry import Table, resolve
-from models.policies.lengths import ClipLengths
+from models.policies.clip_lengths import ClipLengths
 
 POLICIES = Table(
     {
@@ -133,7 +133,7 @@ def modalities_of(family: str) -> tuple[str, ...]:
     """Return the modalities of a family's samples, in the order of their latents; none of those that have one."""
     if family in POLICIES:
         return MODALITIES.get(family, ())
-    found: tuple[str, ...] = getattr(resolve(POLICIES, family, what="model.policy"), "modality_names", ())
+    found: tuple[str, ...] = getattr(resolve(POLICIES, family, label="model.policy"), "modality_names", ())
     return found
 
 

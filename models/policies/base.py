@@ -18,8 +18,8 @@ from models.policies.attention import BACKENDS, Backend
 if TYPE_CHECKING:
     from torch import nn
 
-    from models.meter import Meter
-    from models.policies.reading import Reader
+    from models.compute_meter import Meter
+    from models.policies.tokenization import Reader
     from models.weights.stored_weights import StoredWeights
 
 

@@ -34,7 +34,7 @@ from models.policies.language_classes import (
     takes_positions,
     whole_positions,
 )
-from models.policies.language_folders import (
+from models.policies.language_model_folders import (
     check_critic,
     check_folder,
     context_length,
@@ -100,7 +100,7 @@ class CausalLM(Policy):
         """
         from transformers import AutoModelForCausalLM
 
-        build(cls.options_type, "causal_lm", options, what="model.options of")
+        build(cls.options_type, "causal_lm", options, label="model.options of")
         check_folder(folder)
         config = load_language_config(folder)
         attention = attention_of(AutoModelForCausalLM, config, settings.attention)
@@ -112,7 +112,7 @@ class CausalLM(Policy):
             model.generation_config = read_generation_config(folder, model)
         else:
             loading = {"dtype": settings.dtype, "use_safetensors": True, **called}
-            loaded = load_pretrained(AutoModelForCausalLM, folder, what="model.path", **loading)
+            loaded = load_pretrained(AutoModelForCausalLM, folder, label="model.path", **loading)
             model = loaded.to(settings.device)
         check_causal(folder, model)
         # Dropout would make the first ratios others than 1.
@@ -152,7 +152,7 @@ class CausalLM(Policy):
             check_causal(folder, model)
             return {MODEL: model}
         made = on_meta(lambda: auto_from_config(AutoModel, config))
-        check_causal(folder, made, what="critic.path")
+        check_causal(folder, made, label="critic.path")
         return {CRITIC: ValueModel(made, int(config.hidden_size), torch.device("meta"))}
 
     @classmethod

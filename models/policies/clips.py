@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from configs.errors import ConfigError
+from models.policies.clip_lengths import ClipLengths
 from models.policies.diffusion import DiffusionSettings
-from models.policies.finite import pixels
-from models.policies.lengths import ClipLengths
+from models.policies.nan_checks import pixels
 from models.policies.pipeline import PipelinePolicy
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from configs.errors import ConfigError
-from models.libraries import read_json
+from models.library_loading import read_json
+from models.policies.clip_lengths import ClipLengths
 from models.policies.clips import ClipPolicy
 from models.policies.ddim import DDIMPolicy
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
-from models.policies.folders import Fields, whole
-from models.policies.lengths import ClipLengths
 from models.policies.pipeline import Modules, Rows
-from models.policies.reading import Reader
+from models.policies.pipeline_configs import Fields, whole
+from models.policies.tokenization import Reader
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,7 @@ from torch import nn
 from configs.schema import RunConfig
 from models.policies.base import Part, Policy, PolicySettings
 from models.policies.language_classes import attention_of, check_causal, check_installed, whole_positions
-from models.policies.language_folders import load_language_config
+from models.policies.language_model_folders import load_language_config
 from models.policies.trainable import Trainable
 from models.weights.pretrained_loading import load_pretrained
 
@@ -85,12 +85,12 @@ class CriticLM(Policy):
         """Load a backbone from a language model's folder, and give it a head of zeros."""
         from transformers import AutoModel
 
-        config = load_language_config(folder, what="critic.path")
-        attention = attention_of(AutoModel, config, settings.attention, what="critic.path")
+        config = load_language_config(folder, label="critic.path")
+        attention = attention_of(AutoModel, config, settings.attention, label="critic.path")
         check_installed(attention)
         loading: dict[str, Any] = {"attn_implementation": attention, "dtype": settings.dtype}
-        backbone = load_pretrained(AutoModel, folder, what="critic.path", use_safetensors=True, **loading)
-        check_causal(folder, backbone, what="critic.path", draws=False)
+        backbone = load_pretrained(AutoModel, folder, label="critic.path", use_safetensors=True, **loading)
+        check_causal(folder, backbone, label="critic.path", draws=False)
         backbone = backbone.to(settings.device).eval()
         if settings.gradient_checkpointing:
             recompute_layers(backbone)

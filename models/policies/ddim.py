@@ -16,13 +16,13 @@ import torch
 
 from configs.errors import ConfigError
 from models.devices import moved
-from models.libraries import diffusers_class, read_json
+from models.library_loading import diffusers_class, read_json
 from models.maths.guidance import rescaled_guided
 from models.maths.precision import wide_dtype
 from models.maths.preserving import PREDICTIONS, Preserving, clean_ends, flow_length, flow_sigma
 from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
-from models.policies.folders import DISCRETE, Fields, read_index, scheduler_of, whole
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
+from models.policies.pipeline_configs import DISCRETE, Fields, read_index, scheduler_of, whole
 
 if TYPE_CHECKING:
     from torch import Tensor

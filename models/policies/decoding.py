@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
-from models.policies.finite import pixels
+from models.policies.nan_checks import pixels
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from models.policies.diffusion import PipelineCall, SchedulerChoice
-from models.policies.folders import SHIFT_ALONE, UNIPC_FLOW, Fields
 from models.policies.pipeline import PipelinePolicy
+from models.policies.pipeline_configs import SHIFT_ALONE, UNIPC_FLOW, Fields
 
 if TYPE_CHECKING:
     from torch import Tensor

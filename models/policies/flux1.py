@@ -9,7 +9,7 @@ import torch
 
 from models.policies.diffusion import Images
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, TextOptions, thousandths
-from models.policies.reading import CLIP_LIMIT, Reader
+from models.policies.tokenization import CLIP_LIMIT, Reader
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,14 +12,22 @@ import torch
 from PIL import Image
 
 from configs.errors import ConfigError
-from models.pictures import within
+from models.image_files import within
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.flux1 import Flux1
-from models.policies.folders import Fields
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
-from models.policies.reading import Reader
-from models.policies.references import check_references, check_shape, grids_of, padded, room_of, row_by_row, tokens_of
+from models.policies.pipeline_configs import Fields
+from models.policies.reference_images import (
+    check_references,
+    check_shape,
+    grids_of,
+    padded,
+    room_of,
+    row_by_row,
+    tokens_of,
+)
+from models.policies.tokenization import Reader
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 
 from configs.errors import ConfigError
-from models.libraries import read_json
+from models.library_loading import read_json
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings, Images
-from models.policies.folders import SHIFT_ALONE, Fields
 from models.policies.modular import ModularPolicy
 from models.policies.pipeline import Modules, Rows, thousandths
-from models.policies.reading import Reader
-from models.policies.references import row_by_row
+from models.policies.pipeline_configs import SHIFT_ALONE, Fields
+from models.policies.reference_images import row_by_row
+from models.policies.tokenization import Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ class Flux3(ModularPolicy):
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
         """Return the text parts, of which the blocks need a whole processor."""
-        from models.policies.stand_ins import TextProcessor
+        from models.policies.dummy_components import TextProcessor
 
         return {"tokenizer": TextProcessor.load(folder / "tokenizer")} if Part.TEXT in parts else {}
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from models.libraries import read_json
+from models.library_loading import read_json
 from models.policies.clips import ClipPolicy
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
-from models.policies.folders import SHIFT_ALONE, Fields, check_guider
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows
-from models.policies.reading import Reader
+from models.policies.pipeline_configs import SHIFT_ALONE, Fields, check_guider
+from models.policies.tokenization import Reader
 from models.weights.lora_files import save_lora
 
 if TYPE_CHECKING:

@@ -38,19 +38,19 @@ _SUPPORTED = {
 _AVAILABLE = {f"flash_attention_{number}": f"is_flash_attn_{number}_available" for number in (2, 3, 4)}
 
 
-def attention_of(auto: Any, config: Any, asked: str | None, *, what: str = "model.path") -> str:
+def attention_of(auto: Any, config: Any, asked: str | None, *, label: str = "model.path") -> str:
     """Return the attention that a model computes with: as asked for, else SDPA where its class has it, else eager.
 
     Args:
         auto: ``AutoModelForCausalLM`` or ``AutoModel``.
         config: of transformers.
         asked: ``model.attention``.
-        what: the setting that names the model.
+        label: the setting that names the model.
 
     Raises:
         ConfigError: transformers has no such model of this config, or the class does not have what is asked for.
     """
-    kind = _class_of(auto, config, what)
+    kind = _class_of(auto, config, label)
     named = getattr(kind, "_compatible_flash_implementations", None)
     known = ["eager", *(name for name, flag in _SUPPORTED.items() if getattr(kind, flag, False))]
     if named:
@@ -59,7 +59,7 @@ def attention_of(auto: Any, config: Any, asked: str | None, *, what: str = "mode
         return "sdpa" if "sdpa" in known else "eager"
     if asked not in known:
         raise ConfigError(
-            f"model.attention is '{asked}', but {what} holds a {kind.__name__}, which has {', '.join(sorted(known))}. "
+            f"model.attention is '{asked}', but {label} holds a {kind.__name__}, which has {', '.join(sorted(known))}. "
             "Choose one of these, or remove model.attention."
         )
     return asked
@@ -81,24 +81,24 @@ def check_installed(attention: str) -> None:
         )
 
 
-def _class_of(auto: Any, config: Any, what: str) -> Any:
+def _class_of(auto: Any, config: Any, label: str) -> Any:
     kinds = auto._model_mapping
     if type(config) not in kinds:
         raise ConfigError(
-            f"{what} holds a model of the type '{config.model_type}', of which transformers has no "
+            f"{label} holds a model of the type '{config.model_type}', of which transformers has no "
             f"{auto.__name__[4:]}. Choose a causal language model."
         )
     found = kinds[type(config)]
     return found[0] if isinstance(found, tuple | list) else found
 
 
-def check_causal(folder: Path, model: Any, *, what: str = "model.path", draws: bool = True) -> None:
+def check_causal(folder: Path, model: Any, *, label: str = "model.path", draws: bool = True) -> None:
     """Check that a model, with or without weights, computes the same of a text however it is drawn and padded.
 
     Args:
         folder: that it was loaded from.
         model: of transformers.
-        what: the setting that names it.
+        label: the setting that names it.
         draws: texts are drawn with it; False of a critic, which reads whole rows alone.
 
     Raises:
@@ -106,7 +106,7 @@ def check_causal(folder: Path, model: Any, *, what: str = "model.path", draws: b
     """
     reason = _why_not(model, draws=draws)
     if reason is not None:
-        raise ConfigError(f"{what} '{folder}' holds a {type(model).__name__} {reason} Choose another model.")
+        raise ConfigError(f"{label} '{folder}' holds a {type(model).__name__} {reason} Choose another model.")
 
 
 def _why_not(model: Any, *, draws: bool) -> str | None:

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from configs.errors import ConfigError
-from models.libraries import read_json
+from models.library_loading import read_json
 from models.maths.guidance import guided, rescaled_guided
 from models.maths.transitions import expand
+from models.policies.clip_lengths import ClipLengths
 from models.policies.clips import ClipPolicy
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
-from models.policies.finite import waves
-from models.policies.folders import FLOW, Fields
-from models.policies.lengths import ClipLengths
+from models.policies.nan_checks import waves
 from models.policies.pipeline import Modules, Rows
-from models.policies.reading import Reader
+from models.policies.pipeline_configs import FLOW, Fields
+from models.policies.tokenization import Reader
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,8 +1,9 @@
 """MiniMax-H3 (MiniMaxH3ModularPipeline, text to clips with sound): one transformer over text, sound and clip.
 
 A chain is one row of numbers: the latents of the clip, then those of both channels of the sound. The pipeline walks the
-sound on a schedule of its own, with a smaller shift; here it is brought onto the clip's (``models.maths.joined``), so
-that steps, solvers and losses need not know. Guidance is distilled into the weights. How many tokens a text has shifts
+sound on a schedule of its own, with a smaller shift; here it is brought onto the clip's
+(``models.maths.modality_chains``), so that steps, solvers and losses need not know. Guidance is distilled into the
+weights. How many tokens a text has shifts
 the positions of all that follows, so rows are computed one by one.
 """
 
@@ -19,20 +20,20 @@ import torch
 import torch.nn.functional as F
 
 from configs.errors import ConfigError
+from models.attention_masks import with_content
 from models.devices import moved
-from models.libraries import read_json
-from models.masks import with_content
-from models.maths.joined import Joined
+from models.library_loading import read_json
+from models.maths.modality_chains import Joined
 from models.policies import VIDEO
 from models.policies.base import Part
 from models.policies.clips import ClipPolicy
 from models.policies.decoding import recompute_decoder
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
-from models.policies.finite import pixels, waves
-from models.policies.folders import Fields, check_scheduler, whole
 from models.policies.modular import ModularPolicy
+from models.policies.nan_checks import pixels, waves
 from models.policies.pipeline import Modules, Rows, TextOptions
-from models.policies.references import row_by_row
+from models.policies.pipeline_configs import Fields, check_scheduler, whole
+from models.policies.reference_images import row_by_row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +109,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
         """Return a processor without images, for texts alone."""
-        from models.policies.stand_ins import TextProcessor
+        from models.policies.dummy_components import TextProcessor
 
         return {"processor": TextProcessor(None) if Part.TEXT in parts else None}
 

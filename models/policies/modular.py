@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 import torch
 
 from configs.errors import ConfigError
-from models.libraries import diffusers_class
+from models.library_loading import diffusers_class
 from models.policies.diffusion import DiffusionSettings, PipelineCall
-from models.policies.folders import check_guider
-from models.policies.indices import MODULAR
 from models.policies.pipeline import PipelinePolicy
+from models.policies.pipeline_configs import check_guider
+from models.policies.pipeline_index import MODULAR
 from models.weights.pretrained_loading import load_pretrained
 
 
@@ -78,10 +78,10 @@ class ModularPolicy(PipelinePolicy, ABC):
     @classmethod
     def _loaded(cls, made: Any, folder: Path, settings: DiffusionSettings) -> Any:
         if not issubclass(made, torch.nn.Module):
-            return load_pretrained(made, folder, what="model.path")
+            return load_pretrained(made, folder, label="model.path")
         # Decoding is a small part of the work, and rewards see its rounding.
         dtype = torch.float32 if folder.name in cls.decoder_names else settings.dtype
-        return load_pretrained(made, folder, what="model.path", dtype=dtype, use_safetensors=True)
+        return load_pretrained(made, folder, label="model.path", dtype=dtype, use_safetensors=True)
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What families share whose prompt encoding, latents and post-processing are a diffusers pipeline's own methods.
 
 A family says which pipeline it is and how its denoiser is called; guidance and LoRA files are here, what of a folder
-is loaded in ``models.policies.loading``. diffusers is imported by what loads or calls a model, here and in the
+is loaded in ``models.policies.folder_policy``. diffusers is imported by what loads or calls a model, here and in the
 families: commands that only read what a family can do should not wait seconds for it.
 """
 
@@ -24,8 +24,8 @@ from models.maths.guidance import guided
 from models.policies.attention import set_attention
 from models.policies.compilation import compile_blocks
 from models.policies.diffusion import DiffusionSettings, PipelineCall
-from models.policies.loading import FolderPolicy
-from models.policies.reading import cut_notes
+from models.policies.folder_policy import FolderPolicy
+from models.policies.tokenization import cut_notes
 from models.text.chat_templates import guard_template
 from models.text.control_tokens import as_text, first_mark
 from models.weights.lora_files import save_lora

@@ -12,7 +12,7 @@ from models.maths.guidance import norm_preserving_guided
 from models.policies.diffusion import Images
 from models.policies.flux1 import Flux1
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
-from models.policies.reading import Reader
+from models.policies.tokenization import Reader
 
 if TYPE_CHECKING:
     from torch import Tensor

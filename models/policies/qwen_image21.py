@@ -20,7 +20,7 @@ from configs.errors import ConfigError
 from models.policies.base import Part
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
-from models.policies.references import row_by_row
+from models.policies.reference_images import row_by_row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ class QwenImage21(PipelinePolicy):
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
         """Return the processor, as far as texts are read: the pipeline cannot be made without one."""
-        from models.policies.stand_ins import TextProcessor, Unread
+        from models.policies.dummy_components import TextProcessor, Unread
 
         return {"processor": TextProcessor.load(folder / "processor") if Part.TEXT in parts else Unread()}
 

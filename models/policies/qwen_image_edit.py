@@ -54,7 +54,7 @@ class QwenImageEdit(QwenImage):
 
         if Part.TEXT not in parts or is_torchvision_available():
             return {}
-        from models.policies.stand_ins import TextImageProcessor
+        from models.policies.dummy_components import TextImageProcessor
 
         return {"processor": TextImageProcessor.load(folder / "processor")}
 

@@ -16,7 +16,15 @@ from models.policies.diffusion import Images, PipelineCall
 from models.policies.pipeline import Modules, Rows
 from models.policies.qwen_image import QwenImage
 from models.policies.qwen_image_edit import QwenImageEdit
-from models.policies.references import check_references, check_shape, grids_of, padded, room_of, row_by_row, tokens_of
+from models.policies.reference_images import (
+    check_references,
+    check_shape,
+    grids_of,
+    padded,
+    room_of,
+    row_by_row,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,9 +16,9 @@ import torch
 
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.euler_grid import EulerGridPolicy
-from models.policies.folders import DPM_FLOW, Fields
 from models.policies.pipeline import APART_ATTENTION, Modules, Rows
-from models.policies.reading import Reader
+from models.policies.pipeline_configs import DPM_FLOW, Fields
+from models.policies.tokenization import Reader
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,9 +9,9 @@ import torch
 
 from models.policies.ddim import UNetPolicy
 from models.policies.diffusion import Images
-from models.policies.folders import Fields
 from models.policies.pipeline import Rows
-from models.policies.reading import CLIP_LIMIT, Reader
+from models.policies.pipeline_configs import Fields
+from models.policies.tokenization import CLIP_LIMIT, Reader
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import torch
 
-from models.libraries import read_json
+from models.library_loading import read_json
 from models.policies.diffusion import Images, PipelineCall
-from models.policies.folders import FLOW, Fields
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows
-from models.policies.reading import CLIP_LIMIT, Reader
+from models.policies.pipeline_configs import FLOW, Fields
+from models.policies.tokenization import CLIP_LIMIT, Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,7 +120,7 @@ class SD3(PipelinePolicy):
         """Give a folder without T5 one that says nothing: the pipeline cannot be loaded without."""
         if "text_encoder_3" not in cls.missing_parts(folder):
             return
-        from models.policies.stand_ins import silent_t5
+        from models.policies.dummy_components import silent_t5
 
         path = folder / "model_index.json"
         index = read_json(path)

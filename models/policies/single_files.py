@@ -10,8 +10,8 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.folders import files_below
-from models.libraries import read_json
-from models.policies.indices import in_folder, index_file, portable_index
+from models.library_loading import read_json
+from models.policies.pipeline_index import in_folder, index_file, portable_index
 from models.weights.single_file import HeldPart, check_part, unfit, write_part
 from models.weights.stored_weights import weight_files
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from configs.errors import CorruptError
-from models.meter import Meter
+from models.compute_meter import Meter
 from models.policies.base import Policy
 from models.weights.lora import LoraSpec, add_lora
 from models.weights.merging import Merged

@@ -15,9 +15,9 @@ from models.maths.transitions import expand
 from models.policies.clips import ClipPolicy
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.euler_grid import EulerGridPolicy
-from models.policies.folders import Fields
 from models.policies.pipeline import APART_ATTENTION, Modules, Rows
-from models.policies.reading import Reader
+from models.policies.pipeline_configs import Fields
+from models.policies.tokenization import Reader
 from models.weights.lora_files import save_lora
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from configs.errors import PromptError
 from configs.extras import require_extra
-from models.libraries import read_json
+from models.library_loading import read_json
 from models.policies.base import Part
 from models.policies.clips import clip_noise, frames_at_ends
 from models.policies.diffusion import Images, PipelineCall
@@ -46,7 +46,7 @@ class Wan21ImageToVideo(Wan):
             ConfigError: the package this pipeline cleans prompts with is not installed.
             PromptError: a prompt comes with more frames than the model sees, or fewer.
         """
-        require_extra("video", "ftfy", what=f"model.policy '{self.family}'")
+        require_extra("video", "ftfy", label=f"model.policy '{self.family}'")
         pipeline, device = self.pipeline, self.settings.device
         started = [[Image.fromarray(pixels) for pixels in ends] for ends in images or ()]
         for prompt, ends in zip(prompts, started, strict=True):

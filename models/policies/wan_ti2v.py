@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.libraries import read_json
+from models.library_loading import read_json
 from models.policies.pipeline import Rows
 from models.policies.wan import Wan
 

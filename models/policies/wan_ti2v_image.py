@@ -47,7 +47,7 @@ class Wan22TI2VImage(Wan22TI2V):
         Raises:
             ConfigError: the package this pipeline cleans prompts with is not installed.
         """
-        require_extra("video", "ftfy", what=f"model.policy '{self.family}'")
+        require_extra("video", "ftfy", label=f"model.policy '{self.family}'")
         started = [[Image.fromarray(pixels)] for (pixels,) in images or ()]
         return {**super().encode(prompts), "condition": frames_at_ends(self.pipeline, self.settings, started)}
 

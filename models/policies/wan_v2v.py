@@ -70,7 +70,7 @@ class WanVideoToVideo(Wan):
         Raises:
             ConfigError: a clip is too short, or the package this pipeline cleans prompts with is not installed.
         """
-        require_extra("video", "ftfy", what=f"model.policy '{self.family}'")
+        require_extra("video", "ftfy", label=f"model.policy '{self.family}'")
         from diffusers.pipelines.wan.pipeline_wan_video2video import retrieve_latents
 
         pipeline, settings, sources = self.pipeline, self.settings, []

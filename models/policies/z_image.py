@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
-from models.policies.reading import Reader
+from models.policies.tokenization import Reader
 
 if TYPE_CHECKING:
     from torch import Tensor

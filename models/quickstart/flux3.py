@@ -8,10 +8,10 @@ from pathlib import Path
 import diffusers as d
 import transformers as t
 
-from models.libraries import read_json
+from models.library_loading import read_json
+from models.policies.dummy_components import TextProcessor
 from models.policies.flux3 import Flux3 as Family
-from models.policies.indices import MODULAR, component_entry, in_folder, portable_index
-from models.policies.stand_ins import TextProcessor
+from models.policies.pipeline_index import MODULAR, component_entry, in_folder, portable_index
 from models.quickstart.parts import flux2_vae
 from models.quickstart.qwen import qwen3_vl
 from models.quickstart.text import qwen_tokenizer

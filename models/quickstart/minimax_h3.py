@@ -9,9 +9,9 @@ from typing import Any
 import diffusers as d
 import transformers as t
 
-from models.libraries import read_json
-from models.policies.indices import MODULAR, component_entry, in_folder, portable_index
+from models.library_loading import read_json
 from models.policies.minimax_h3 import MiniMaxH3 as Family
+from models.policies.pipeline_index import MODULAR, component_entry, in_folder, portable_index
 from models.quickstart.qwen import qwen3_vl
 from models.quickstart.text import qwen_tokenizer
 

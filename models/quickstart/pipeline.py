@@ -16,7 +16,7 @@ from diffusers import (
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
-from models.policies.stand_ins import silent_t5
+from models.policies.dummy_components import silent_t5
 from models.quickstart.corpus import WIDTH
 from models.weights.pretrained_loading import load_pretrained
 
@@ -117,5 +117,5 @@ def _character_tokenizer(folder: Path) -> CLIPTokenizer:
     tokens = characters + [f"{char}</w>" for char in characters] + ["<|startoftext|>", "<|endoftext|>"]
     (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    made: CLIPTokenizer = load_pretrained(CLIPTokenizer, folder, what="model.build:", model_max_length=MAX_TOKENS)
+    made: CLIPTokenizer = load_pretrained(CLIPTokenizer, folder, label="model.build:", model_max_length=MAX_TOKENS)
     return made

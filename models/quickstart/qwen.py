@@ -9,7 +9,7 @@ from typing import Any
 import diffusers as d
 import transformers as t
 
-from models.policies.stand_ins import TextProcessor
+from models.policies.dummy_components import TextProcessor
 from models.quickstart.parts import frames_vae, shifting_scheduler
 from models.quickstart.text import language, qwen_tokenizer
 

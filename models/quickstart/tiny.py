@@ -16,7 +16,7 @@ import transformers as t
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from configs.errors import ConfigError
-from configs.suggest import did_you_mean
+from configs.suggestions import did_you_mean
 from models.quickstart.cogvideox import cogvideox
 from models.quickstart.flux3 import Flux3
 from models.quickstart.hunyuan import hunyuan_video15

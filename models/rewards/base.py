@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from models.rewards.failures import Origin as Origin
+from models.rewards.errors import Origin as Origin
 
 T = TypeVar("T")
 #: The lowest and the highest score that a reward can give.

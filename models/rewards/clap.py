@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from configs.outside import ModelPlace
+from configs.path_types import ModelPlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
-from models.rewards.placing import settled
+from models.rewards.device_placement import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import BYTES, Takes
 from models.text.control_tokens import as_texts
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _RATE = 48_000
 #: Parameters of published models.
 _PUBLISHED = {"laion/clap-htsat-unfused": 153_492_890}
-#: Bytes that ten seconds of sound take at most in float32, counted as ``models.sizes.footprints`` counts: 26.3 MiB.
+#: Bytes that ten seconds of sound take at most in float32, as ``models.memory.activation_tracing`` counts: 26.3 MiB.
 _ROW = 27 << 20
 
 
@@ -58,7 +58,7 @@ class Clap:
             ConfigError: it cannot be loaded.
             ValueError: it hears another rate.
         """
-        self._device = chosen_device(self.device, local_rank(), what="device of reward 'clap'")
+        self._device = chosen_device(self.device, local_rank(), label="device of reward 'clap'")
         made = load_pretrained("ClapModel", self.model, self.revision, reward="clap")
         self._clap = settled(made, self._device, getattr(torch, self.dtype))
         self._processor = load_pretrained("ClapProcessor", self.model, self.revision, reward="clap")

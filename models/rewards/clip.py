@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from configs.outside import ColumnFolderPlace, FilePlace, ModelPlace
+from configs.path_types import ColumnFolderPlace, FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
-from models.pictures import open_picture
+from models.image_files import open_picture
 from models.rewards.base import Needs, Scores
+from models.rewards.device_placement import settled
 from models.rewards.differentiable import processed
-from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.similarity import pixel_similarity, sized_as, structural_similarity
 from models.rewards.sizes import Takes, encoder_of
-from models.rewards.weights import WeightsFile
+from models.rewards.weight_files import WeightsFile
 from models.text.control_tokens import as_texts
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ClipEmbeddings:
         Raises:
             ConfigError: it cannot be loaded.
         """
-        self._device = chosen_device(self.device, local_rank(), what=f"device of reward '{self.name}'")
+        self._device = chosen_device(self.device, local_rank(), label=f"device of reward '{self.name}'")
         self._clip = settled(self._load(), self._device, getattr(torch, self.dtype))
         path, revision = self._processor_source()
         self._processor = load_pretrained("CLIPProcessor", path, revision, reward=self.name)

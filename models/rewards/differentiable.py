@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from configs.errors import RewardError
-from models.rewards.failures import describe, log_traceback
+from models.rewards.errors import describe, log_traceback
 from models.rewards.returned import described
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from configs.errors import ConfigError
-from configs.outside import FilePlace, FolderPlace, ModelPlace
+from configs.path_types import FilePlace, FolderPlace, ModelPlace
 from models.devices import chosen_device, local_rank
+from models.memory.architectures import architecture_of, meta_denoiser, parameters
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
 from models.policies.pipeline import PipelinePolicy
@@ -28,8 +29,7 @@ from models.policies.sd3 import SD3
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import downloaded
 from models.rewards.sizes import BYTES, Takes
-from models.rewards.weights import WeightsFile
-from models.sizes.architectures import architecture_of, meta_denoiser, parameters
+from models.rewards.weight_files import WeightsFile
 from models.weights.pretrained_loading import load_adapter_config
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class DinaLrm:
             raise ValueError(f"noise is {self.noise}; it must lie between 0 and 1.")
         if not self.taps or list(self.taps) != sorted(set(self.taps)) or self.taps[0] < 1:
             raise ValueError(f"taps is {self.taps}; it must name blocks from 1 on, ascending.")
-        device = chosen_device(self.device, local_rank(), what=f"device of reward '{_NAME}'")
+        device = chosen_device(self.device, local_rank(), label=f"device of reward '{_NAME}'")
         settings = DiffusionSettings(dtype=getattr(torch, self.dtype), device=device, height=_SIZE, width=_SIZE)
         folder = downloaded(self.model, self.revision, reward=_NAME)
         options = {"max_sequence_length": self.max_sequence_length}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from configs.outside import ModelPlace
+from configs.path_types import ModelPlace
 from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.clip import CLIP_L, ClipEmbeddings
 

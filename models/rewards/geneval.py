@@ -17,7 +17,7 @@ from PIL import Image
 from torch import nn
 
 from configs.errors import ConfigError
-from configs.outside import ModelPlace
+from configs.path_types import ModelPlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.pretrained import load_pretrained
@@ -107,7 +107,7 @@ class GenEval:
         """
         if self.convention not in ("strict", "flow_grpo"):
             raise ValueError(f"convention is {self.convention!r}; it must be 'strict' or 'flow_grpo'.")
-        self._device = chosen_device(self.device, local_rank(), what="device of reward 'geneval'")
+        self._device = chosen_device(self.device, local_rank(), label="device of reward 'geneval'")
         source, revision = self.detector, self.detector_revision
         kind = "Mask2FormerForUniversalSegmentation"
         self._detector = self._ready(load_pretrained(kind, source, revision, reward=self.name))

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from configs.outside import FilePlace, ModelPlace
+from configs.path_types import FilePlace, ModelPlace
 from models.rewards.clip import PromptLikeness
 from models.rewards.pretrained import load_pretrained
-from models.rewards.weights import WeightsFile
+from models.rewards.weight_files import WeightsFile
 
 if TYPE_CHECKING:
     from torch import Tensor

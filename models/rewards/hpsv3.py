@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from configs.outside import FilePlace, ModelPlace
+from configs.path_types import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
+from models.rewards.answer_parsing import TOKEN, Reader, read_instruction, token_grid
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import Takes, encoder_of
-from models.rewards.verdicts import TOKEN, Reader, read_instruction, token_grid
-from models.rewards.weights import WeightsFile
+from models.rewards.weight_files import WeightsFile
 
 _REWARD = "<|Reward|>"
 #: An image is scaled to about so many: 256 tokens.
@@ -55,7 +55,7 @@ class HpsV3:
         Raises:
             ConfigError: one cannot be loaded, or the instruction is none.
         """
-        device = chosen_device(self.device, local_rank(), what="device of reward 'hpsv3'")
+        device = chosen_device(self.device, local_rank(), label="device of reward 'hpsv3'")
         self._asked = read_instruction(self.name, Path(self.instruction), [_REWARD])
         self._images = load_pretrained("AutoImageProcessor", self.model, self.revision, reward=self.name)
         given = WeightsFile(reward=self.name, file=self.weights)

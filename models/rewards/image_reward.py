@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from configs.outside import FilePlace, ModelPlace
+from configs.path_types import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
+from models.rewards.device_placement import settled
 from models.rewards.differentiable import processed
-from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import Encoder, Takes
-from models.rewards.weights import WeightsFile
+from models.rewards.weight_files import WeightsFile
 from models.text.control_tokens import as_texts
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class ImageReward:
         from transformers.models.blip.modeling_blip import BlipVisionModel
         from transformers.models.blip.modeling_blip_text import BlipTextModel
 
-        self._device = chosen_device(self.device, local_rank(), what="device of reward 'imagereward'")
+        self._device = chosen_device(self.device, local_rank(), label="device of reward 'imagereward'")
         given = WeightsFile(reward=self.name, file=self.weights)
         stored = given.read()
         vision, text, head = (_below(stored, part) for part in ("blip.visual_encoder.", "blip.text_encoder.", "mlp."))

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from configs.outside import FilePlace
+from configs.path_types import FilePlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
-from models.rewards.weights import WeightsFile
+from models.rewards.weight_files import WeightsFile
 
 _LAYER = re.compile(r"(\d+)\.weight")
 _REMEDY = (
@@ -45,7 +45,7 @@ class LatentHead:
         Raises:
             ConfigError: there are none, or they do not follow each other.
         """
-        device = chosen_device(self.device, local_rank(), what="device of reward 'latent_head'")
+        device = chosen_device(self.device, local_rank(), label="device of reward 'latent_head'")
         self._layers = _read_layers(
             WeightsFile(reward="latent_head", file=self.head, option="head", remedy=_REMEDY)
         ).to(device)

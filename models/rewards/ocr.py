@@ -50,7 +50,7 @@ class OcrReward:
         Raises:
             ConfigError: the wheel is not installed.
         """
-        require_extra("ocr", "rapidocr_onnxruntime", what="rewards 'ocr'")
+        require_extra("ocr", "rapidocr_onnxruntime", label="rewards 'ocr'")
         self._reader = _DetectingReader(self.min_side) if self.detect else _LineReader(self.batch_size, self.threads)
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from models.libraries import quiet_libraries
+from models.library_loading import quiet_libraries
 from models.weights import pretrained_loading
 
 _REMEDY = (
@@ -32,8 +32,8 @@ def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) 
     quiet_libraries()
     weights = {} if kind.endswith(("Processor", "Tokenizer", "Config")) else {"use_safetensors": True}
     options = {"revision": revision, "local_files_only": Path(path).is_dir(), **weights}
-    what = f"reward '{reward}':"
-    return pretrained_loading.load_pretrained(getattr(transformers, kind), path, what=what, remedy=_REMEDY, **options)
+    label = f"reward '{reward}':"
+    return pretrained_loading.load_pretrained(getattr(transformers, kind), path, label=label, remedy=_REMEDY, **options)
 
 
 def downloaded(path: str, revision: str | None, *, reward: str) -> Path:

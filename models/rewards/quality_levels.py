@@ -12,10 +12,10 @@ from jinja2 import TemplateError
 from PIL import Image
 
 from configs.errors import ConfigError
-from configs.outside import ModelPlace
+from configs.path_types import ModelPlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Bounds, Needs, Scores
-from models.rewards.placing import settled
+from models.rewards.device_placement import settled
 from models.rewards.pretrained import load_pretrained
 from models.text.chat_templates import day_of, render_chat
 
@@ -61,7 +61,7 @@ class QualityLevels:
         Raises:
             ConfigError: it cannot be loaded without code of others, or does not tell the words apart.
         """
-        device = chosen_device(self.device, local_rank(), what=f"device of reward '{self.name}'")
+        device = chosen_device(self.device, local_rank(), label=f"device of reward '{self.name}'")
         self._processor = load_pretrained("AutoProcessor", self.model, self.revision, reward=self.name)
         self._text = self._asked()
         self._tokens = self._first_tokens()

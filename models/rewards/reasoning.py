@@ -41,7 +41,7 @@ class ReasoningGym:
             raise ValueError(f"pattern is {self.pattern!r}, which is no regular expression: {error}.") from None
         if groups < 1:
             raise ValueError(f"pattern is {self.pattern!r}; the answer must stand in parentheses.")
-        require_extra("reasoning", "reasoning_gym", what="reward 'reasoning_gym'")
+        require_extra("reasoning", "reasoning_gym", label="reward 'reasoning_gym'")
 
     def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Ask the verifiers of (B,) completions."""

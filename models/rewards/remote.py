@@ -21,8 +21,8 @@ from configs.fingerprint import canonical_json
 from configs.proxies import by_proxy
 from configs.rewards import ServerSection
 from models.rewards.base import Batch, Needs, Scores
-from models.rewards.bounded import MOST, bounded_client
-from models.rewards.patience import PassingError, Patience
+from models.rewards.http_client import MOST, bounded_client
+from models.rewards.retry import PassingError, Patience
 from models.rewards.service import wire
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import numpy as np
 
 from configs.errors import RewardError
 from models.rewards.base import Batch, Scores
-from models.rewards.failures import describe, expected
+from models.rewards.errors import describe, expected
 
 
 class MalformedError(RewardError):

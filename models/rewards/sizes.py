@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.libraries import read_json
-from models.policies.folders import whole
-from models.sizes.architectures import stored_numbers
+from models.library_loading import read_json
+from models.memory.architectures import stored_numbers
+from models.policies.pipeline_configs import whole
 
 #: Prefix of the names of a layer's tensors.
 _LAYER = re.compile(r".*?\.(layers|layer|blocks)\.\d+\.")

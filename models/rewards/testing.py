@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from models.rewards.base import Batch, Needs, Reward, Scores
-from models.rewards.call import Handling, needs_of_made, score
-from models.rewards.placing import modules_of
+from models.rewards.device_placement import modules_of
+from models.rewards.invocation import Handling, needs_of_made, score
 from models.rewards.service import wire
 
 Check = Callable[[Reward, Batch], None]

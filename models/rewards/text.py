@@ -11,9 +11,9 @@ from jinja2 import TemplateError
 
 from configs.errors import ConfigError
 from configs.extras import require_extra
-from configs.outside import ModelPlace
+from configs.path_types import ModelPlace
 from models.rewards.base import Bounds, Needs, Scores
-from models.rewards.placing import settled
+from models.rewards.device_placement import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import Takes, encoder_of
 from models.text.chat_templates import day_of, render_chat
@@ -61,7 +61,7 @@ class SequenceClassification:
 
         from models.devices import chosen_device, local_rank
 
-        device = chosen_device(self.device, local_rank(), what=f"device of reward '{_NAME}'")
+        device = chosen_device(self.device, local_rank(), label=f"device of reward '{_NAME}'")
         loaded = load_pretrained("AutoModelForSequenceClassification", self.model, self.revision, reward=_NAME)
         self._model = settled(loaded, device, getattr(torch, self.dtype))
         self._tokenizer = load_pretrained("AutoTokenizer", self.model, self.revision, reward=_NAME)
@@ -187,7 +187,7 @@ class Lexicon:
         Raises:
             ConfigError: vaderSentiment is not installed.
         """
-        require_extra("text", "vaderSentiment", what="reward 'lexicon'")
+        require_extra("text", "vaderSentiment", label="reward 'lexicon'")
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # type: ignore[import-untyped]
 
         self._analyzer = SentimentIntensityAnalyzer()

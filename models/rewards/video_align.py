@@ -13,13 +13,13 @@ import torch
 from torch.nn.functional import interpolate
 
 from configs.errors import ConfigError
-from configs.outside import FilePlace, ModelPlace
+from configs.path_types import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
-from models.libraries import read_json
+from models.library_loading import read_json
+from models.rewards.answer_parsing import TOKEN, Reader, read_instruction, token_grid
 from models.rewards.base import Needs, Scores
 from models.rewards.sizes import Takes, encoder_of
-from models.rewards.verdicts import TOKEN, Reader, read_instruction, token_grid
-from models.rewards.weights import WeightsFile
+from models.rewards.weight_files import WeightsFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,7 +131,7 @@ class VideoAlign:
             raise ValueError(f"aspect is {self.aspect!r}; it must be 'overall', 'VQ', 'MQ' or 'TA'.")
         if not self.clip_fps > 0:
             raise ValueError(f"clip_fps is {self.clip_fps}; it must be above 0.")
-        device = chosen_device(self.device, local_rank(), what="device of reward 'video_align'")
+        device = chosen_device(self.device, local_rank(), label="device of reward 'video_align'")
         self._settings = Settings.read(Path(self.settings))
         self._asked = read_instruction(self.name, Path(self.instruction), _MARKS)
         given = WeightsFile(reward=self.name, file=self.weights)

@@ -18,8 +18,8 @@ from configs.errors import ConfigError, RewardError
 from configs.extras import require_extra
 from configs.proxies import by_proxy
 from models.rewards.base import Bounds, Needs, Scores
-from models.rewards.bounded import UNTIL, bounded_client
 from models.rewards.chat_answers import Answer, first_token, read_answer
+from models.rewards.http_client import UNTIL, bounded_client
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Asking:
             ConfigError: the package is not installed, or there is no endpoint.
             ValueError: an option is out of range.
         """
-        require_extra("vlm", "openai", "regex", what=f"reward '{self.name}'")
+        require_extra("vlm", "openai", "regex", label=f"reward '{self.name}'")
         from openai import OpenAI
 
         if self.concurrency < 1:

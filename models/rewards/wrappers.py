@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from configs.errors import ConfigError
-from configs.outside import RewardOptions
+from configs.path_types import RewardOptions
 from models.rewards.base import Batch, Bounds, Needs, Reward, Scores
-from models.rewards.call import Handling, score
+from models.rewards.invocation import Handling, score
 from models.rewards.sizes import Takes
 
 
@@ -39,7 +39,7 @@ class Rank:
         Raises:
             ConfigError: it cannot be made.
         """
-        from models.rewards.make import make_reward
+        from models.rewards.factory import make_reward
 
         self._inner = make_reward(self.reward, self.options, device=self.device)
 
@@ -50,7 +50,7 @@ class Rank:
         Raises:
             ConfigError: there is no other.
         """
-        from models.rewards.make import needs_of
+        from models.rewards.factory import needs_of
 
         if "reward" not in options:
             raise ConfigError("reward 'rank' needs the option 'reward': the one that orders the samples of a group.")
@@ -59,7 +59,7 @@ class Rank:
     @staticmethod
     def takes(options: Mapping[str, Any]) -> Takes | None:
         """Return the wrapped reward's memory."""
-        from models.rewards.make import takes_of
+        from models.rewards.factory import takes_of
 
         return takes_of(str(options["reward"]), options.get("options", {}))
 

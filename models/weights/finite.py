@@ -15,26 +15,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def check_finite(loaded: Any, what: str) -> None:
+def check_finite(loaded: Any, label: str) -> None:
     """Check that the parameters of what was loaded are finite; of a pipeline those of all its components.
 
     Args:
         loaded: a module, a pipeline of diffusers, or something without parameters, such as a tokenizer.
-        what: the setting and the path, for messages.
+        label: the setting and the path, for messages.
 
     Raises:
         ConfigError: one is not.
     """
     for module in _modules(loaded):
-        check_tensors(dict(module.named_parameters()), what)
+        check_tensors(dict(module.named_parameters()), label)
 
 
-def check_tensors(tensors: Mapping[str, Tensor], what: str) -> None:
+def check_tensors(tensors: Mapping[str, Tensor], label: str) -> None:
     """Check that tensors are finite; of spread ones this rank's part, and nothing of those on the meta device.
 
     Args:
         tensors: of any dtype and shape, by name.
-        what: the setting and the path, for messages.
+        label: the setting and the path, for messages.
 
     Raises:
         ConfigError: one is not.
@@ -42,7 +42,7 @@ def check_tensors(tensors: Mapping[str, Tensor], what: str) -> None:
     for name, tensor in tensors.items():
         if not _is_finite(tensor):
             raise ConfigError(
-                f"{what} holds weights that are no finite numbers ('{name}'), so that everything computed with them "
+                f"{label} holds weights that are no finite numbers ('{name}'), so that everything computed with them "
                 "is none either. Copy or download it again, or take the last model before its training diverged."
             )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from models.libraries import diffusers_class
+from models.library_loading import diffusers_class
 from models.weights.safetensors_header import canonical_header
 
 LORA_FILE = "pytorch_lora_weights.safetensors"

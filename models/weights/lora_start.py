@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from models.libraries import diffusers_class, quiet_libraries, read_json
+from models.library_loading import diffusers_class, quiet_libraries, read_json
 from models.weights.adapter_settings import check_header, check_settings
 from models.weights.lora import LoraSpec, targeted
 from models.weights.lora_files import PEFT_CONFIG, PEFT_FILE, adapter_file, unfit

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from models.libraries import read_json, read_weight_index
+from models.library_loading import read_json, read_weight_index
 
 ADAPTER_CONFIG = "adapter_config.json"
 """What peft calls the settings of an adapter; transformers loads one that it finds beside a model."""
@@ -45,13 +45,13 @@ _PLAIN = re.compile(r"\^?[\w.\\-]+\$?")
 _AGAIN = "Save it again with save_pretrained(), or download it again."
 
 
-def load_pretrained(loader: Any, source: str | Path, *, what: str, remedy: str = _AGAIN, **options: Any) -> Any:
+def load_pretrained(loader: Any, source: str | Path, *, label: str, remedy: str = _AGAIN, **options: Any) -> Any:
     """Return what ``loader.from_pretrained(source)`` makes, without any code of the source.
 
     Args:
         loader: a class of transformers, diffusers or peft.
         source: a folder; an id of the hub where ``options`` say ``local_files_only=False``.
-        what: the setting that names the source, for messages.
+        label: the setting that names the source, for messages.
         remedy: what a person does where it cannot be loaded.
         options: of ``from_pretrained``.
 
@@ -65,7 +65,7 @@ def load_pretrained(loader: Any, source: str | Path, *, what: str, remedy: str =
     from models.weights.finite import check_finite
 
     if Path(source).is_dir():
-        check_model_folder(Path(source), what=what)
+        check_model_folder(Path(source), label=label)
     never_ask()
     try:
         found = loader.from_pretrained(source, **{"local_files_only": True, **_trust(loader), **options})
@@ -81,20 +81,20 @@ def load_pretrained(loader: Any, source: str | Path, *, what: str, remedy: str =
         TypeError,
         ValueError,
     ) as error:
-        raise _unloadable(error, source, what, remedy) from None
+        raise _unloadable(error, source, label, remedy) from None
     if getattr(found, "_hf_peft_config_loaded", False):
-        raise _holds_adapter(source, what)
-    check_finite(found, f"{what} '{source}'")
+        raise _holds_adapter(source, label)
+    check_finite(found, f"{label} '{source}'")
     return found
 
 
-def auto_from_config(loader: Any, config: Any, *, what: str = "model.path", **options: Any) -> Any:
+def auto_from_config(loader: Any, config: Any, *, label: str = "model.path", **options: Any) -> Any:
     """Return a model of random weights that an ``Auto`` class of transformers makes of a config.
 
     Args:
         loader: the class.
         config: of transformers.
-        what: the setting that names the config's folder, for messages.
+        label: the setting that names the config's folder, for messages.
         options: of ``from_config``.
 
     Raises:
@@ -104,7 +104,7 @@ def auto_from_config(loader: Any, config: Any, *, what: str = "model.path", **op
     try:
         return loader.from_config(config, trust_remote_code=False, **options)
     except (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise _unloadable(error, getattr(config, "name_or_path", ""), what, _AGAIN) from None
+        raise _unloadable(error, getattr(config, "name_or_path", ""), label, _AGAIN) from None
 
 
 def load_adapter_config(folder: Path) -> Any:
@@ -154,12 +154,12 @@ def never_ask() -> None:
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
 
 
-def check_model_folder(folder: Path, *, what: str) -> None:
+def check_model_folder(folder: Path, *, label: str) -> None:
     """Check what a folder of a model, or of a pipeline and its components, says in its files of settings.
 
     Args:
         folder: the folder.
-        what: the setting that names it, for messages.
+        label: the setting that names it, for messages.
 
     Raises:
         ConfigError: a file cannot be read within bounds, the folder holds an adapter beside a model, or it asks for
@@ -167,14 +167,14 @@ def check_model_folder(folder: Path, *, what: str) -> None:
     """
     for component in _components(folder):
         if (component / ADAPTER_CONFIG).is_file():
-            raise _holds_adapter(component, what)
+            raise _holds_adapter(component, label)
         try:
             _check_component(component)
         except (OSError, ValueError) as error:
             kind = "pipeline" if _is_pipeline(folder) else "model"
             again = "Copy or download it again."
-            raise ConfigError(f"{what} '{folder}' is not a whole {kind}: {error}. {again}") from None
-        _check_kernels(component, what)
+            raise ConfigError(f"{label} '{folder}' is not a whole {kind}: {error}. {again}") from None
+        _check_kernels(component, label)
 
 
 def holds_model(folder: Path) -> bool:
@@ -182,20 +182,20 @@ def holds_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() or _is_pipeline(folder)
 
 
-def check_own_code(folder: Path, entries: Mapping[str, Any], *, what: str) -> None:
+def check_own_code(folder: Path, entries: Mapping[str, Any], *, label: str) -> None:
     """Check that no component of a pipeline is of a class whose code lies in its folder.
 
     Args:
         folder: of the pipeline.
         entries: library and class by component, as the folder's index has them.
-        what: the setting that names it, for messages.
+        label: the setting that names it, for messages.
 
     Raises:
         ConfigError: one is.
     """
     for name, entry in entries.items():
         if isinstance(entry, list) and entry and (folder / name / f"{entry[0]}.py").is_file():
-            raise _needs_code(folder, f"its index takes '{name}' from {name}/{entry[0]}.py", what)
+            raise _needs_code(folder, f"its index takes '{name}' from {name}/{entry[0]}.py", label)
 
 
 def _is_pipeline(folder: Path) -> bool:
@@ -226,13 +226,13 @@ def _check_component(folder: Path) -> None:
                 raise ValueError(f"'{file}' has more than {_MOST_VOCABULARY // _MIB} MiB")
 
 
-def _check_kernels(folder: Path, what: str) -> None:
+def _check_kernels(folder: Path, label: str) -> None:
     config = folder / "config.json"
     about = read_json(config) if config.is_file() else {}
     parts = [about, *(part for part in about.values() if isinstance(part, dict))]
     for named in (part.get(key) for part in parts for key in _ATTENTION):
         if "/" in str(named):
-            raise _needs_code(folder, f"its config.json takes attention from '{named}'", what)
+            raise _needs_code(folder, f"its config.json takes attention from '{named}'", label)
 
 
 def _trust(loader: Any) -> dict[str, bool]:
@@ -242,25 +242,25 @@ def _trust(loader: Any) -> dict[str, bool]:
     return {"trust_remote_code": False} if takes else {}
 
 
-def _unloadable(error: Exception, source: str | Path, what: str, remedy: str) -> ConfigError:
+def _unloadable(error: Exception, source: str | Path, label: str, remedy: str) -> ConfigError:
     said = str(error).strip() or type(error).__name__
     if "trust_remote_code" in said:
-        return _needs_code(source, "a class that its files name is in Python files", what)
+        return _needs_code(source, "a class that its files name is in Python files", label)
     if isinstance(error, RecursionError):
         said = "a file is nested too deeply"
-    return ConfigError(f"{what} '{source}' cannot be loaded: {' '.join(said.split())[:500]} {remedy}")
+    return ConfigError(f"{label} '{source}' cannot be loaded: {' '.join(said.split())[:500]} {remedy}")
 
 
-def _needs_code(source: str | Path, found: str, what: str) -> ConfigError:
+def _needs_code(source: str | Path, found: str, label: str) -> ConfigError:
     return ConfigError(
-        f"{what} '{source}' needs code of its own: {found}. No code of a model is ever run, as it could do anything. "
+        f"{label} '{source}' needs code of its own: {found}. No code of a model is ever run, as it could do anything. "
         "Choose a model whose classes are those of transformers or diffusers, or save it with such classes."
     )
 
 
-def _holds_adapter(source: str | Path, what: str) -> ConfigError:
+def _holds_adapter(source: str | Path, label: str) -> ConfigError:
     return ConfigError(
-        f"{what} '{source}' holds an adapter ({ADAPTER_CONFIG}), which would change the model's weights without being "
+        f"{label} '{source}' holds an adapter ({ADAPTER_CONFIG}), which would change the model's weights without being "
         "asked for. To train from a model and an adapter, move the adapter's files to another folder and name that as "
         "model.lora.start; to use the sum of both as a model, merge them with merge_and_unload() of peft and save the "
         "result; else remove the adapter's files."

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from configs.errors import ConfigError
-from models.libraries import diffusers_class, read_json
+from models.library_loading import diffusers_class, read_json
 from models.weights.pretrained_loading import load_pretrained
 from models.weights.stored_weights import on_meta
 
@@ -239,7 +239,7 @@ def _made(folder: Path, library: str, name: str) -> Any:
     import transformers
 
     made = getattr(transformers, name)
-    return made(load_pretrained(made.config_class, folder, what="model.path"))
+    return made(load_pretrained(made.config_class, folder, label="model.path"))
 
 
 def _converted(part: HeldPart, module: Any, *, empty: bool) -> dict[str, Tensor]:

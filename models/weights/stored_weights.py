@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from configs.errors import ConfigError, CorruptError
-from models.libraries import read_weight_index
+from models.library_loading import read_weight_index
 from models.weights.finite import check_tensors
 from models.weights.tensor_files import TensorFiles
 

@@ -22,10 +22,10 @@ import pyarrow as pa
 from configs.errors import CorruptError
 from configs.fingerprint import canonical_json
 from storage.arrays import stored_dtype
+from storage.backends.base import Blob, FileEntry
 from storage.checksums import REMEDY
-from storage.files import Files
 from storage.media import MediaFormat, Sound, decode, decode_sound
-from storage.roots.base import Blob, FileEntry
+from storage.shard_files import Files
 
 #: Fields of a sample that are stored as raw arrays where present, in this order, with their kinds.
 ARRAYS = {
@@ -244,8 +244,8 @@ class _Kind(NamedTuple):
         try:
             kind = stored_dtype(dtype, shape)
         except ValueError:
-            what = f"{name} of type {dtype} and shape {list(shape)}"
-            raise CorruptError(f"{where}: there are no {what}. {REMEDY}") from None
+            label = f"{name} of type {dtype} and shape {list(shape)}"
+            raise CorruptError(f"{where}: there are no {label}. {REMEDY}") from None
         return cls(name, kind, shape, math.prod(shape) * kind.itemsize)
 
 

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 
 from configs.errors import CorruptError, StoreError
 from storage.arrow_files import arrow_file
-from storage.files import Files
+from storage.backends.base import FileEntry
+from storage.backends.mapped_file import MappedFile
 from storage.media import DEFAULT_MEDIA, MediaFormat
-from storage.roots.base import FileEntry
-from storage.roots.mapped import MappedFile
 from storage.schema import SAMPLES, column, read_table, versioned
+from storage.shard_files import Files
 from storage.trajectories.base import ARRAYS, Sample, TrajectoryShard, array_entry
 
 FILE = "samples.parquet"

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from configs.fingerprint import canonical_json
+from storage.backends.base import FileEntry
 from storage.checksums import Checksum
-from storage.files import Files
 from storage.media import DEFAULT_MEDIA, MediaFormat
-from storage.roots.base import FileEntry
 from storage.schema import SAMPLES, read_table, write_table
+from storage.shard_files import Files
 from storage.trajectories.base import Sample, TrajectoryShard, array_entry
 
 TABLE = "samples.parquet"

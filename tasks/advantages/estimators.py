@@ -259,7 +259,7 @@ def make_estimator(config: RunConfig) -> Estimator:
     Raises:
         ConfigError: there is no such estimator, or an option cannot work.
     """
-    found: Estimator = chosen(ESTIMATORS, config.advantage.estimator, what="advantage.estimator")
+    found: Estimator = chosen(ESTIMATORS, config.advantage.estimator, label="advantage.estimator")
     return found
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.meter import Meter
+    from models.compute_meter import Meter
     from models.policies.trainable import Trainable
 
 

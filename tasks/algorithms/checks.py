@@ -1,16 +1,16 @@
 """Refuses settings of advantages and replay that would do nothing, or something else than they say. Pure.
 
-One function per section of the config; ``tasks.preflight.check`` calls them before any work.
+One function per section of the config; ``tasks.checks.check`` calls them before any work.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from configs.advantages import AdvantageSection, ReplaySection
 from configs.errors import ConfigError
-from configs.learning import AdvantageSection, ReplaySection
 from configs.schema import RunConfig
-from configs.suggest import did_you_mean
+from configs.suggestions import did_you_mean
 from tasks.advantages.estimators import make_estimator
 
 if TYPE_CHECKING:
@@ -221,13 +221,13 @@ def check_units(config: RunConfig, requires: Requirements, group: int) -> None:
     if size >= needed:
         return
     if requires.unit == "pair":
-        what = "a group's best and worst sample in one forward"
+        label = "a group's best and worst sample in one forward"
     else:
         branches = group // config.rollout.group_size
         times = " times the plan's branches" if branches > 1 else ""
-        what = f"whole groups in one forward, here of {needed} samples (rollout.group_size{times})"
+        label = f"whole groups in one forward, here of {needed} samples (rollout.group_size{times})"
     raise ConfigError(
-        f"optimize.algorithm '{config.optimize.algorithm.name}' compares {what}, but execution.micro_batch_size is "
+        f"optimize.algorithm '{config.optimize.algorithm.name}' compares {label}, but execution.micro_batch_size is "
         f"{size}. Set execution.micro_batch_size to {needed} or more."
     )
 

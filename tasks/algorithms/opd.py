@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from configs.outside import FolderPlace
+from configs.path_types import FolderPlace
 from models.maths.transitions import gaussian_kl
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch

@@ -6,7 +6,7 @@ from pathlib import Path
 _ROOT = str(Path(__file__).resolve().parents[2])
 sys.path.insert(0, _ROOT)
 from configs.errors import ConfigError  # noqa: E402
-from tasks.execution.meeting import BACKEND, make_meeting, reachable, stay_on_interface  # noqa: E402
+from tasks.execution.rendezvous import BACKEND, make_rendezvous, reachable, stay_on_interface  # noqa: E402
 
 sys.path.remove(_ROOT)
 
@@ -19,5 +19,5 @@ if __name__ == "__main__":
         stay_on_interface(reachable(host, int(nodes)))
     except ConfigError as error:
         sys.exit(str(error))
-    rendezvous_handler_registry.register(BACKEND, make_meeting)
+    rendezvous_handler_registry.register(BACKEND, make_rendezvous)
     main([f"--rdzv-backend={BACKEND}", *arguments])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from tasks.execution.crew import Crew
 from tasks.execution.runners import make_runner
-from tasks.hosting.host import ModelHost
-from tasks.identities.nodes import Node
+from tasks.execution.worker_group import WorkerGroup
 from tasks.runs.context import RunContext
+from tasks.runtime.host import ModelHost
+from tasks.specs.graph import Node
 from tasks.stages.stage import Stage, make_stage
 
 
@@ -24,10 +24,10 @@ class Execution:
         """Whether shards that need no other go to other processes one by one."""
 
     @cached_property
-    def crew(self) -> Crew:
+    def crew(self) -> WorkerGroup:
         """The run's resident ranks, where several processes work together."""
         execution, reporter = self.context.config.execution, self.context.reporter
-        return Crew(execution, reporter)
+        return WorkerGroup(execution, reporter)
 
     def stage(self, name: str, epoch: int, slot: str = "") -> Stage:
         """Return a stage, bound to context and models.

@@ -23,7 +23,7 @@ import psutil
 
 from configs.errors import LostRankError, WorkerError
 from tasks.execution.launchers import Launcher, Program
-from tasks.execution.parent import die_with_parent
+from tasks.execution.parent_death import die_with_parent
 
 _GRACE_S = 10.0
 #: Lines that are kept: torchrun's report on a failure, with a traceback in it.

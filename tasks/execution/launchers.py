@@ -65,7 +65,7 @@ def make_launcher(section: ExecutionSection) -> Launcher:
     Raises:
         ConfigError: there is no launcher of this name, or an option cannot work.
     """
-    return chosen(LAUNCHERS, section.launcher, what="execution.launcher")  # type: ignore[no-any-return]
+    return chosen(LAUNCHERS, section.launcher, label="execution.launcher")  # type: ignore[no-any-return]
 
 
 def check_launcher(section: ExecutionSection) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 sys.path.insert(0, _ROOT)
-from configs.packages import own_packages_first, user_folder_last  # noqa: E402
-from tasks.execution.parent import die_with_parent, end_without_agent  # noqa: E402
+from configs.import_paths import own_packages_first, user_folder_last  # noqa: E402
+from tasks.execution.parent_death import die_with_parent, end_without_agent  # noqa: E402
 
 sys.path.remove(_ROOT)
 

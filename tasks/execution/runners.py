@@ -98,7 +98,7 @@ class Dask:
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address, or the arguments of a local cluster on loopback."""
-        require_extra("dask", "prefect_dask", what="execution.runner 'dask'")
+        require_extra("dask", "prefect_dask", label="execution.runner 'dask'")
         if self.address is not None:
             return {"address": self.address}
         if self.cluster_class is not None:
@@ -128,7 +128,7 @@ class Ray:
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address."""
-        require_extra("ray", "prefect_ray", what="execution.runner 'ray'")
+        require_extra("ray", "prefect_ray", label="execution.runner 'ray'")
         return {"address": self.address, "init_kwargs": {"log_to_driver": False, **self.init}}
 
     def connect(self, task_runner: Any) -> None:
@@ -154,7 +154,7 @@ def make_runner(section: ExecutionSection) -> Runner:
     Raises:
         ConfigError: there is no runner of this name, or an option cannot work.
     """
-    return chosen(RUNNERS, section.runner, what="execution.runner")  # type: ignore[no-any-return]
+    return chosen(RUNNERS, section.runner, label="execution.runner")  # type: ignore[no-any-return]
 
 
 def check_runner(section: ExecutionSection) -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from configs.addresses import is_loopback
 from configs.errors import ConfigError
+from configs.escaping import quoted
 from configs.extras import require_extra
 from configs.overrides import apply_overrides
-from configs.visible import quoted
-from models.rewards.make import make_reward
+from models.rewards.factory import make_reward
 from tasks.execution.guard import App, OwnPagesOnly
 
 _MODULES = ("fastapi", "uvicorn", "msgpack", "prometheus_client")
@@ -45,7 +45,7 @@ def reward_app(request: ServeRequest) -> App:
     Raises:
         ConfigError: it cannot be made, or would be open to others without a token.
     """
-    require_extra("reward-server", *_MODULES, what="'flowmill serve-reward'")
+    require_extra("reward-server", *_MODULES, label="'flowmill serve-reward'")
     from models.rewards.service.app import Served, make_app
     from models.rewards.service.batching import Limits
     from models.rewards.service.wire import TOKEN

@@ -19,19 +19,19 @@ from itertools import islice
 from typing import NamedTuple
 
 from configs.errors import WorkerError
-from configs.garbage import starting
+from configs.gc_tuning import starting
 
 with starting():
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from models.devices import chosen_device, local_rank
     from tasks.execution.execution import Execution
-    from tasks.execution.ordered import OrderedExecution, ordered_stage
-    from tasks.execution.orders import PREFIX, Order, own_code
-    from tasks.execution.scorers import Scorers
-    from tasks.hosting.board import Board
-    from tasks.hosting.pulse import Beat
-    from tasks.hosting.ranks import Ranks, torchrun_ranks
+    from tasks.execution.job_context import JobExecution, stage_of_job
+    from tasks.execution.job_spec import PREFIX, JobSpec, own_code
+    from tasks.execution.reward_pool import RewardPool
+    from tasks.runtime.heartbeat import Heartbeat
+    from tasks.runtime.kv_store import KeyValueStore
+    from tasks.runtime.ranks import Ranks, torchrun_ranks
     from tasks.stages.stage import Shard, Stage
     from tasks.stages.stage_run import StageRun
 
@@ -62,19 +62,19 @@ class RankReporter:
 class Worker:
     """One rank: its models stay loaded from order to order."""
 
-    def __init__(self, ranks: Ranks, board: Board) -> None:
+    def __init__(self, ranks: Ranks, board: KeyValueStore) -> None:
         """Bind to this process's rank and to the key-value store of the ranks."""
         self._ranks = ranks
         self._board = board
-        self._kept = OrderedExecution()
-        self._scorers: Scorers | None = None
+        self._kept = JobExecution()
+        self._scorers: RewardPool | None = None
 
-    def carry_out(self, order: Order) -> None:
+    def carry_out(self, order: JobSpec) -> None:
         """Take this rank's share of a stage, and report when all ranks are done."""
         board = self._board.below(f"order{order.number}")
         self._ranks.pulse.at(f"{order.node[1]} of epoch {order.node[0]}")
         execution = self._kept.of(order, lambda: RankReporter(self._ranks), self._prepare)
-        share = Share(ordered_stage(order, execution), order, self._scorers)
+        share = Share(stage_of_job(order, execution), order, self._scorers)
         run_share(share, self._ranks, board)
         board.post(f"done{self._ranks.rank}", json.dumps(execution.host.loads))
         if self._ranks.first:
@@ -91,7 +91,7 @@ class Worker:
         execution.host.ranks = self._ranks
         execution.host.use_threads()
         self.close()
-        self._scorers = Scorers(execution.context, on_rank=True)
+        self._scorers = RewardPool(execution.context, on_rank=True)
 
 
 class Share(NamedTuple):
@@ -99,13 +99,13 @@ class Share(NamedTuple):
 
     stage: Stage
     """The stage."""
-    order: Order
+    order: JobSpec
     """The job that requested it."""
-    scorers: Scorers | None
+    scorers: RewardPool | None
     """Scoring processes of this rank, if there are any."""
 
 
-def run_share(share: Share, ranks: Ranks, board: Board) -> None:
+def run_share(share: Share, ranks: Ranks, board: KeyValueStore) -> None:
     """Run this rank's share of a stage's pending shards; rank 0 commits collective results."""
     stage = share.stage
     run = StageRun(stage, ordered=True)
@@ -132,14 +132,14 @@ def run_share(share: Share, ranks: Ranks, board: Board) -> None:
         run.joined(shard)
 
 
-def deal(ranks: Ranks, board: Board, pending: Callable[[], Sequence[Shard]]) -> Iterator[Shard]:
+def deal(ranks: Ranks, board: KeyValueStore, pending: Callable[[], Sequence[Shard]]) -> Iterator[Shard]:
     """Yield the shards this rank takes: a free rank takes the next, so a slow rank delays no other."""
     shards = listed(ranks, board, pending)
     while (number := board.take("next")) < len(shards):
         yield shards[number]
 
 
-def listed(ranks: Ranks, board: Board, pending: Callable[[], Sequence[Shard]]) -> list[Shard]:
+def listed(ranks: Ranks, board: KeyValueStore, pending: Callable[[], Sequence[Shard]]) -> list[Shard]:
     """Return rank 0's list of pending shards on every rank.
 
     A rank that lists later would miss shards committed by then, and the ranks would work on different lists.
@@ -150,7 +150,7 @@ def listed(ranks: Ranks, board: Board, pending: Callable[[], Sequence[Shard]]) -
         return [Shard(*shard) for shard in json.loads(board.read("shards"))]
 
 
-def orders(ranks: Ranks, board: Board) -> Iterator[Order]:
+def orders(ranks: Ranks, board: KeyValueStore) -> Iterator[JobSpec]:
     """Yield the orders the first rank reads from its standard input, on every rank, until there are no more."""
     lines: queue.Queue[str] = queue.Queue()
     if local_rank() == 0:
@@ -164,7 +164,7 @@ def orders(ranks: Ranks, board: Board) -> Iterator[Order]:
             line = board.read(f"order{number}")
         if not line:
             return
-        yield Order.parse(line)
+        yield JobSpec.parse(line)
         number += 1
 
 
@@ -177,7 +177,7 @@ def _read(lines: queue.Queue[str]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def same_code(ranks: Ranks, board: Board) -> None:
+def same_code(ranks: Ranks, board: KeyValueStore) -> None:
     """Check that all ranks run the same program.
 
     Raises:
@@ -200,7 +200,7 @@ def main() -> None:
     name, stall = sys.argv[1], float(sys.argv[2])
     patience = max(_LEAST_S, stall * _COLLECTIVE_PATIENCE)
     with torchrun_ranks(chosen_device(name, local_rank()), patience, _send_beats) as ranks:
-        board = Board()
+        board = KeyValueStore()
         same_code(ranks, board)
         worker = Worker(ranks, board)
         with closing(worker):
@@ -208,7 +208,7 @@ def main() -> None:
                 worker.carry_out(order)
 
 
-def _send_beats(beats: Mapping[int, Beat]) -> None:
+def _send_beats(beats: Mapping[int, Heartbeat]) -> None:
     # A few at a time: only short lines come through whole where several ranks write to one pipe.
     items = iter(beats.items())
     while some := list(islice(items, 16)):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from configs.escaping import fenced, in_code, in_link, in_markdown, visible
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from configs.visible import fenced, in_code, in_link, in_markdown, visible
 from tasks.export.usage import Usage, snippet
-from tasks.figures.evaluations import Figures
 from tasks.inputs.base_model import BaseModel
 from tasks.inputs.prompts import prompt_set
+from tasks.metrics.evaluations import Figures
 
 if TYPE_CHECKING:
     from models.weights.lora import LoraSpec
@@ -104,7 +104,7 @@ def _title(about: About) -> str:
 
 def _summary(about: About) -> str:
     config, base = about.config, about.base
-    what = "LoRA weights for" if config.model.lora else "A whole diffusers pipeline:"
+    label = "LoRA weights for" if config.model.lora else "A whole diffusers pipeline:"
     rewards = ", ".join(f"{in_code(section.slot)} (weight {section.weight:g})" for section in config.rewards)
     commit = f" at commit {in_code(base.revision)}" if base.revision else ""
     sources = {
@@ -117,7 +117,7 @@ def _summary(about: About) -> str:
     epochs = "1 epoch" if about.epoch == 1 else f"{about.epoch} epochs"
     averaged = " The weights are the moving average of those trained." if config.optimize.ema else ""
     return (
-        f"{what} {named}, post-trained by reinforcement learning with flowmill: {epochs} of "
+        f"{label} {named}, post-trained by reinforcement learning with flowmill: {epochs} of "
         f"{in_code(config.optimize.algorithm.name)} on the prompts of {in_code(prompts)}, "
         f"with the rewards {rewards}.{averaged}"
     )

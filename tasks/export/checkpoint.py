@@ -13,13 +13,13 @@ import torch
 from configs.errors import ConfigError
 from configs.registry import resolve
 from models.policies import POLICIES
-from models.weights.shared_checkpoints import write_checkpoint
+from models.weights.dcp_checkpoints import write_checkpoint
 from models.weights.tensor_files import TensorFiles
 from tasks.export.copying import new_folder
-from tasks.identities.nodes import policy_after
 from tasks.inputs.components import lora_spec
-from tasks.inputs.sources import CRITIC, CRITIC_OPTIMIZER, OPTIMIZER, Weights, policy_folder, tensor_files
+from tasks.inputs.weight_sources import CRITIC, CRITIC_OPTIMIZER, OPTIMIZER, Weights, policy_folder, tensor_files
 from tasks.runs.context import RunContext
+from tasks.specs.graph import policy_after
 
 #: What a checkpoint calls the files of a policy.
 _WEIGHTS = {
@@ -60,7 +60,7 @@ def export_checkpoint(context: RunContext, epoch: int | None, to: Path) -> tuple
     for name in _OPTIMIZERS.keys() & held.state.keys():
         moments = held.state[name]
         held.state[name] = {"state": moments, "param_groups": [{**group, "params": list(moments)}]}
-    spec = lora_spec(context.config, resolve(POLICIES, context.config.model.policy, what="model.policy"))
+    spec = lora_spec(context.config, resolve(POLICIES, context.config.model.policy, label="model.policy"))
     about = {
         "run": context.run.name,
         "epoch": wanted,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from configs.errors import ConfigError
-from tasks.inputs.sources import PIPELINE
+from tasks.inputs.weight_sources import PIPELINE
 from tasks.runs.context import RunContext
 
 

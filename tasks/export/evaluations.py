@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage.tables import read_shard
-from tasks.figures.evaluations import Figures
-from tasks.figures.evaluations import evaluation_figures as figures_of
 from tasks.inputs.components import open_trajectory_store
+from tasks.metrics.evaluations import Figures
+from tasks.metrics.evaluations import evaluation_figures as figures_of
 from tasks.runs.context import RunContext
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.folders import files_below
-from models.libraries import diffusers_class, read_json
+from models.library_loading import diffusers_class, read_json
 from models.policies.diffusion import DiffusionPolicy, SchedulerChoice
-from models.policies.indices import component_entry, in_folder, index_file, portable_index
+from models.policies.pipeline_index import component_entry, in_folder, index_file, portable_index
 from tasks.inputs.base_model import license_files
 
 

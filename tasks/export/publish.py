@@ -8,8 +8,8 @@ from pathlib import Path
 
 from configs.errors import PublishError
 from configs.proxies import by_proxy
-from models.policies.indices import MODULAR, placed_index
-from tasks.inputs.sources import PIPELINE
+from models.policies.pipeline_index import MODULAR, placed_index
+from tasks.inputs.weight_sources import PIPELINE
 from tasks.runs.context import RunContext
 
 #: What the card's snippet calls the folder it lies in.

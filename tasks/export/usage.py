@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.visible import in_python
+from configs.escaping import in_python
 from models.policies.diffusion import PipelineCall, SchedulerChoice
 from models.weights.lora_files import LORA_FILE
 from tasks.export.publish import HERE, HERE_WHOLE

@@ -52,7 +52,7 @@ def describe_base(section: ModelSection, identity: Mapping[str, Any], folder: Pa
 
     Args:
         section: what the config says of it.
-        identity: what makes it this one, see ``tasks.inputs.sources.model_identity``; not used of one that is built.
+        identity: of ``tasks.inputs.weight_sources.model_identity``; not used for a built model.
         folder: where its files are.
     """
     if section.build is not None:

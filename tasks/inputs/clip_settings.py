@@ -50,7 +50,7 @@ def _check_rate(config: RunConfig) -> None:
     rate = config.model.options.get("frame_rate", FRAME_RATE.get(family))
     if family not in FRAME_RATE or rate == stored:
         return
-    chosen = "frame_rate" in option_names(resolve(POLICIES, family, what="model.policy").options_type)
+    chosen = "frame_rate" in option_names(resolve(POLICIES, family, label="model.policy").options_type)
     raise ConfigError(
         f"rollout.media.fps is {stored}, but model.policy '{family}' makes {rate} frames for a second of sound"
         f"{' (model.options.frame_rate)' if chosen else ''}. Stored otherwise the two would drift apart: set "

@@ -40,7 +40,7 @@ def make_algorithm(config: RunConfig) -> Algorithm:
     Raises:
         ConfigError: there is none of this name, or an option cannot work.
     """
-    return chosen(algorithms_of(kind_name(config)), config.optimize.algorithm, what="optimize.algorithm")  # type: ignore[no-any-return]
+    return chosen(algorithms_of(kind_name(config)), config.optimize.algorithm, label="optimize.algorithm")  # type: ignore[no-any-return]
 
 
 def algorithm_needs(config: RunConfig) -> AlgorithmNeeds:
@@ -95,7 +95,7 @@ def make_kernel(config: RunConfig) -> Kernel:
     Raises:
         ConfigError: there is none of this name, or an option cannot work.
     """
-    return chosen(KERNELS, config.rollout.sampler, what="rollout.sampler")  # type: ignore[no-any-return]
+    return chosen(KERNELS, config.rollout.sampler, label="rollout.sampler")  # type: ignore[no-any-return]
 
 
 def make_plan(config: RunConfig) -> Plan:
@@ -104,7 +104,7 @@ def make_plan(config: RunConfig) -> Plan:
     Raises:
         ConfigError: there is none of this name, or an option cannot work.
     """
-    return chosen(PLANS, config.rollout.plan, what="rollout.plan")  # type: ignore[no-any-return]
+    return chosen(PLANS, config.rollout.plan, label="rollout.plan")  # type: ignore[no-any-return]
 
 
 def make_solver(name: str, where: str) -> Solver:
@@ -113,7 +113,7 @@ def make_solver(name: str, where: str) -> Solver:
     Raises:
         ConfigError: there is none of this name.
     """
-    return create(SOLVERS, name, {}, what=where)  # type: ignore[no-any-return]
+    return create(SOLVERS, name, {}, label=where)  # type: ignore[no-any-return]
 
 
 def call_options(config: RunConfig) -> dict[str, Any]:
@@ -172,4 +172,4 @@ def open_trajectory_store(name: str) -> TrajectoryStore:
     Raises:
         ConfigError: there is none of this name.
     """
-    return resolve(TRAJECTORY_STORES, name, what="rollout.store")()  # type: ignore[no-any-return]
+    return resolve(TRAJECTORY_STORES, name, label="rollout.store")()  # type: ignore[no-any-return]

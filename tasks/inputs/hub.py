@@ -10,8 +10,8 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.proxies import by_proxy
-from models.libraries import read_json
-from models.policies.indices import CLASSIC, INDICES, plain_index
+from models.library_loading import read_json
+from models.policies.pipeline_index import CLASSIC, INDICES, plain_index
 
 #: Weights that are not safetensors: pickles, and those of other libraries.
 _OTHER_WEIGHTS = (

@@ -13,9 +13,10 @@ from configs.model import ModelSection
 from configs.registry import build as make_options
 from configs.registry import create, resolve
 from configs.schema import RunConfig
-from configs.suggest import did_you_mean
-from models.libraries import read_json
-from models.pictures import is_film
+from configs.suggestions import did_you_mean
+from models.image_files import is_film
+from models.library_loading import read_json
+from models.memory.architectures import architecture_of
 from models.policies import (
     CLIP_CONDITIONED,
     DISTILLED_GUIDANCE,
@@ -31,10 +32,9 @@ from models.policies import (
     most_images,
 )
 from models.policies.attention import FIXED, MASKED
-from models.policies.folders import whole
 from models.policies.pipeline import PipelinePolicy
+from models.policies.pipeline_configs import whole
 from models.quickstart import BUILDERS
-from models.sizes.architectures import architecture_of
 from tasks.inputs.clip_settings import check_clips
 from tasks.inputs.components import as_evaluated
 from tasks.inputs.model_source import check_source
@@ -69,13 +69,13 @@ def check_model(config: RunConfig) -> None:
 
 def _check_base(config: RunConfig) -> None:
     """Check what loading the base model would: its class first, then its files, its size and its schedule."""
-    model, family = config.model, resolve(POLICIES, config.model.policy, what="model.policy")
+    model, family = config.model, resolve(POLICIES, config.model.policy, label="model.policy")
     if not issubclass(family, PipelinePolicy):
         return
-    options = make_options(family.options_type, family.family, model.options, what="model.options of")
+    options = make_options(family.options_type, family.family, model.options, label="model.options of")
     settings = family.settings_for(config, dtype=torch.float32, device=torch.device("cpu"), empty=False)
     if model.build is not None:
-        builder = create(BUILDERS, model.build.name, model.build.options, what="model.build")
+        builder = create(BUILDERS, model.build.name, model.build.options, label="model.build")
         _check_built(config, family, getattr(builder, "family", None))
         shape = builder.latents
         family.check_size(None, settings, unit=None if shape is None else shape[1] * _BUILT_PATCH)
@@ -91,7 +91,7 @@ def _check_base(config: RunConfig) -> None:
 
 def _check_built(config: RunConfig, family: type[PipelinePolicy], built: str | None) -> None:
     """Check that a builder makes the pipeline of the family that is asked for."""
-    made = None if built is None else resolve(POLICIES, built, what="model.build.options.family").pipeline_name
+    made = None if built is None else resolve(POLICIES, built, label="model.build.options.family").pipeline_name
     if made is not None and made != family.pipeline_name:
         raise ConfigError(
             f"model.build makes a {made}, of the family '{built}', but model.policy '{family.family}' needs a "
@@ -131,7 +131,7 @@ def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None
     if most is None:
         return
     folder, frames = Path(str(config.model.path)).expanduser(), config.model.frames
-    ends = resolve(POLICIES, family, what="model.policy").check_ends if family in LAST_FRAME else None
+    ends = resolve(POLICIES, family, label="model.policy").check_ends if family in LAST_FRAME else None
     for prompt in prompts:
         films = [path for path in prompt.images if family not in CLIP_CONDITIONED and is_film(path)]
         if films:
@@ -172,7 +172,7 @@ def _positions(model: ModelSection) -> int | None:
         return int(found.config.get("pos_embed_max_size", 0)) * found.patch * found.latents[1] or None
     config = Path(str(model.path)).expanduser() / "transformer" / "config.json"
     most = read_json(config).get("pos_embed_max_size") if config.is_file() else None
-    family = resolve(POLICIES, model.policy, what="model.policy")
+    family = resolve(POLICIES, model.policy, label="model.policy")
     return None if most is None else int(most) * int(family.unit_of(config.parent.parent))
 
 
@@ -281,7 +281,7 @@ def _check_attention(config: RunConfig) -> None:
     model, name = config.model, config.model.attention
     if name is None:
         return
-    known = resolve(POLICIES, model.policy, what="model.policy").attentions
+    known = resolve(POLICIES, model.policy, label="model.policy").attentions
     if name not in known:
         raise ConfigError(f"model.attention '{name}' does not exist. {did_you_mean(name, known)}")
     backend, reason = known[name], None

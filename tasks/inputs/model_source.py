@@ -6,12 +6,12 @@ from pathlib import Path
 
 from configs.errors import ConfigError
 from configs.model import ModelSection
-from configs.outside import looks_local
+from configs.path_types import looks_local
 from configs.registry import create, resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
-from models.weights.shared_checkpoints import SharedCheckpoint
+from models.weights.dcp_checkpoints import DcpCheckpoint
 from tasks.inputs.components import lora_spec
 
 
@@ -23,19 +23,19 @@ def check_source(config: RunConfig) -> None:
     """
     build, path = config.model.build, config.model.path
     if build is not None:
-        create(BUILDERS, build.name, build.options, what="model.build")
+        create(BUILDERS, build.name, build.options, label="model.build")
     if path is not None and looks_local(path) and not Path(path).is_dir():
         raise ConfigError(f"model.path '{path}' is no folder. Paths are relative to the config file.")
     _check_single_files(config.model)
     if config.model.checkpoint is not None:
-        SharedCheckpoint(Path(config.model.checkpoint))
+        DcpCheckpoint(Path(config.model.checkpoint))
     _check_start(config)
 
 
 def _check_single_files(model: ModelSection) -> None:
     """Check that single files hold what they are for, by their names and sizes; nothing is converted."""
     if model.single_files:
-        folder, family = Path(str(model.path)).expanduser(), resolve(POLICIES, model.policy, what="model.policy")
+        folder, family = Path(str(model.path)).expanduser(), resolve(POLICIES, model.policy, label="model.policy")
         family.check_single_files(model.single_files, folder if folder.is_dir() else None)
 
 
@@ -49,4 +49,4 @@ def _check_start(config: RunConfig) -> None:
             "model.lora.start: training would begin with these adapters and with those of model.checkpoint. Leave one "
             "of the two out."
         )
-    lora_spec(config, resolve(POLICIES, config.model.policy, what="model.policy"))
+    lora_spec(config, resolve(POLICIES, config.model.policy, label="model.policy"))

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from configs.errors import CorruptError, PromptError
-from models.pictures import film_size, is_film, is_plain, open_clip, open_picture
+from models.image_files import film_size, is_film, is_plain, open_clip, open_picture
 from storage.checksums import hash_data, hash_file
 from storage.names import below
 

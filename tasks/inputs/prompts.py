@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from configs.errors import PromptError
 from configs.fingerprint import canonical_json, fingerprint, hash_text
-from configs.garbage import without_collecting
+from configs.gc_tuning import without_collecting
 from configs.schema import PROMPT_FILES, PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
 from tasks.inputs.prompt_files import READERS, Rows, hub_rows, saved_rows

@@ -5,16 +5,16 @@ from __future__ import annotations
 from configs.registry import build as make_options
 from configs.registry import resolve
 from configs.schema import RunConfig
+from models.memory.architecture_shapes import Architecture
 from models.policies import POLICIES, REFERENCES
-from models.sizes.shapes import Architecture
 
 
 def text_tokens(config: RunConfig, architecture: Architecture) -> int:
     """Return the text tokens of a row beside its image's, which follow ``model.options.max_sequence_length``."""
     if not architecture.text_tokens:
         return 0
-    family = resolve(POLICIES, config.model.policy, what="model.policy")
-    options = make_options(family.options_type, config.model.policy, config.model.options, what="model.options of")
+    family = resolve(POLICIES, config.model.policy, label="model.policy")
+    options = make_options(family.options_type, config.model.policy, config.model.options, label="model.options of")
     length = getattr(options, "max_sequence_length", None)
     return architecture.text_tokens if length is None else int(length) + architecture.further_text
 
@@ -23,7 +23,7 @@ def image_tokens(config: RunConfig, architecture: Architecture) -> int:
     """Return the most tokens of a row, text aside: of what is generated, and of the images it starts from."""
     model, references = config.model, 0
     if model.policy in REFERENCES:
-        family = resolve(POLICIES, model.policy, what="model.policy")
-        options = make_options(family.options_type, model.policy, model.options, what="model.options of")
+        family = resolve(POLICIES, model.policy, label="model.policy")
+        options = make_options(family.options_type, model.policy, model.options, label="model.options of")
         references = options.references * options.reference_area
     return architecture.tokens(height=model.height, width=model.width, frames=model.frames, references=references)

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from configs.errors import ConfigError
-from configs.outside import looks_local
+from configs.path_types import looks_local
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
-from models.policies.loading import FolderPolicy
+from models.policies.folder_policy import FolderPolicy
+from models.weights.dcp_checkpoints import DcpCheckpoint
 from models.weights.lora import LoraSpec, add_lora
-from models.weights.shared_checkpoints import SharedCheckpoint
 from tasks.inputs.components import lora_spec, make_algorithm
-from tasks.inputs.sources import critic_folder
+from tasks.inputs.weight_sources import critic_folder
 
 
 def check_trained(config: RunConfig) -> None:
@@ -28,7 +28,7 @@ def check_trained(config: RunConfig) -> None:
     Raises:
         ConfigError: a target matches no layer; an adapter or checkpoint to begin with is of another model.
     """
-    family = resolve(POLICIES, config.model.policy, what="model.policy")
+    family = resolve(POLICIES, config.model.policy, label="model.policy")
     folder = Path(str(config.model.path)).expanduser()
     if config.model.path is None or config.model.single_files or not folder.is_dir():
         return
@@ -38,7 +38,7 @@ def check_trained(config: RunConfig) -> None:
     if shapes and start is not None:
         family.read_adapter(start).weights(shapes)
     if shapes and config.model.checkpoint is not None:
-        SharedCheckpoint(Path(config.model.checkpoint)).places(shapes)
+        DcpCheckpoint(Path(config.model.checkpoint)).places(shapes)
     if make_algorithm(config).requires.critic and config.critic.backbone == "own":
         own = folder if config.critic.path is None else critic_folder(config.critic.path)
         _trained_shapes(family.trained_on_meta(own, critic=True), lora)
@@ -50,7 +50,7 @@ def check_teachers(config: RunConfig) -> None:
     Raises:
         ConfigError: one is no folder of the family.
     """
-    family = resolve(POLICIES, config.model.policy, what="model.policy")
+    family = resolve(POLICIES, config.model.policy, label="model.policy")
     for name, path in make_algorithm(config).requires.teachers:
         folder, option = Path(path).expanduser(), f"teachers.{name}" if name else "teacher"
         if not folder.is_dir() and looks_local(path):

@@ -9,8 +9,8 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
 from storage.verify import find_ref
-from tasks.identities.nodes import Node
 from tasks.runs.opening import open_run
+from tasks.specs.graph import Node
 
 _ADDRESS = re.compile(r"(?P<run>[^/]+)/(?P<stage>\w+)(\[(?P<slot>.+)\])?@(?P<epoch>\d+)")
 

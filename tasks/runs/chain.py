@@ -12,20 +12,20 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from configs.errors import NotCommittedError
+from configs.escaping import command
 from configs.fingerprint import fingerprint
-from configs.visible import command
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from storage.records import same_content
-from tasks.identities.facts import RunFacts
-from tasks.identities.identity import Identity, identify
-from tasks.identities.nodes import DRAWING, OF, RENDERER, Node, has_gradients, policy_after, run_nodes
+from tasks.specs.base_spec import StageSpec, spec_of
+from tasks.specs.graph import DRAWING, OF, RENDERER, Node, has_gradients, policy_after, run_nodes
+from tasks.specs.run_inputs import RunInputs
 
 
 class Chain:
     """The artifacts of one run under one config."""
 
-    def __init__(self, facts: RunFacts, *, run: Chain | None = None, epoch: int = 0) -> None:
+    def __init__(self, facts: RunInputs, *, run: Chain | None = None, epoch: int = 0) -> None:
         """Bind to a run and a config.
 
         Args:
@@ -126,13 +126,13 @@ class Chain:
             if self._refs.get(node, made) != made:
                 self._refs.clear()
 
-    def identity(self, node: Node) -> Identity:
+    def identity(self, node: Node) -> StageSpec:
         """Return what a stage is under this config.
 
         Raises:
             ConfigError: there is no such stage, or it does not exist for this epoch or slot.
         """
-        return identify(self._facts, node, lambda other: self.find(*other))
+        return spec_of(self._facts, node, lambda other: self.find(*other))
 
     def has(self, node: Node) -> bool:
         """Return whether the config knows of a stage: of each reward and judge there is one only if it names it."""

@@ -16,24 +16,24 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
 from storage.tables import read_rows
-from tasks.identities.facts import RunFacts
-from tasks.identities.nodes import RENDERER, policy_after
 from tasks.inputs.prompts import StoredPrompt, image_files, image_keys
 from tasks.inputs.renderer import render_of
-from tasks.inputs.sources import PIPELINE, source_folder
+from tasks.inputs.weight_sources import PIPELINE, source_folder
 from tasks.runs.chain import Chain
+from tasks.runs.media_cache import Recent
 from tasks.runs.moves import as_given, moved
 from tasks.runs.progress import Ledger, Reporter, Silent
-from tasks.runs.recent import Recent
+from tasks.specs.graph import RENDERER, policy_after
+from tasks.specs.run_inputs import RunInputs
 
 if TYPE_CHECKING:
     import numpy as np
 
     from storage.embeddings import EmbeddingCache
-    from storage.references import ReferenceFiles
+    from storage.source_images import ReferenceFiles
 
 
-class RunContext(RunFacts):
+class RunContext(RunInputs):
     """Shared state of a run's stages in one process."""
 
     def __init__(
@@ -76,7 +76,7 @@ class RunContext(RunFacts):
             config = as_given(config, moved(self.store, self.run, config, self.config))
         if _asks_for(config) == _asks_for(self.config):
             return Chain(self)
-        return Chain(self, run=Chain(RunFacts(self.store, config, self.run, reads=self.reads)), epoch=self.epoch)
+        return Chain(self, run=Chain(RunInputs(self.store, config, self.run, reads=self.reads)), epoch=self.epoch)
 
     def policy_ref(self, epoch: int) -> ArtifactRef:
         """Return the policy after an epoch; epoch 0 is the base policy."""
@@ -142,7 +142,7 @@ class RunContext(RunFacts):
     @cached_property
     def _reference_files(self) -> ReferenceFiles:
         # Most runs have none, and what is read here takes Arrow.
-        from storage.references import ReferenceFiles
+        from storage.source_images import ReferenceFiles
 
         return ReferenceFiles(self.store, self.chain.require(0, "preprocess").ref)
 

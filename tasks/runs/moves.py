@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.load import flatten, override_config
-from configs.quoting import text_override
+from configs.override_quoting import text_override
 from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
-from tasks.identities.facts import RunFacts
-from tasks.identities.nodes import ONCE, RENDERER, Node
-from tasks.inputs.places import config_places, held
+from tasks.inputs.option_paths import config_places, held
 from tasks.inputs.prompts import prompts_fingerprint
 from tasks.inputs.renderer import render_of
-from tasks.inputs.trust import pattern
+from tasks.inputs.store_trust import pattern
+from tasks.specs.graph import ONCE, RENDERER, Node
+from tasks.specs.run_inputs import RunInputs
 
 #: Paths that differ while what they lead to does not, by setting: that of the run, and that which is given.
 Moves = Mapping[str, tuple[str, str]]
@@ -33,7 +33,7 @@ class Recorded(NamedTuple):
     """The stage whose manifest says it,"""
     option: str
     """in this option."""
-    now: Callable[[RunFacts], Any]
+    now: Callable[[RunInputs], Any]
     """What the path of a given config leads to."""
 
 
@@ -64,7 +64,7 @@ def moved(store: ArtifactStore, run: RunFolder, before: RunConfig, given: RunCon
     """
     old, new = (flatten(each.model_dump(mode="json")) for each in (before, given))
     pairs = {key: (old[key], new[key]) for key in old if key in new and old[key] != new[key]}
-    facts = RunFacts(store, given, run)
+    facts = RunInputs(store, given, run)
     texts = {key: pair for key, pair in pairs.items() if all(isinstance(each, str) for each in pair)}
     return {key: pair for key, pair in texts.items() if _leads_to_same(facts, key, *pair)}
 
@@ -79,7 +79,7 @@ def as_given(config: RunConfig, moves: Moves) -> RunConfig:
     return override_config(config, [text_override(key, new) for key, (_, new) in moves.items()]) if moves else config
 
 
-def _leads_to_same(facts: RunFacts, setting: str, old: str, new: str) -> bool:
+def _leads_to_same(facts: RunInputs, setting: str, old: str, new: str) -> bool:
     if setting.startswith(_PROMPTS):
         return setting.endswith((".train", ".heldout")) and _has_same_prompts(facts)
     found = next((each for key, each in RECORDED.items() if _is_below(pattern(setting), key)), None)
@@ -97,12 +97,12 @@ def _is_below(setting: str, known: str) -> bool:
     return setting == known or setting.startswith(f"{known}.")
 
 
-def _has_same_prompts(facts: RunFacts) -> bool:
+def _has_same_prompts(facts: RunInputs) -> bool:
     record = facts.run.describe() or {}
     return bool(record.get("preprocess") == prompts_fingerprint(facts.source_prompts))
 
 
-def _is_same_option(facts: RunFacts, setting: str, old: str, new: str) -> bool:
+def _is_same_option(facts: RunInputs, setting: str, old: str, new: str) -> bool:
     """Return whether an option of a component leads to what the run recorded of the old path."""
     for component, places in config_places(facts.config).items() if ".options." in setting else ():
         for place in places:

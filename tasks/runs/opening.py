@@ -11,22 +11,22 @@ from configs.errors import RunConflictError, StoreError
 from configs.fingerprint import fingerprint
 from configs.load import asks_for, differences, flatten, override_config, parse_config
 from configs.model import ModelSection
-from configs.quoting import text_override
+from configs.override_quoting import text_override
 from configs.schema import RunConfig
-from configs.suggest import did_you_mean
+from configs.suggestions import did_you_mean
 from storage import layout
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder, list_runs
-from tasks.identities.nodes import RENDERER
 from tasks.inputs.prompts import prompts_fingerprint, source_prompts
-from tasks.inputs.sources import model_identity
-from tasks.inputs.trust import READ, check_trusted, remember
+from tasks.inputs.store_trust import READ, check_trusted, remember
+from tasks.inputs.weight_sources import model_identity
+from tasks.runs.component_requirements import knowing_needs, note_needs
 from tasks.runs.context import RunContext
 from tasks.runs.locks import run_name
 from tasks.runs.moves import Moves, as_before, moved
-from tasks.runs.needs import knowing_needs, note_needs
 from tasks.runs.progress import Reporter
+from tasks.specs.graph import RENDERER
 
 _CUT = "rollout.groups_per_shard"
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import psutil
 
-from configs.importing import measure_imports, seconds_of_imports
+from configs.import_timing import measure_imports, seconds_of_imports
 
 #: Spans of work, of all stages, that say how long one takes now.
 _LATELY = 64

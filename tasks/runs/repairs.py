@@ -8,10 +8,10 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
 from storage.quarantine import revive
-from tasks.identities import IDENTITIES
-from tasks.identities.nodes import Node
 from tasks.runs.chain import Chain
 from tasks.runs.opening import open_run
+from tasks.specs import SPECS
+from tasks.specs.graph import Node
 
 
 def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tuple[str, str, int]]:
@@ -23,7 +23,7 @@ def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tup
         store: the store.
         damaged: artifact -> the run to make it for.
     """
-    order = list(IDENTITIES)
+    order = list(SPECS)
     found: set[tuple[str, int, int]] = set()
     for run in sorted(set(damaged.values())):
         wanted = {ref for ref, name in damaged.items() if name == run}

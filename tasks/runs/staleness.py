@@ -12,10 +12,10 @@ from configs.fingerprint import canonical_json
 from configs.load import flatten
 from storage.lineage import LineageEntry
 from storage.records import Manifest
-from tasks.identities.contents import CONTENTS
-from tasks.identities.identity import Identity
-from tasks.identities.nodes import OF, Node
 from tasks.runs.chain import Chain
+from tasks.specs.base_spec import StageSpec
+from tasks.specs.graph import OF, Node
+from tasks.specs.input_hashes import CONTENTS
 
 
 class State(Enum):
@@ -166,7 +166,7 @@ def _remade(chain: Chain, above: Standing) -> str:
     return f"made again since, as {above.artifact}"
 
 
-def _causes(chain: Chain, identity: Identity, entry: LineageEntry) -> Iterator[Cause]:
+def _causes(chain: Chain, identity: StageSpec, entry: LineageEntry) -> Iterator[Cause]:
     """Yield differences between a committed artifact and the one the stage would make now."""
     if identity.grows:
         # A cache has no manifest that could say more.
@@ -200,7 +200,7 @@ def _said(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != CONTENTS}
 
 
-def _other_contents(identity: Identity, old: Mapping[str, Any], new: Mapping[str, Any], *, unknown: bool) -> list[str]:
+def _other_contents(identity: StageSpec, old: Mapping[str, Any], new: Mapping[str, Any], *, unknown: bool) -> list[str]:
     """Return which files and folders that options name are others than they were; a new path says so itself."""
     before, now = old.get(CONTENTS, {}), new.get(CONTENTS, {})
     places = [place for place in identity.places() if place.path in now]
@@ -212,7 +212,7 @@ def _other_contents(identity: Identity, old: Mapping[str, Any], new: Mapping[str
     return list(dict.fromkeys(causes))
 
 
-def _other_inputs(chain: Chain, identity: Identity, manifest: Manifest) -> list[Node]:
+def _other_inputs(chain: Chain, identity: StageSpec, manifest: Manifest) -> list[Node]:
     return [node for node in identity.upstream() if str(chain.ref(node)) not in manifest.inputs]
 
 

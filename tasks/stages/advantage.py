@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 
 from configs.errors import ConfigError, CorruptError, RewardError
-from configs.visible import command
+from configs.escaping import command
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.tables import read_rows, write_rows
@@ -32,11 +32,11 @@ from tasks.advantages.groups import (
 from tasks.advantages.tokens import overlong_penalty
 from tasks.advantages.uncertainty import uncertain
 from tasks.algorithms.checks import check_advantage
-from tasks.figures.earnings import group_numbers, optimized_parts
-from tasks.identities.advantage import AdvantageIdentity
 from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.sources import origin_of
-from tasks.stages.earned import Earnings, history_of, routed, weighted
+from tasks.inputs.weight_sources import origin_of
+from tasks.metrics.reward_tables import group_numbers, optimized_parts
+from tasks.specs.advantage import AdvantageSpec
+from tasks.stages.sample_rewards import SampleRewards, history_of, routed, weighted
 from tasks.stages.stage import Output, Shard, Stage
 from tasks.stages.token_tables import TokenTables
 
@@ -49,7 +49,7 @@ _IDENTITY = ("sample_id", "prompt_id", "group_id")
 class AdvantageStage(Stage):
     """The rewards of an epoch, normalized within groups, as one advantage per sample."""
 
-    identity: AdvantageIdentity
+    identity: AdvantageSpec
 
     def shards(self) -> list[Shard]:
         """One: statistics are over the whole epoch."""
@@ -82,7 +82,7 @@ class AdvantageStage(Stage):
             summary["gated_ratio"] = float((now.penalty != 0).double().mean())
         return Output(rows=len(counted), summary=summary)
 
-    def _shaped(self, now: Earnings, groups: Tensor, history: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _shaped(self, now: SampleRewards, groups: Tensor, history: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return (N,) float32 advantages, and which groups' mean rewards are within bounds, (N,) bool."""
         section = self.config.advantage
         advantages = self._normalized(now, groups, history)
@@ -104,9 +104,9 @@ class AdvantageStage(Stage):
     def _by_modality(
         self,
         modalities: Sequence[str],
-        everything: Earnings,
+        everything: SampleRewards,
         counted: Tensor,
-        earlier: Sequence[Earnings],
+        earlier: Sequence[SampleRewards],
         folder: Path,
     ) -> tuple[Tensor, Tensor]:
         """Write an advantage for each modality of a sample; return their means, and where all are within bounds."""
@@ -126,7 +126,7 @@ class AdvantageStage(Stage):
         write_rows("modality_advantages", folder, columns)
         return advantages.mean(1), torch.stack([kept for _, kept in found]).all(0)
 
-    def _per_token(self, estimator: TokenEstimator, everything: Earnings, counted: Tensor, folder: Path) -> Output:
+    def _per_token(self, estimator: TokenEstimator, everything: SampleRewards, counted: Tensor, folder: Path) -> Output:
         """Write an advantage per sample, the mean of its tokens', and those of tokens."""
         now = everything.take(counted)
         groups, _ = group_numbers(now.samples)
@@ -147,7 +147,9 @@ class AdvantageStage(Stage):
         summary = self.context.store.require(before).summary
         return estimator.next_kl_coef(summary["kl_coef"], summary["kl"], int(summary["samples"]))
 
-    def _write(self, everything: Earnings, counted: Tensor, rewards: Tensor, advantages: Tensor, folder: Path) -> None:
+    def _write(
+        self, everything: SampleRewards, counted: Tensor, rewards: Tensor, advantages: Tensor, folder: Path
+    ) -> None:
         """Write rewards and advantages (M,) of the samples that count."""
         columns = {
             **{name: everything.samples.column(name).to_pylist() for name in _IDENTITY},
@@ -162,7 +164,7 @@ class AdvantageStage(Stage):
         scored = next(ref for ref in self.inputs() if ref.kind == "rewards")
         return str(origin_of(self.context.store, ArtifactRef.parse(self.context.store.require(scored).inputs[0])))
 
-    def _counted(self, epoch: Earnings) -> Tensor:
+    def _counted(self, epoch: SampleRewards) -> Tensor:
         """Return which samples are trained on, (N,) bool: those that could be scored, or whose whole group could.
 
         Raises:
@@ -196,7 +198,7 @@ class AdvantageStage(Stage):
             )
         return counted
 
-    def _informative(self, epoch: Earnings, counted: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def _informative(self, epoch: SampleRewards, counted: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Return which samples are trained on where only some groups are, and how many groups could have been."""
         wanted = self.config.advantage.informative
         if wanted is None:
@@ -225,7 +227,7 @@ class AdvantageStage(Stage):
             )
         return distances
 
-    def _normalized(self, now: Earnings, groups: Tensor, history: Sequence[Tensor]) -> Tensor:
+    def _normalized(self, now: SampleRewards, groups: Tensor, history: Sequence[Tensor]) -> Tensor:
         section = self.config.advantage
         normalizer = Normalizer(
             # Running statistics have a pool of their own, and take only the floor from here.
@@ -242,7 +244,7 @@ class AdvantageStage(Stage):
             return group_advantages(now.total, groups, normalizer)
         return gdpo_advantages(now.parts, now.weights, groups, normalizer, penalty=now.penalty)
 
-    def _epochs(self) -> list[Earnings]:
+    def _epochs(self) -> list[SampleRewards]:
         """Return the rewards of each epoch's samples, this one first."""
         count, refs = len(self.identity.sections), self.inputs()
         scored = [ref for ref in refs if ref.kind == "rewards"]
@@ -252,7 +254,7 @@ class AdvantageStage(Stage):
             rolled = [ref for ref in refs if ref.kind == "trajectories"]
         return [self._earned(scored[i * count : (i + 1) * count], ref) for i, ref in enumerate(rolled)]
 
-    def _earned(self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None) -> Earnings:
+    def _earned(self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None) -> SampleRewards:
         """Return the rewards of one epoch, checked to be of the same samples."""
         tables = [read_rows(self.context.store, ref) for ref in scored]
         ids = tables[0].column("sample_id")
@@ -277,7 +279,7 @@ class AdvantageStage(Stage):
             lengths = self._of_samples(trajectories, sample_ids, "log_probs", len)
             penalty = penalty - overlong_penalty(lengths, longest=longest, buffer=over.buffer, factor=over.factor)
             cut = (lengths >= longest) & over.exclude
-        return Earnings(
+        return SampleRewards(
             samples=tables[0],
             parts=parts,
             weights=weights,
@@ -321,7 +323,7 @@ def _nullable(values: Tensor, counted: Tensor) -> pa.Array:
     return pa.array(full, mask=~counted.numpy())
 
 
-def _excluded(epoch: Earnings, counted: Tensor) -> dict[str, float]:
+def _excluded(epoch: SampleRewards, counted: Tensor) -> dict[str, float]:
     """Return how many samples and whole groups are left out; nothing where none is."""
     if bool(counted.all()):
         return {}

@@ -7,8 +7,8 @@ from pathlib import Path
 from configs.fingerprint import canonical_json
 from configs.registry import create, resolve
 from models.policies import POLICIES
-from tasks.identities.base import BaseIdentity
-from tasks.inputs.sources import PIPELINE
+from tasks.inputs.weight_sources import PIPELINE
+from tasks.specs.base import BaseSpec
 from tasks.stages.stage import Output, Shard, Stage
 
 IDENTITY = "identity.json"
@@ -20,7 +20,7 @@ class BaseStage(Stage):
     # transformers' save_pretrained() leaves weights out on every rank but the first.
     first_rank_only = True
 
-    identity: BaseIdentity
+    identity: BaseSpec
 
     @property
     def on_ranks(self) -> bool:
@@ -41,20 +41,20 @@ class BaseStage(Stage):
         if build is None:
             (folder / IDENTITY).write_text(canonical_json(self.identity.options()))
             return Output(rows=1)
-        from models.libraries import quiet_libraries
+        from models.library_loading import quiet_libraries
         from models.quickstart import BUILDERS
 
         quiet_libraries()
-        builder = create(BUILDERS, build.name, build.options, what="model.build")
+        builder = create(BUILDERS, build.name, build.options, label="model.build")
         builder.build(folder / PIPELINE, self._report)
         return Output(rows=1)
 
     def _convert(self, target: Path) -> None:
-        from models.libraries import quiet_libraries
+        from models.library_loading import quiet_libraries
 
         quiet_libraries()
         section = self.identity.section
-        family = resolve(POLICIES, section.policy, what="model.policy")
+        family = resolve(POLICIES, section.policy, label="model.policy")
         self._report("single file", 0, 1)
         source = self.context.source_folder(section, self.identity.slot)
         family.write_single_files(section.single_files, source, target)

@@ -11,10 +11,10 @@ import torch
 
 from configs.fingerprint import fingerprint
 from models.policies.base import Part
-from models.policies.finite import finite
+from models.policies.nan_checks import finite
 from storage.embeddings import EmbeddingCache, EmbeddingWriter, Rows
 from tasks.inputs.prompts import Prompt
-from tasks.runs.cuts import encoding_cuts
+from tasks.runs.sharding import encoding_cuts
 from tasks.stages.stage import Output, Shard, Stage
 
 

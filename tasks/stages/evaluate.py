@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from tasks.figures.evaluations import SPLITS, named_range, split_of
-from tasks.kinds.kind import Job, Maker
-from tasks.runs.cuts import cover, evaluation_cuts
+from tasks.metrics.evaluations import SPLITS, named_range, split_of
+from tasks.modalities.modality import Sampler, SampleRequest
+from tasks.runs.sharding import cover, evaluation_cuts
 from tasks.stages.sampling import Sampling
 from tasks.stages.stage import Output, Shard
 
@@ -35,7 +35,7 @@ class EvaluateStage(Sampling):
         """Sample a part of one split."""
         total, prompts = self.config.evaluate.samples, self.context.prompts[split_of(shard.name)]
         jobs = [
-            Job(prompt=prompt, replica=replica, name=f"{split_of(shard.name)}-{prompt.id}-{replica:04d}")
+            SampleRequest(prompt=prompt, replica=replica, name=f"{split_of(shard.name)}-{prompt.id}-{replica:04d}")
             for replica, number in (divmod(number, len(prompts)) for number in range(shard.start, shard.stop))
             for prompt in (prompts[number],)
         ]
@@ -48,6 +48,6 @@ class EvaluateStage(Sampling):
         return split_of(shard.name)
 
     @cached_property
-    def maker(self) -> Maker:
+    def maker(self) -> Sampler:
         """Draws that are the same for every policy."""
         return self.policy_kind.evaluation(self.making)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.identities.export import ExportIdentity
-from tasks.kinds.kind import Exporting
+from tasks.modalities.modality import ExportRequest
+from tasks.specs.export import ExportSpec
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class ExportStage(Stage):
     """The model after an epoch, below ``pipeline``."""
 
-    identity: ExportIdentity
+    identity: ExportSpec
     # As for base models: a stand-in of a text encoder would have no weights.
     first_rank_only = True
 
@@ -31,6 +31,8 @@ class ExportStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Write model, settings and card."""
-        exporting = Exporting(context=self.context, host=self.host, identity=self.identity, inputs=self.inputs()[:3])
+        exporting = ExportRequest(
+            context=self.context, host=self.host, identity=self.identity, inputs=self.inputs()[:3]
+        )
         self.policy_kind.export(exporting, folder)
         return Output(rows=1)

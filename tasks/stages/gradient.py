@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from models.policies.base import Part
 from models.rewards.base import Needs
-from models.rewards.make import needs_of
-from storage.contents import Contents
+from models.rewards.factory import needs_of
 from storage.gradients import write_gradients
 from storage.records import ShardRecord
+from storage.row_digest import Contents
 from tasks.inputs.components import decode_rows
-from tasks.kinds.gradients import Followed, Following
+from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Output, Shard
 
@@ -52,7 +52,7 @@ class GradientStage(Scoring):
         self.host.use_threads()
         batch, table = self.read(shard, Needs(media="latents"))
         rows = self.asked(batch)
-        following = Following(config=self.config, host=self.host, section=self.section)
+        following = RewardGradientRequest(config=self.config, host=self.host, section=self.section)
         found = self.policy_kind.follow(following, batch.take(rows)) if rows else None
         values, sizes, directions = self._spread(rows, found, len(batch))
         names = {name: table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")}
@@ -83,7 +83,7 @@ class GradientStage(Scoring):
         return {name: sum(part[name] * part["scored"] for part in parts) / count for name in _FIGURES if count}
 
     def _spread(
-        self, rows: Sequence[int], found: Followed | None, count: int
+        self, rows: Sequence[int], found: RewardGradientResult | None, count: int
     ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray | None]]:
         """Return value, size and direction of each of ``count`` samples, of which only ``rows`` were followed."""
         values, sizes = np.full(count, np.nan, np.float32), np.zeros(count, np.float32)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from models.rewards.base import Batch, Scores, joined
-from storage.contents import Contents
 from storage.records import ShardRecord
+from storage.row_digest import Contents
 from storage.tables import read_shard
-from tasks.figures.evaluations import split_of
-from tasks.figures.scores import mean_figures
-from tasks.figures.texts import Text, write_texts
+from tasks.metrics.evaluations import split_of
+from tasks.metrics.scores import mean_figures
+from tasks.metrics.texts import Text, write_texts
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Output, Shard
 

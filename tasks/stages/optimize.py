@@ -15,7 +15,7 @@ from tasks.stages.policy import SHARD
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
-    from tasks.optimize.loop import TrainerState
+    from tasks.training.loop import TrainerState
 
 
 class OptimizeStage(Stage):
@@ -51,8 +51,8 @@ class OptimizeStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Train, resuming from the last committed checkpoint of this epoch."""
-        from tasks.optimize.data import TrainingData
-        from tasks.optimize.epoch import TrainingEpoch
+        from tasks.training.data import TrainingData
+        from tasks.training.epoch import TrainingEpoch
 
         data = TrainingData(self.context, self.policy_kind, self.epoch, self.inputs())
         self._trained, rows = TrainingEpoch(data, self.host, self.ref).run(folder)
@@ -67,7 +67,7 @@ class OptimizeStage(Stage):
 
         Its trainer too, but on devices whose memory rollouts need.
         """
-        from tasks.optimize.state import Kept
+        from tasks.training.state import Kept
 
         self.host.keep(self.ref)
         if self._trained is not None and self.host.device.type == "cpu":

@@ -10,7 +10,7 @@ from configs.fingerprint import canonical_json
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
-from tasks.inputs.sources import ABOUT_POLICY, Weights
+from tasks.inputs.weight_sources import ABOUT_POLICY, Weights
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ class PolicyStage(Stage):
     def _weights(self) -> Mapping[str, torch.Tensor]:
         model = self.config.model
         if model.checkpoint is not None:
-            from models.weights.shared_checkpoints import SharedCheckpoint
+            from models.weights.dcp_checkpoints import DcpCheckpoint
 
-            return SharedCheckpoint(Path(model.checkpoint)).read(self._shapes or self.host.fresh().shapes())
+            return DcpCheckpoint(Path(model.checkpoint)).read(self._shapes or self.host.fresh().shapes())
         adapter = _adapter_of(self.config)
         if adapter is not None:
-            family = resolve(POLICIES, model.policy, what="model.policy")
+            family = resolve(POLICIES, model.policy, label="model.policy")
             return family.read_adapter(adapter).weights(self._shapes or self.host.fresh().shapes())  # type: ignore[no-any-return]
         return {} if model.lora is None else self._fresh or self.host.fresh().state()
 

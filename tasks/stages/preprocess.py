@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.fingerprint import canonical_json
 from storage.records import ShardRecord
-from storage.references import write_references
+from storage.source_images import write_references
 from storage.tables import write_rows
 from tasks.inputs.prompt_rows import image_data
 from tasks.inputs.prompts import Prompt, image_files

@@ -17,7 +17,7 @@ from storage.records import ShardRecord
 from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.inputs.components import decode_rows, media_format, open_trajectory_store
 from tasks.inputs.renderer import image_name, render_of, renderer_config
-from tasks.kinds.kind import Kind, make_kind
+from tasks.modalities.modality import Kind, make_kind
 from tasks.runs.seeds import derive
 from tasks.stages.shard_writer import ShardWriter
 from tasks.stages.stage import Output, Shard, Stage

@@ -12,9 +12,9 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from tasks.inputs.prompts import SOURCE, StoredPrompt
-from tasks.kinds.kind import Job, Maker
-from tasks.runs.cuts import cover, rollout_cuts
+from tasks.modalities.modality import Sampler, SampleRequest
 from tasks.runs.seeds import epoch_prompts, mixed_prompts
+from tasks.runs.sharding import cover, rollout_cuts
 from tasks.stages.sampling import Sampling
 from tasks.stages.stage import Output, Shard
 
@@ -52,12 +52,12 @@ class RolloutStage(Sampling):
         return [lists[source][index] for source, index in chosen]
 
     @cached_property
-    def maker(self) -> Maker:
+    def maker(self) -> Sampler:
         """Stochastic steps of this epoch's draws."""
         return self.policy_kind.rollout(self.making)
 
-    def _job(self, prompt: StoredPrompt, replica: int) -> Job:
-        return Job(prompt=prompt, replica=replica, name=f"e{self.epoch:05d}-{prompt.id}-{replica:04d}")
+    def _job(self, prompt: StoredPrompt, replica: int) -> SampleRequest:
+        return SampleRequest(prompt=prompt, replica=replica, name=f"e{self.epoch:05d}-{prompt.id}-{replica:04d}")
 
 
 def planned_shards(store: ArtifactStore, config: RunConfig, ref: ArtifactRef) -> list[Shard]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample, TrajectoryStore
 from tasks.inputs.components import media_format, open_trajectory_store, sampling_sizes
-from tasks.kinds.kind import Job, Maker, Making
+from tasks.modalities.modality import Sampler, SampleRequest, SamplingContext
 from tasks.stages.shard_writer import ShardWriter
 from tasks.stages.stage import Output, Shard, Stage
 
@@ -60,13 +60,13 @@ class Sampling(Stage):
 
     @property
     @abstractmethod
-    def maker(self) -> Maker:
+    def maker(self) -> Sampler:
         """The sampler."""
 
     @cached_property
-    def making(self) -> Making:
+    def making(self) -> SamplingContext:
         """The sampling context."""
-        return Making(context=self.context, host=self.host, policy=self.inputs()[0], epoch=self.epoch)
+        return SamplingContext(context=self.context, host=self.host, policy=self.inputs()[0], epoch=self.epoch)
 
     @cached_property
     def trajectory_store(self) -> TrajectoryStore:
@@ -74,7 +74,14 @@ class Sampling(Stage):
         return open_trajectory_store(self.config.rollout.store)
 
     def make(
-        self, shard: Shard, folder: Path, jobs: Sequence[Job], total: int, about: Mapping[str, Any], *, kept: int = 0
+        self,
+        shard: Shard,
+        folder: Path,
+        jobs: Sequence[SampleRequest],
+        total: int,
+        about: Mapping[str, Any],
+        *,
+        kept: int = 0,
     ) -> tuple[Output, list[Sample]]:
         """Make the samples of a shard and write them.
 

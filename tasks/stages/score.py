@@ -8,7 +8,7 @@ from typing import Any
 
 from models.rewards.base import Batch, Scores
 from storage.records import ShardRecord
-from tasks.figures.scores import figures_of, mean_figures
+from tasks.metrics.scores import figures_of, mean_figures
 from tasks.stages.rollout import RolloutStage, ends_group, planned_shards
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Shard

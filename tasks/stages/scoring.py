@@ -14,28 +14,28 @@ import pyarrow as pa
 from configs.errors import StoreError
 from configs.rewards import RewardSection
 from models.rewards.base import Batch, Needs, Origin, Reward, Scores, joined, perfect_score
-from models.rewards.call import Handling, needs_of_made, score
-from models.rewards.make import needs_of, scored_by_ranks, works_on_accelerator
+from models.rewards.factory import needs_of, scored_by_ranks, works_on_accelerator
+from models.rewards.invocation import Handling, needs_of_made, score
 from models.weights.sharding import Sharding
-from storage.contents import Contents
 from storage.layout import ArtifactRef
+from storage.row_digest import Contents
 from storage.tables import write_rows
 from storage.trajectories.base import TrajectoryShard
-from tasks.figures.scores import score_summary
-from tasks.identities.score import RewardIdentity
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.prompts import SOURCE
 from tasks.inputs.renderer import reads_images, render_of, renderer_config
-from tasks.inputs.sources import origin_of
-from tasks.kinds.kind import Kind, make_kind
-from tasks.stages.spread_reward import SpreadReward, first_call
+from tasks.inputs.weight_sources import origin_of
+from tasks.metrics.scores import score_summary
+from tasks.modalities.modality import Kind, make_kind
+from tasks.specs.score import RewardSpec
+from tasks.stages.sharded_reward import SpreadReward, first_call
 from tasks.stages.stage import Output, Shard, Stage
 
 
 class Scoring(Stage):
     """One reward over one artifact of samples, shard by shard."""
 
-    identity: RewardIdentity
+    identity: RewardSpec
     separable = True
 
     @property

@@ -8,10 +8,10 @@ from types import TracebackType
 import numpy as np
 import xxhash
 
-from storage.contents import Contents
-from storage.roots.base import FileEntry
+from storage.backends.base import FileEntry
+from storage.row_digest import Contents
 from storage.trajectories.base import Sample, TrajectoryWriter
-from tasks.runs.behind import Behind
+from tasks.runs.background_commit import BackgroundCommit
 
 
 class ShardWriter:
@@ -28,7 +28,7 @@ class ShardWriter:
         self._seen: set[tuple[str, bytes]] = set()
         self._writer = writer
         self._shown = shown
-        self._behind = Behind()
+        self._behind = BackgroundCommit()
 
     def __enter__(self) -> ShardWriter:
         return self

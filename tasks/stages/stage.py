@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from configs.registry import resolve
 from configs.schema import RunConfig
-from storage.claims import Claim, anew, claimed
+from storage.attempt_claims import Claim, anew, claimed
+from storage.backends.base import FileEntry
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
-from storage.roots.base import FileEntry
-from tasks.identities.identity import Identity
-from tasks.identities.nodes import Node
-from tasks.kinds.kind import Kind, make_kind
+from tasks.modalities.modality import Kind, make_kind
 from tasks.runs.context import RunContext
+from tasks.specs.base_spec import StageSpec
+from tasks.specs.graph import Node
 from tasks.stages import STAGES
 
 if TYPE_CHECKING:
     from models.policies.base import Part
-    from tasks.hosting.host import ModelHost
+    from tasks.runtime.host import ModelHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class Stage(ABC):
     """On several ranks: True where the first does it all, since libraries it writes files with write none on others."""
     separable: ClassVar[bool] = False
     """True when no shard needs another, so that any process that reaches the store may make it."""
-    identity: Identity
+    identity: StageSpec
     """Its identity."""
 
-    def __init__(self, identity: Identity, context: RunContext, host: ModelHost) -> None:
+    def __init__(self, identity: StageSpec, context: RunContext, host: ModelHost) -> None:
         """Bind to context and models.
 
         Args:
@@ -207,5 +207,5 @@ def make_stage(context: RunContext, host: ModelHost, node: Node) -> Stage:
         ConfigError: there is no such stage, or it does not exist for this epoch or slot.
     """
     identity = context.chain.identity(node)
-    found: Stage = resolve(STAGES, node.stage, what="stage")(identity, context, host)
+    found: Stage = resolve(STAGES, node.stage, label="stage")(identity, context, host)
     return found

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import CommitLostError
-from configs.importing import seconds_of_imports
-from storage.disk import named_disk
+from configs.import_timing import seconds_of_imports
+from storage.backends.base import FileEntry
+from storage.collective_publish import ProcessGroup
+from storage.disk_errors import named_disk
 from storage.lineage import LineageEntry
 from storage.records import Manifest, ShardRecord
-from storage.roots.base import FileEntry
-from storage.together import Company
-from tasks.hosting.devices import allocator_advice
-from tasks.runs.behind import Behind
-from tasks.runs.limits import enough_memory
+from tasks.runs.background_commit import BackgroundCommit
+from tasks.runs.memory_errors import enough_memory
+from tasks.runtime.devices import allocator_advice
 from tasks.stages.stage import Output, Shard, Stage
 
 
@@ -77,7 +77,7 @@ class StageRun:
             on_commit: hears of each as soon as it is committed, maybe on another thread.
         """
         count = 0
-        with Behind() as behind:
+        with BackgroundCommit() as behind:
             for shard in shards:
                 count += 1
                 try:
@@ -226,7 +226,7 @@ class StageRun:
         return self.finish()
 
     @property
-    def _company(self) -> Company | None:
+    def _company(self) -> ProcessGroup | None:
         return self.stage.host.ranks if self.stage.collective else None
 
     def _work(self, shard: Shard, folder: Path) -> Output:

@@ -21,7 +21,7 @@ from tasks.advantages.estimators import Earned, TokenEstimator
 from tasks.advantages.tokens import explained_variance
 from tasks.algorithms.token_objectives import masked_sum, token_kl
 from tasks.inputs.components import open_trajectory_store
-from tasks.kinds.reader import Ragged
+from tasks.modalities.reader import RaggedArray
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,5 +144,5 @@ def _by_sample(table: pa.Table, name: str, ids: Sequence[str], ref: ArtifactRef)
     missing = next((sample for sample in ids if sample not in places), None)
     if missing is not None:
         raise CorruptError(f"{ref} has no sample {missing}, which was scored. Run the stage again with --force.")
-    rows = Ragged(column)
+    rows = RaggedArray(column)
     return [rows[places[sample]] for sample in ids]

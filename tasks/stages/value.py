@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from models.policies.base import Part
-from storage.contents import Contents
+from storage.row_digest import Contents
 from storage.tables import write_rows
 from tasks.advantages.estimators import make_estimator
 from tasks.inputs.components import open_trajectory_store
-from tasks.kinds.kind import Valuing
+from tasks.modalities.modality import ValueRequest
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ class ValueStage(Stage):
         return Output(rows=opened.table.num_rows, content=content)
 
     @property
-    def _valuing(self) -> Valuing:
+    def _valuing(self) -> ValueRequest:
         estimator = make_estimator(self.config)
-        return Valuing(
+        return ValueRequest(
             context=self.context,
             host=self.host,
             policy=self.inputs()[0],

@@ -24,9 +24,9 @@ from mlflow.version import VERSION as MLFLOW_VERSION
 
 from configs.answers import ENCODING
 from configs.errors import TrackingError
-from configs.places import user_cache
 from configs.proxies import by_proxy
-from tasks.tracking.places import ARTIFACTS, tracking_folder, tracking_uri
+from configs.user_directories import user_cache
+from tasks.tracking.locations import ARTIFACTS, tracking_folder, tracking_uri
 
 #: Scheme of addresses relative to wherever the artifacts are.
 RELATIVE = "mlflow-artifacts:"
@@ -68,7 +68,7 @@ class FolderClient(MlflowClient):
 
 
 @contextmanager
-def reaching(uri: str, what: str) -> Iterator[None]:
+def reaching(uri: str, label: str) -> Iterator[None]:
     """Say what could not be logged where the tracker fails.
 
     Raises:
@@ -77,7 +77,7 @@ def reaching(uri: str, what: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, OSError) as error:
-        raise TrackingError(f"{what} could not be logged to {uri}: {first_line(error)}{by_proxy(uri)}") from None
+        raise TrackingError(f"{label} could not be logged to {uri}: {first_line(error)}{by_proxy(uri)}") from None
 
 
 def first_line(error: BaseException) -> str:
@@ -95,7 +95,7 @@ def open_client(root: str, configured: str | None) -> MlflowClient:
         return FolderClient(tracking_folder(root))
     uri = tracking_uri(root, configured)
     # MLflow's client gives no way to say how answers are read.
-    requests.adapters.get_encoding_from_headers = lambda headers: ENCODING
+    requests.adapters.get_encoding_from_headers = lambda headers: ENCODING  # type: ignore[attr-defined]
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 

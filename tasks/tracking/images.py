@@ -14,7 +14,7 @@ from uuid import NAMESPACE_URL, uuid5
 from mlflow import MlflowClient
 from PIL import Image
 
-from tasks.figures.pictures import squared
+from tasks.metrics.image_grids import squared
 from tasks.tracking.names import mlflow_name
 
 _FOLDER = "images"

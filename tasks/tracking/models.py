@@ -13,8 +13,8 @@ from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
-from configs.visible import in_markdown
-from tasks.figures.tracked import EvaluationContent
+from configs.escaping import in_markdown
+from tasks.metrics.tracked import EvaluationContent
 from tasks.tracking.names import mlflow_name, mlflow_text
 
 SUPERSEDED = "flowmill.superseded"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.figures.tracked import Point
+from tasks.metrics.points import Point
 from tasks.tracking.names import mlflow_name
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from configs.errors import TrackingError
-from configs.visible import command
+from configs.escaping import command
 from tasks.runs.context import RunContext
-from tasks.tracking.places import REPORT, tracking_uri
+from tasks.tracking.locations import REPORT, tracking_uri
 from tasks.tracking.tracker import SERIES
 
 

@@ -7,13 +7,13 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.visible import in_cell
-from tasks.figures.sweep import Outcome
+from configs.escaping import in_cell
+from tasks.metrics.sweep import Outcome
 from tasks.runs.context import RunContext
-from tasks.tracking.about import experiment
 from tasks.tracking.client import open_client, reaching
+from tasks.tracking.descriptions import experiment
+from tasks.tracking.locations import REPORT, tracking_uri
 from tasks.tracking.names import mlflow_name
-from tasks.tracking.places import REPORT, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -9,8 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.visible import visible
-from tasks.figures.texts import Text
+from configs.escaping import visible
+from tasks.metrics.texts import Text
 from tasks.tracking.names import mlflow_name
 
 if TYPE_CHECKING:

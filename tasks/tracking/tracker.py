@@ -19,20 +19,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import NotCommittedError
+from configs.escaping import command
 from configs.fingerprint import hash_text
 from configs.proxies import by_proxy
-from configs.visible import command
-from tasks.figures import tracked
-from tasks.figures.evaluations import finished_evaluations, named_evaluations
-from tasks.figures.tracked import EpochContent, EvaluationContent
-from tasks.identities.nodes import Node, policy_after
-from tasks.inputs.sources import exported_folder
+from tasks.inputs.weight_sources import exported_folder
+from tasks.metrics import tracked
+from tasks.metrics.evaluations import finished_evaluations, named_evaluations
+from tasks.metrics.tracked import EpochContent, EvaluationContent
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.staleness import is_complete
-from tasks.tracking.about import datasets, describe, experiment, link
+from tasks.specs.graph import Node, policy_after
+from tasks.tracking.descriptions import datasets, describe, experiment, link
+from tasks.tracking.locations import tracking_uri
 from tasks.tracking.names import mlflow_name, mlflow_text
-from tasks.tracking.places import tracking_uri
 from tasks.tracking.points import metric_of
 
 if TYPE_CHECKING:

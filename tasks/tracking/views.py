@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.figures.points import ACHIEVED
-from tasks.figures.tracked import EvaluationContent
+from tasks.metrics.points import ACHIEVED
+from tasks.metrics.tracked import EvaluationContent
+from tasks.tracking.locations import VIEW_TAG
 from tasks.tracking.names import mlflow_name
-from tasks.tracking.places import VIEW_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from configs.load import load_config
-from tasks.kinds.rows import micro_batches, plan_updates, single_rows
+from tasks.modalities.rows import micro_batches, plan_updates, single_rows
 from tests.benchmarks.learning import ROOT
 from tests.support.inside import cpu, prepare, run_epoch
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import load_config
-from tasks.figures.describe import describe_run
+from tasks.metrics.describe import describe_run
 from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare

@@ -40,7 +40,7 @@ def table(epochs: int = EPOCHS) -> str:
     lines = [f"| on {epochs} epochs | wall s | CPU s |", "|---|---|---|"]
     with tempfile.TemporaryDirectory(prefix="flowmill-looking-") as place:
         folder = Path(place)
-        DigitsBuilder(steps=20, vae_steps=20, images=500).build(folder / "base", lambda what, done, total: None)
+        DigitsBuilder(steps=20, vae_steps=20, images=500).build(folder / "base", lambda label, done, total: None)
         train(folder, "one", epochs)
         # It finds what the first made: as much to read, for no training.
         train(folder, "two", epochs)

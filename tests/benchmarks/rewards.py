@@ -18,11 +18,11 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcesso
 from configs.schema import StoreSection
 from models.quickstart.text import clip_tokenizer
 from models.rewards.base import Batch
-from models.rewards.call import score
-from models.rewards.make import make_reward
+from models.rewards.factory import make_reward
+from models.rewards.invocation import score
 from storage.commit import ArtifactStore
-from storage.files import Files
 from storage.layout import ArtifactRef
+from storage.shard_files import Files
 from storage.trajectories.base import Sample
 from tasks.inputs.components import open_trajectory_store
 from tests.support.trajectories import write_samples

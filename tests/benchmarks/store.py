@@ -32,8 +32,8 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample
-from tasks.kinds.reader import SampleReader
-from tasks.kinds.rows import plan_updates, single_rows
+from tasks.modalities.reader import SampleReader
+from tasks.modalities.rows import plan_updates, single_rows
 
 #: 11 latents of a 512-pixel SD3 sample in half precision: 1.44 MB.
 _SHAPE, _ROWS, _REPEATS = (11, 16, 64, 64), 64, 7
@@ -148,7 +148,7 @@ class Formats:
     def _read_ours(self, name: str, order: np.ndarray) -> None:
         store = ArtifactStore(str(self.folder / name))
         record = store.records(_REF)[0]
-        reader = SampleReader([resolve(TRAJECTORY_STORES, name, what="store")().open(store.files(_REF, record))])
+        reader = SampleReader([resolve(TRAJECTORY_STORES, name, label="store")().open(store.files(_REF, record))])
         for target, row in zip(self.buffer, order, strict=True):
             np.copyto(target, reader.array("latents", int(row)))
 
@@ -157,7 +157,7 @@ class Formats:
         shutil.rmtree(self.folder / name, ignore_errors=True)
         store = ArtifactStore(str(self.folder / name))
         with store.root.staging() as folder:
-            writer = resolve(TRAJECTORY_STORES, name, what="store")().writer(folder)
+            writer = resolve(TRAJECTORY_STORES, name, label="store")().writer(folder)
             writer.add(self.samples)
             store.commit(_REF, "000000-000004", folder, rows=_ROWS, known=writer.end())
 
@@ -243,7 +243,7 @@ def many_shards(shards: int = 1000, per_shard: int = 100) -> str:
     """Return how long a stage's listing, opening and planning takes, and the memory that reading every shard adds."""
     with tempfile.TemporaryDirectory() as folder:
         store = ArtifactStore(folder)
-        trajectories = resolve(TRAJECTORY_STORES, "webdataset", what="store")()
+        trajectories = resolve(TRAJECTORY_STORES, "webdataset", label="store")()
         latents = np.zeros((per_shard, 3, 4, 4, 4), np.float32)
         for number in range(shards):
             with store.root.staging() as staging:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from configs.load import parse_config
-from tasks.preflight.check import check_config
+from tasks.checks.check import check_config
 from tests.benchmarks import __main__ as bench
 from tests.benchmarks import flow_grpo, page, peers
 from tests.benchmarks.work import PROMPTS, WORK, build_base

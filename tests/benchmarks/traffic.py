@@ -30,7 +30,7 @@ from models.quickstart.tiny import build_tiny
 from models.weights.context_parallel import TokenSplit
 from models.weights.lora import LoraSpec
 from models.weights.sharding import Sharding
-from tasks.hosting.ranks import Ranks
+from tasks.runtime.ranks import Ranks
 
 RANKS = (2, 4)
 #: Ranks that share tokens.

@@ -27,7 +27,7 @@ from configs.errors import FlowmillError
 from configs.load import load_config
 from configs.schema import PromptsSection
 from flows.environment import prepare_environment
-from tasks.review.dataset import export_run
+from tasks.reports.dataset import export_run
 from tasks.runs.context import RunContext
 
 ROOT = Path(__file__).parent.parent.parent
@@ -115,7 +115,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 def configs(count: int, rng: random.Random, folder: Path) -> Findings:
     """Read mutated presets."""
-    from tasks.preflight.names import check_names
+    from tasks.checks.names import check_names
 
     presets = sorted((ROOT / "configs").glob("*.yaml"))
     findings, path = Findings(), folder / "mutated.yaml"
@@ -160,7 +160,7 @@ def flips(count: int, rng: random.Random, folder: Path) -> Findings:
     """Flip one bit of a file of a store, look at the store with everything that reads, and put the bit back."""
     from storage.commit import ArtifactStore
     from storage.verify import list_artifacts, verify_store
-    from tasks.figures.describe import describe_run
+    from tasks.metrics.describe import describe_run
     from tasks.runs.opening import open_run
 
     root = str(_store(folder))

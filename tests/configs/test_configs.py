@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from configs import peek
+from configs import introspection
 from configs.errors import ConfigError
 from configs.fingerprint import canonical_json, fingerprint
 from configs.load import differences, dump_yaml, load_config, parse_config
 from configs.registry import option_names, resolve
 from configs.schema import RunConfig
-from configs.suggest import near_path, nearest
+from configs.suggestions import near_path, nearest
 from models.maths import KERNELS, PLANS, SOLVERS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
@@ -147,23 +147,23 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_what_is_read_from_the_text_is_what_is_imported(name: str) -> None:
-    assert peek.table(name) == TABLES[name]
+    assert introspection.table(name) == TABLES[name]
     for entry, import_string in TABLES[name].items():
         module, _, attribute = import_string.partition(":")
-        assert peek.defines(module, attribute)
-        assert peek.defines(module, f"{attribute}Z") is False
+        assert introspection.defines(module, attribute)
+        assert introspection.defines(module, f"{attribute}Z") is False
         if name != "models.policies:POLICIES":
-            found = peek.options(import_string)
+            found = introspection.options(import_string)
             assert found is not None
-            assert sorted(found) == sorted(option_names(resolve(TABLES[name], entry, what="entry")))
+            assert sorted(found) == sorted(option_names(resolve(TABLES[name], entry, label="entry")))
 
 
 def test_options_of_model_families_are_read_from_the_text() -> None:
     for entry, import_string in POLICIES.items():
-        taken = peek.class_attribute(import_string, "options_type")
+        taken = introspection.class_attribute(import_string, "options_type")
         assert taken is not None
-        family = resolve(POLICIES, entry, what="entry")
-        assert sorted(peek.options(taken) or ()) == sorted(option_names(family.options_type))
+        family = resolve(POLICIES, entry, label="entry")
+        assert sorted(introspection.options(taken) or ()) == sorted(option_names(family.options_type))
 
 
 def test_text_that_does_not_tell_is_left_to_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,12 +173,12 @@ def test_text_that_does_not_tell_is_left_to_the_import(tmp_path: Path, monkeypat
         "class Plain:\n    def __init__(self, scale=1.0):\n        pass\n\n\n"
         "class Below(Plain, metaclass=type):\n    pass\n"
     )
-    assert peek.defines("unclear_text", "join") is None
-    assert peek.options("unclear_text:Open") is None
-    assert list(peek.options("unclear_text:Plain") or ()) == ["scale"]
-    assert peek.options("unclear_text:Below") is None
-    assert peek.find_module("unclear_text.deeper") is None
-    assert peek.find_module("no_such_module_at_all.x") is None
+    assert introspection.defines("unclear_text", "join") is None
+    assert introspection.options("unclear_text:Open") is None
+    assert list(introspection.options("unclear_text:Plain") or ()) == ["scale"]
+    assert introspection.options("unclear_text:Below") is None
+    assert introspection.find_module("unclear_text.deeper") is None
+    assert introspection.find_module("no_such_module_at_all.x") is None
 
 
 def test_missing_and_malformed_files(tmp_path: Path) -> None:

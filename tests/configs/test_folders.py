@@ -10,26 +10,26 @@ from typing import Any
 import pytest
 
 from configs import folders
+from configs.base import Component
 from configs.errors import ConfigError
 from configs.fingerprint import fingerprint
 from configs.folders import changed_ns, files_below, led_to
 from configs.rewards import RewardSection
-from configs.section import Component
 from models.policies.single_files import _copy as copy_component
-from storage.hashes import file_hashes
+from storage.file_hash_cache import file_hashes
 from tasks.export.files import _copy as export_component
-from tasks.inputs.places import Place, held
-from tasks.inputs.sources import model_files, model_identity
+from tasks.inputs.option_paths import Place, held
+from tasks.inputs.weight_sources import model_files, model_identity
 
 ROOT = Path(__file__).parents[2]
 #: Who lists folders otherwise: what is a store's, or made by flowmill itself, where no link of a person's lies.
 OWN = {
-    "storage/roots/cache.py",
-    "storage/roots/local.py",
-    "storage/roots/s3.py",
-    "storage/together.py",
+    "storage/backends/cache.py",
+    "storage/backends/local.py",
+    "storage/backends/s3.py",
+    "storage/collective_publish.py",
     "tasks/execution/launch.py",
-    "tasks/execution/orders.py",
+    "tasks/execution/job_spec.py",
     "tasks/export/usage.py",
 }
 
@@ -127,7 +127,7 @@ def relinked(folder: Path, link: str) -> None:
 def made(place: str, kind: str) -> Place:
     section = RewardSection.model_validate({"name": "clip_score"})
     assert isinstance(section, Component)
-    return Place(component=section, what="reward", option="model", path=place, kind=kind)
+    return Place(component=section, label="reward", option="model", path=place, kind=kind)
 
 
 @pytest.mark.parametrize("kind", ["ModelPlace", "FolderPlace"])

@@ -15,15 +15,15 @@ from models.maths import KERNELS, PLANS, SOLVERS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
-from storage.roots import ROOTS
+from storage.backends import ROOTS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from tasks.checks.check import check_config
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
-from tasks.optimize.optimizers import OPTIMIZERS
-from tasks.preflight.check import check_config
 from tasks.stages import STAGES
+from tasks.training.optimizers import OPTIMIZERS
 from tests.conftest import ConfigFactory
 
 TABLES = {
@@ -50,13 +50,13 @@ TABLES = {
 @pytest.mark.parametrize("string", ["os:system", "os:environ", "subprocess:Popen", "pathlib:Path", "sys:path"])
 def test_an_import_string_of_something_else_is_refused_before_it_is_called(name: str, string: str) -> None:
     with pytest.raises(ConfigError, match=rf"component '{string}' is .*; it must be a class with \w+.*, like '"):
-        create(TABLES[name], string, {}, what="component")
+        create(TABLES[name], string, {}, label="component")
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_entry_is_what_ones_own_must_be(name: str) -> None:
     for import_string in TABLES[name].values():
-        assert resolve(TABLES[name], import_string, what="component")
+        assert resolve(TABLES[name], import_string, label="component")
 
 
 @pytest.mark.parametrize(
@@ -91,5 +91,5 @@ def test_a_class_that_lacks_a_method_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(tmp_path)
     kernels = Table({}, like="models.maths.transitions:Kernel")
     with pytest.raises(ConfigError, match=r"is the class Half; it must be a class with step, like"):
-        resolve(kernels, "half_a_kernel:Half", what="rollout.sampler")
+        resolve(kernels, "half_a_kernel:Half", label="rollout.sampler")
     del sys.modules["half_a_kernel"]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from configs.algorithm_defaults import FORWARD, PER_TOKEN, STATES
 from configs.errors import ConfigError
-from configs.followers import FORWARD, PER_TOKEN, STATES
 from configs.load import load_config
 from configs.presets import preset_gpu, preset_line, presets
 from configs.registry import create
-from flows.cli.opening import refuse_bare_settings
+from flows.cli.error_reporting import refuse_bare_settings
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tests.conftest import ROOT
@@ -41,7 +41,7 @@ def test_the_plan_follows_the_algorithm_where_it_is_left_out(tmp_path: Path) -> 
 
 def test_algorithms_that_need_final_latents_are_known() -> None:
     given = {"opd": {"teacher": "somewhere"}}
-    made = {name: create(ALGORITHMS, name, given.get(name, {}), what="algorithm") for name in ALGORITHMS}
+    made = {name: create(ALGORITHMS, name, given.get(name, {}), label="algorithm") for name in ALGORITHMS}
     needs = {name for name, algorithm in made.items() if algorithm.requires.data == "forward"}
     assert needs == FORWARD
     assert {name for name, algorithm in made.items() if algorithm.requires.data == "states"} == STATES
@@ -49,9 +49,9 @@ def test_algorithms_that_need_final_latents_are_known() -> None:
 
 def test_algorithms_that_need_advantages_of_tokens_are_known() -> None:
     given = {"dr_grpo": {"constant": 4}}
-    made = {name: create(TOKEN_ALGORITHMS, name, given.get(name, {}), what="x").requires for name in TOKEN_ALGORITHMS}
+    made = {name: create(TOKEN_ALGORITHMS, name, given.get(name, {}), label="x").requires for name in TOKEN_ALGORITHMS}
     assert {name for name, requires in made.items() if requires.critic or requires.per_token} == set(PER_TOKEN)
-    estimators = {name: create(ESTIMATORS, estimator, {}, what="x") for name, estimator in PER_TOKEN.items()}
+    estimators = {name: create(ESTIMATORS, estimator, {}, label="x") for name, estimator in PER_TOKEN.items()}
     for name, estimator in estimators.items():
         assert estimator.per_token
         assert estimator.needs_values == made[name].critic

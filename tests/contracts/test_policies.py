@@ -26,14 +26,14 @@ from safetensors.torch import load_file
 
 from configs.errors import ConfigError
 from configs.registry import resolve
-from models.libraries import quiet_libraries
+from models.image_files import within
+from models.library_loading import quiet_libraries
 from models.maths.conditioning import Conditioning
 from models.maths.preserving import clean_ends, flow_length
 from models.maths.sampling import Sampler, grid_at, ode_plan, replay, sample
 from models.maths.schedules import AllSteps
 from models.maths.solvers import Euler
 from models.maths.transitions import ODE, FlowSDE
-from models.pictures import within
 from models.policies import (
     CLIP_CONDITIONED,
     DISTILLED_GUIDANCE,
@@ -50,10 +50,10 @@ from models.policies import MODULAR as MODULAR_FAMILIES
 from models.policies.base import Part
 from models.policies.ddim import DDIMPolicy
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
-from models.policies.indices import MODULAR, component_entry, index_file
 from models.policies.ltx2 import LTX2
 from models.policies.minimax_h3 import MiniMaxH3
 from models.policies.modular import ModularPolicy
+from models.policies.pipeline_index import MODULAR, component_entry, index_file
 from models.quickstart.tiny import build_tiny
 from models.weights.lora import LoraSpec, check_lora_targets
 from models.weights.lora_files import LORA_FILE
@@ -272,7 +272,7 @@ def load(family: str, folder: Path, loaded: dict[str, DiffusionPolicy]) -> Load:
         options = {**tiny.options, **settings.pop("options", {})}
         size = {"height": tiny.size, "width": tiny.size, "frames": tiny.frames, **settings}
         chosen = DiffusionSettings(guidance_scale=1.0 if family in DISTILLED_GUIDANCE else guidance_scale, **size)
-        cls = resolve(POLICIES, family, what="policy")
+        cls = resolve(POLICIES, family, label="policy")
         if {"compile", "device_map", "empty"} & set(settings):
             return cls.load(folder, chosen, parts, options)
         name = repr((folder, chosen, sorted(part.name for part in parts), sorted(options.items())))
@@ -547,7 +547,7 @@ def test_larger_images_are_scaled_down_to_the_area(tiny_folders: Path) -> None:
     path = tiny_folders / "flux2_klein"
     if not path.exists():
         build_tiny("flux2_klein").save_pretrained(path)
-    cls = resolve(POLICIES, "flux2_klein", what="policy")
+    cls = resolve(POLICIES, "flux2_klein", label="policy")
     large, options = references(2)[0], {"max_sequence_length": 64, "references": 1, "reference_area": 96 * 96}
     policy = cls.load(path, DiffusionSettings(height=64, width=64), ALL, options)
     scaled = np.array(within(Image.fromarray(large), 96 * 96))
@@ -650,7 +650,7 @@ def test_the_published_folder_names_the_pipeline_of_text(load: Load, folder: Pat
 @pytest.mark.parametrize("schedule", ["scheduler", "linear"])
 def test_sd3_without_t5_and_with_either_schedule(tiny_base: Path, schedule: str) -> None:
     settings = DiffusionSettings(height=16, width=32, guidance_scale=4.5)
-    policy = resolve(POLICIES, "sd3", what="policy").load(
+    policy = resolve(POLICIES, "sd3", label="policy").load(
         tiny_base, settings, ALL, {"max_sequence_length": 1, "schedule": schedule}
     )
     ours = ode(policy, 5, True)
@@ -763,7 +763,7 @@ def test_positions_masks_and_lengths_are_whole_numbers(load: Load) -> None:
 
 
 def test_text_encoders_and_vae_are_loaded_only_when_asked(family: str, load: Load) -> None:
-    texts = load(parts=resolve(POLICIES, family, what="policy").parts_to_encode(TINY[family].options))
+    texts = load(parts=resolve(POLICIES, family, label="policy").parts_to_encode(TINY[family].options))
     assert len(next(iter(encode(texts, ["a cat"]).values()))) == 1
     assert (texts.pipeline.vae is None) == (family not in IMAGE_CONDITIONED)
     assert all(parameter.is_meta for module in texts.denoisers.values() for parameter in module.parameters())
@@ -917,7 +917,7 @@ def test_gradient_checkpointing_gives_equal_gradients(load: Load) -> None:
 
 
 def test_sizes_the_model_cannot_take(family: str, load: Load) -> None:
-    unit = resolve(POLICIES, family, what="policy").size_unit
+    unit = resolve(POLICIES, family, label="policy").size_unit
     with pytest.raises(ConfigError, match=f"The nearest are {2 * unit} and {3 * unit}"):
         load(height=2 * unit + 3)
     with pytest.raises(ConfigError, match=f"The nearest are {unit} and {2 * unit}"):
@@ -971,7 +971,7 @@ def test_a_scheduler_that_cannot_be_followed_is_refused(family: str, load: Load,
     tiny = TINY[family]
     settings = DiffusionSettings(height=tiny.size, width=tiny.size, frames=tiny.frames)
     with pytest.raises(ConfigError, match="has the scheduler HeunDiscreteScheduler, whose schedule"):
-        resolve(POLICIES, family, what="policy").load(tmp_path / "model", settings, ALL, tiny.options)
+        resolve(POLICIES, family, label="policy").load(tmp_path / "model", settings, ALL, tiny.options)
 
 
 def test_an_autoencoder_is_loaded_in_the_dtype_it_computes_in(load: Load, family: str, folder: Path) -> None:
@@ -1064,7 +1064,7 @@ def test_ranks_in_step_run_every_denoiser_and_get_the_same(load: Load) -> None:
 
 
 def test_a_device_map_places_the_parts(family: str, load: Load) -> None:
-    modular = issubclass(resolve(POLICIES, family, what="policy"), ModularPolicy)
+    modular = issubclass(resolve(POLICIES, family, label="policy"), ModularPolicy)
     assert modular == (family in MODULAR_FAMILIES)
     if modular:
         with pytest.raises(ConfigError, match="places no parts of modular pipelines"):
@@ -1121,7 +1121,7 @@ def test_a_guider_that_guides_otherwise_is_refused(change: dict[str, Any], expec
     pipeline.save_pretrained(tmp_path)
     settings, cls = (
         DiffusionSettings(height=32, width=32, frames=5),
-        resolve(POLICIES, "hunyuan_video15", what="policy"),
+        resolve(POLICIES, "hunyuan_video15", label="policy"),
     )
     with pytest.raises(ConfigError, match=expected):
         cls.load(tmp_path, settings, ALL, {})
@@ -1135,7 +1135,7 @@ def test_what_prompts_put_in_quotes_is_read_apart(tmp_path: Path) -> None:
     build_tiny("hunyuan_video15").save_pretrained(tmp_path)
     settings, cls = (
         DiffusionSettings(height=32, width=32, frames=5),
-        resolve(POLICIES, "hunyuan_video15", what="policy"),
+        resolve(POLICIES, "hunyuan_video15", label="policy"),
     )
     options = {"max_sequence_length": 24}
     rows = cls.load(tmp_path, settings, frozenset({Part.TEXT}), options).encode(["a sign", 'a sign "9"'])
@@ -1151,7 +1151,7 @@ def test_clips_of_another_autoencoder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text(json.dumps(index))
     settings = DiffusionSettings(height=64, width=64, frames=5)
     with pytest.raises(ConfigError, match=r"the autoencoder AutoencoderKLLTX2Video, but .*Use a model of 480 pixels"):
-        resolve(POLICIES, "sana_video", what="policy").load(tmp_path, settings, ALL, {})
+        resolve(POLICIES, "sana_video", label="policy").load(tmp_path, settings, ALL, {})
 
 
 @pytest.mark.parametrize(
@@ -1167,7 +1167,7 @@ def test_wan_with_a_time_per_token_is_a_family_of_its_own(
     build_tiny(built).save_pretrained(tmp_path)
     settings = DiffusionSettings(height=32, width=32, frames=5)
     with pytest.raises(ConfigError, match=expected):
-        resolve(POLICIES, family, what="policy").load(tmp_path, settings, ALL, {})
+        resolve(POLICIES, family, label="policy").load(tmp_path, settings, ALL, {})
 
 
 def test_stable_diffusion_is_sampled_with_ddim_whatever_its_folder_names(tmp_path: Path) -> None:
@@ -1175,14 +1175,14 @@ def test_stable_diffusion_is_sampled_with_ddim_whatever_its_folder_names(tmp_pat
     pipeline.scheduler = PNDMScheduler.from_config(pipeline.scheduler.config)
     pipeline.save_pretrained(tmp_path)
     settings = DiffusionSettings(height=64, width=64)
-    policy = resolve(POLICIES, "sd15", what="policy").load(tmp_path, settings, ALL, {"steps": 4})
-    other = resolve(POLICIES, "sd15", what="policy")(build_tiny("sd15"), settings, policy.options)
+    policy = resolve(POLICIES, "sd15", label="policy").load(tmp_path, settings, ALL, {"steps": 4})
+    other = resolve(POLICIES, "sd15", label="policy")(build_tiny("sd15"), settings, policy.options)
     assert torch.equal(policy.sigmas(4), other.sigmas(4))
     assert len(policy.sigmas(4)) == 5
 
 
 def test_another_pipeline_is_refused(family: str, tmp_path: Path) -> None:
-    cls = resolve(POLICIES, family, what="policy")
+    cls = resolve(POLICIES, family, label="policy")
     (tmp_path / cls.index_name).write_text('{"_class_name": "OtherPipeline"}')
     with pytest.raises(ConfigError, match="holds a OtherPipeline"):
         cls.load(tmp_path, DiffusionSettings(height=16, width=32), ALL, {})
@@ -1271,7 +1271,7 @@ def test_a_share_of_a_schedule_is_that_of_the_pipeline(load: Load, strength: flo
 
 
 def test_families_that_start_from_clips_are_known_without_them() -> None:
-    found = {name for name in PIPELINES if resolve(POLICIES, name, what="policy").starts_from_clips}
+    found = {name for name in PIPELINES if resolve(POLICIES, name, label="policy").starts_from_clips}
     assert found == CLIP_CONDITIONED
 
 
@@ -1301,6 +1301,6 @@ def test_an_image_is_a_clip_that_stands_still_and_a_short_clip_is_refused(load: 
 def test_video_to_video_of_two_transformers_is_refused(tmp_path: Path) -> None:
     build_tiny("wan22").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"has two transformers.*Use a Wan 2\.1 model of text to video"):
-        resolve(POLICIES, "wan21_v2v", what="policy").load(
+        resolve(POLICIES, "wan21_v2v", label="policy").load(
             tmp_path, DiffusionSettings(height=32, width=32, frames=5), ALL, {}
         )

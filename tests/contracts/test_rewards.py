@@ -16,8 +16,8 @@ from configs.rewards import RewardSection
 from models.quickstart.corpus import digit_pairs, rendered_words
 from models.rewards import REWARDS
 from models.rewards.base import Batch, Scores, perfect_score, quoted_text
-from models.rewards.call import needs_of_made
-from models.rewards.make import FunctionReward, check_reward, make_reward, works_on_accelerator
+from models.rewards.factory import FunctionReward, check_reward, make_reward, works_on_accelerator
+from models.rewards.invocation import needs_of_made
 from models.rewards.ocr import edit_distance, text_score
 from models.rewards.testing import CONTRACT, Check, made_up_references, samples
 from tests.support.chat import Endpoint, says, serving

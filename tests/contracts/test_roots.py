@@ -16,13 +16,13 @@ import xxhash
 from configs.errors import CorruptError, RunConflictError, StoreError
 from configs.schema import StoreSection
 from storage import layout
+from storage.backends import ROOTS, open_backend
+from storage.backends.base import BLOCK, PART, FileEntry, Root
+from storage.backends.connection import connection
+from storage.backends.obstore_client import Quick
 from storage.checksums import describe_file
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.roots import ROOTS, open_root
-from storage.roots.base import BLOCK, PART, FileEntry, Root
-from storage.roots.connection import connection
-from storage.roots.quick import Quick
 from tests.support.s3 import Faults, Server, make_bucket, rclone, unreliable, use
 
 MakeRoot = Callable[..., Root]
@@ -54,7 +54,7 @@ def make_root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     def at(uri: str) -> MakeRoot:
         def make(**options: object) -> Root:
             section = {"root": uri, "cache": str(tmp_path / "cache"), **options}
-            return open_root(StoreSection.model_validate(section))
+            return open_backend(StoreSection.model_validate(section))
 
         return make
 
@@ -225,7 +225,7 @@ class TestS3:
 
     def test_the_cache_stays_within_its_limit(self, bucket: str, tmp_path: Path) -> None:
         limit = 64_000_000
-        root = open_root(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache"), cache_size=limit))
+        root = open_backend(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache"), cache_size=limit))
         data = os.urandom(3 * PART)
         for number in range(8):
             changed = bytes([number]) + data
@@ -241,8 +241,8 @@ class TestS3:
         section = StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache"))
         (tmp_path / "source").write_bytes(b"content")
         entry = describe_file(tmp_path / "source", "file")
-        publish(open_root(section), "kind/id", file=b"content")
-        for root in (open_root(section), open_root(section)):
+        publish(open_backend(section), "kind/id", file=b"content")
+        for root in (open_backend(section), open_backend(section)):
             for copy in (tmp_path / "cache").rglob("*"):
                 if copy.is_file() and copy.stat().st_size == 7:
                     copy.write_bytes(b"c0ntent")
@@ -254,17 +254,17 @@ class TestS3:
         data = os.urandom(2 * PART)
         (tmp_path / "source").write_bytes(data)
         entry = describe_file(tmp_path / "source", "file")
-        publish(open_root(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "theirs"))), "kind/id", file=data)
+        publish(open_backend(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "theirs"))), "kind/id", file=data)
         section = StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache"))
-        assert open_root(section).blob("kind/id", entry).read(PART, 9) == data[PART : PART + 9]
+        assert open_backend(section).blob("kind/id", entry).read(PART, 9) == data[PART : PART + 9]
         (copy,) = (path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.stat().st_size == PART)
         content = {"cut off": data[PART:-9], "longer": data[PART:] + b"more", "flipped": data[PART:-1] + b"?"}
         copy.write_bytes(content[damage])
-        assert open_root(section).blob("kind/id", entry).read(2 * PART - 9, 9) == data[-9:]
+        assert open_backend(section).blob("kind/id", entry).read(2 * PART - 9, 9) == data[-9:]
         assert copy.read_bytes() == data[PART:]
 
     def test_large_files_go_up_in_parts(self, bucket: str, tmp_path: Path) -> None:
-        root = open_root(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache")))
+        root = open_backend(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache")))
         data = os.urandom(1 << 20) * 110
         (tmp_path / "source").write_bytes(data)
         entry = describe_file(tmp_path / "source", "file")
@@ -277,7 +277,7 @@ class TestS3:
     ) -> None:
         section = StoreSection(root=f"s3://{bucket}/many", cache=str(tmp_path / "cache"))
         names = [f"a/{n:02d}.json" for n in range(40)] + ["a/[x].json", "a/*.json", "a/x y+%41.json"]
-        root = open_root(section)
+        root = open_backend(section)
         for name in names:
             assert root.create(name, name.encode() * 9)
         root.create("a/A.json", b"what '%41' is not")
@@ -293,7 +293,7 @@ class TestS3:
         monkeypatch.setattr(Quick, "get", noted)
         with unreliable(s3_server, Faults(share, seed=5)) as endpoint:
             use(monkeypatch, s3_server.variables(endpoint))
-            other = open_root(section.model_copy(update={"cache": str(tmp_path / "other")}))
+            other = open_backend(section.model_copy(update={"cache": str(tmp_path / "other")}))
             found = other.read_many(asked)
         assert found == [*(name.encode() * 9 for name in names), None, None]
         assert came[0] >= (40 if share == 0 else 10), "most of them by the client for many"
@@ -304,14 +304,14 @@ class TestS3:
         section = StoreSection(root=f"s3://{bucket}/x", cache=str(tmp_path / "cache"))
         with unreliable(s3_server, faults := Faults(0.0, seed=2, kinds=("lost",))) as endpoint:
             use(monkeypatch, s3_server.variables(endpoint))
-            root = open_root(section)
+            root = open_backend(section)
             assert root.create("first", b"1")
             faults.share = 0.4
             # Whichever client puts it: after an answer that was lost the quick one is left alone.
             for number in range(10):
-                monkeypatch.setattr("storage.roots.quick._REST_S", 0.0 if number % 2 else 60.0)
+                monkeypatch.setattr("storage.backends.obstore_client._REST_S", 0.0 if number % 2 else 60.0)
                 assert root.create(f"record/{number}", b"1")
-                assert not open_root(section).create(f"record/{number}", b"2")
+                assert not open_backend(section).create(f"record/{number}", b"2")
             assert faults.counts["lost"] > 3
 
     @pytest.mark.parametrize("below", ["x", "x//y", "x y/%41"])
@@ -321,10 +321,10 @@ class TestS3:
         import s3fs
 
         names = ["a/1.json", "a/[2].json", "a/b/3", "a/x y+%41.json"]
-        first = open_root(StoreSection(root=f"s3://{bucket}/{below}", cache=str(tmp_path / "first")))
+        first = open_backend(StoreSection(root=f"s3://{bucket}/{below}", cache=str(tmp_path / "first")))
         for name in names[::2]:
             assert first.create(name, name.encode())
-        slow = open_root(StoreSection(root=f"s3://{bucket}/{below}", cache=str(tmp_path / "slow")))
+        slow = open_backend(StoreSection(root=f"s3://{bucket}/{below}", cache=str(tmp_path / "slow")))
         with monkeypatch.context() as patched:
             patched.setattr(Quick, "_connection", lambda self: None)
             for name in names[1::2]:
@@ -348,7 +348,9 @@ class TestS3:
             getting, putting = Quick(client, "some-bucket"), Quick(client, "some-bucket")
             assert getting.get([f"{n}" for n in range(100)]) == [(False, None)] * 100
             assert not putting.put("1", b"1")
-            monkeypatch.setattr("storage.roots.quick.quick_connection", lambda *_: pytest.fail("asked again"))
+            monkeypatch.setattr(
+                "storage.backends.obstore_client.quick_connection", lambda *_: pytest.fail("asked again")
+            )
             for quick in (getting, putting):
                 assert quick.rests
                 assert quick.get(["1"]) == [(False, None)]
@@ -371,7 +373,7 @@ class TestS3:
         others = {"x/mine.bin", "x/deep/mine.bin", "mine.bin", "x/trajectories/mine.bin"}
         for key in others.union(*keys.values()):
             fs.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
-        root = open_root(StoreSection(root=f"s3://{bucket}/{prefix}", cache=str(tmp_path / "cache")))
+        root = open_backend(StoreSection(root=f"s3://{bucket}/{prefix}", cache=str(tmp_path / "cache")))
         assert root._bucket.abort_uploads(-60) == len(files)  # type: ignore[attr-defined]
         left = {each["Key"] for each in fs.list_multipart_uploads(bucket)}
         assert left == others.union(*keys.values()) - keys[prefix]
@@ -381,7 +383,7 @@ class TestS3:
     def test_a_listing_that_does_not_end_is_an_error(
         self, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, token: str | None
     ) -> None:
-        root = open_root(StoreSection(root=f"s3://{bucket}/x", cache=str(tmp_path / "cache")))
+        root = open_backend(StoreSection(root=f"s3://{bucket}/x", cache=str(tmp_path / "cache")))
         inner = root._bucket  # type: ignore[attr-defined]
         names = ("NextContinuationToken", "NextKeyMarker", "NextUploadIdMarker")
         page = {"IsTruncated": True, **({} if token is None else dict.fromkeys(names, token))}
@@ -393,7 +395,7 @@ class TestS3:
 
     def test_a_missing_bucket_is_named(self, bucket: str) -> None:
         with pytest.raises(StoreError, match="there is no bucket 'flowmill-absent'"):
-            open_root(StoreSection(root="s3://flowmill-absent/x"))
+            open_backend(StoreSection(root="s3://flowmill-absent/x"))
 
     @pytest.mark.parametrize(
         ("scheme", "listening", "said"),
@@ -417,7 +419,7 @@ class TestS3:
             use(monkeypatch, s3_server.variables(scheme + address))
             begun = time.monotonic()
             with pytest.raises(StoreError, match=said):
-                open_root(StoreSection(root="s3://some-bucket/x"))
+                open_backend(StoreSection(root="s3://some-bucket/x"))
             assert time.monotonic() - begun < 15
 
     def test_keys_that_expire_are_named_and_new_ones_go_on(
@@ -427,7 +429,7 @@ class TestS3:
         with unreliable(s3_server, faults) as endpoint:
             use(monkeypatch, s3_server.variables(endpoint))
             section = StoreSection(root=f"s3://{bucket}/x", cache=str(tmp_path / "cache"))
-            root = open_root(section)
+            root = open_backend(section)
             assert root.create("first", b"1")
             faults.share = 1.0
             (tmp_path / "shard").mkdir()
@@ -437,7 +439,7 @@ class TestS3:
                 lambda: root.read("never read before"),
                 lambda: root.list("kind"),
                 lambda: root.publish(tmp_path / "shard", "kind/id"),
-                lambda: open_root(section),
+                lambda: open_backend(section),
             ):
                 with pytest.raises(StoreError, match=r"is refused.*the same command goes on"):
                     call()
@@ -451,8 +453,8 @@ def test_a_server_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyP
         use(monkeypatch, server.variables())
         section = StoreSection(root=f"s3://{make_bucket()}/x", cache=str(tmp_path / "cache"))
         with pytest.raises(StoreError, match=r"ignores 'If-None-Match'.*store.single_writer=true"):
-            open_root(section).create("record", b"1")
-        single = open_root(section.model_copy(update={"single_writer": True}))
+            open_backend(section).create("record", b"1")
+        single = open_backend(section.model_copy(update={"single_writer": True}))
         assert single.create("record", b"1")
         assert not single.create("record", b"2")
         assert single.read("record") == b"1"

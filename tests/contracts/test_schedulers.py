@@ -20,7 +20,7 @@ from PIL import Image
 
 from configs.errors import ConfigError
 from configs.registry import build, resolve
-from models.libraries import quiet_libraries
+from models.library_loading import quiet_libraries
 from models.maths.preserving import flow_length
 from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.solvers import Euler
@@ -28,9 +28,9 @@ from models.maths.transitions import ODE
 from models.policies import POLICIES
 from models.policies.ddim import DDIMOptions, DDIMPolicy, UNetPolicy
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
-from models.policies.indices import component_entry, index_file
 from models.policies.modular import ModularPolicy
 from models.policies.pipeline import PipelinePolicy
+from models.policies.pipeline_index import component_entry, index_file
 from models.quickstart.tiny import build_tiny
 from tests.contracts.test_policies import (
     TINY,
@@ -110,9 +110,9 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
     "rescale_betas_zero_snr": {"prediction_type": "v_prediction", "timestep_spacing": "trailing"},
     "clip_sample_range": {"clip_sample": True},
 }
-SCHEDULERS = [(family, name) for family in PIPELINES for name in resolve(POLICIES, family, what="policy").schedulers]
-DDIM = [name for name in PIPELINES if issubclass(resolve(POLICIES, name, what="policy"), DDIMPolicy)]
-UNETS = [name for name in DDIM if issubclass(resolve(POLICIES, name, what="policy"), UNetPolicy)]
+SCHEDULERS = [(family, name) for family in PIPELINES for name in resolve(POLICIES, family, label="policy").schedulers]
+DDIM = [name for name in PIPELINES if issubclass(resolve(POLICIES, name, label="policy"), DDIMPolicy)]
+UNETS = [name for name in DDIM if issubclass(resolve(POLICIES, name, label="policy"), UNetPolicy)]
 #: Of the others each is followed as one of these.
 OFTEN = {"sd15", "sdxl", "sd3", "flux1", "qwen_image", "wan21"}
 
@@ -132,7 +132,7 @@ class Folder:
     def __init__(self, family: str, name: str, path: Path) -> None:
         quiet_libraries()
         self.family, self.path, self.tiny = family, path, TINY[family]
-        self.policy: type[PipelinePolicy] = resolve(POLICIES, family, what="policy")
+        self.policy: type[PipelinePolicy] = resolve(POLICIES, family, label="policy")
         build_tiny(family).save_pretrained(path)
         loaded = plain_pipeline(self.policy, path)
         self.parts = {key: part for key, part in loaded.components.items() if key != "scheduler" and part is not None}
@@ -148,7 +148,7 @@ class Folder:
         self.base = {key: value for key, value in config.items() if not key.startswith("_")} | PLAIN.get(name, {})
         size = {"height": self.tiny.size, "width": self.tiny.size, "frames": self.tiny.frames}
         self.settings = DiffusionSettings(**size)
-        self.options = build(self.policy.options_type, family, self.tiny.options, what="options of")
+        self.options = build(self.policy.options_type, family, self.tiny.options, label="options of")
 
     def write(self, change: Mapping[str, Any]) -> None:
         (self.path / "scheduler" / "scheduler_config.json").write_text(json.dumps({**self.base, **change}))
@@ -242,7 +242,7 @@ def test_every_option_is_the_pipelines_or_refused_by_name(
 @pytest.mark.parametrize("prediction", ["v_prediction", "sample"])
 @pytest.mark.parametrize("family", DDIM)
 def test_a_schedule_that_ends_in_pure_noise(family: str, prediction: str, tmp_path: Path) -> None:
-    folder = Folder(family, resolve(POLICIES, family, what="policy").walked, tmp_path)
+    folder = Folder(family, resolve(POLICIES, family, label="policy").walked, tmp_path)
     folder.write({"rescale_betas_zero_snr": True, "timestep_spacing": "trailing", "prediction_type": prediction})
     assert folder.refusal() is None
     policy, _ = folder.ours()

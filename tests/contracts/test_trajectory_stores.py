@@ -17,11 +17,11 @@ import pytest
 from configs.errors import ConfigError, CorruptError
 from configs.registry import resolve
 from storage.checksums import hash_file
-from storage.contents import Contents
-from storage.files import FolderFiles
+from storage.collective_publish import describe
 from storage.media import MediaFormat, Sound
+from storage.row_digest import Contents
 from storage.schema import SAMPLES, read_table, write_table
-from storage.together import describe
+from storage.shard_files import FolderFiles
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
 from storage.trajectories.webdataset import WebDatasetStore
@@ -30,7 +30,7 @@ from tests.support.trajectories import write_samples
 
 @pytest.fixture(params=sorted(TRAJECTORY_STORES))
 def trajectory_store(request: pytest.FixtureRequest) -> TrajectoryStore:
-    return resolve(TRAJECTORY_STORES, request.param, what="store")()
+    return resolve(TRAJECTORY_STORES, request.param, label="store")()
 
 
 def samples(count: int = 3, dtype: type = np.float32, states: int = 3, means: bool = False) -> list[Sample]:
@@ -288,7 +288,7 @@ def test_a_truncated_payload_is_refused(trajectory_store: TrajectoryStore, tmp_p
 class TestWebDataset:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        write_samples(resolve(TRAJECTORY_STORES, "webdataset", what="store")(), tmp_path, samples())
+        write_samples(resolve(TRAJECTORY_STORES, "webdataset", label="store")(), tmp_path, samples())
         return tmp_path
 
     def test_tar_lists_members(self, folder: Path) -> None:
@@ -376,7 +376,7 @@ class TestWebDataset:
 class TestParquet:
     @pytest.fixture
     def file(self, tmp_path: Path) -> Path:
-        write_samples(resolve(TRAJECTORY_STORES, "parquet", what="store")(), tmp_path, samples())
+        write_samples(resolve(TRAJECTORY_STORES, "parquet", label="store")(), tmp_path, samples())
         return tmp_path / "samples.parquet"
 
     def test_payloads_lie_at_the_offsets_in_the_metadata(self, file: Path) -> None:
@@ -409,4 +409,4 @@ class TestParquet:
 
         pq.write_table(pq.read_table(file), file)
         with pytest.raises(CorruptError, match="does not say where"):
-            resolve(TRAJECTORY_STORES, "parquet", what="store")().open(FolderFiles(file.parent))
+            resolve(TRAJECTORY_STORES, "parquet", label="store")().open(FolderFiles(file.parent))

@@ -19,8 +19,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import flowmill
+from configs.escaping import in_cell, visible
 from configs.schema import RunConfig
-from configs.visible import in_cell, visible
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import prepare, run_epoch
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from configs.load import load_config
-from tasks.figures.describe import describe_result
-from tasks.inputs.trust import remember
+from tasks.inputs.store_trust import remember
+from tasks.metrics.describe import describe_result
 from tasks.runs.context import RunContext
 from tasks.runs.opening import mark_finished
 from tasks.runs.state import note_state

@@ -15,11 +15,11 @@ from configs.proxies import by_proxy
 from configs.rewards import ServerSection
 from configs.schema import StoreSection
 from flows.api import named_server
-from flows.cli.opening import refuse_empty
+from flows.cli.error_reporting import refuse_empty
 from flows.environment import as_overrides, default_root, existing_root, prepare_environment
 from flows.server import local_api
 from models.rewards.remote import RemoteReward
-from storage.roots import open_root
+from storage.backends import open_backend
 
 #: A port where nobody listens, as a proxy and as a server.
 NOBODY = "http://127.0.0.1:9"
@@ -100,9 +100,9 @@ def test_a_proxy_before_s3_is_named(no_proxy: None, monkeypatch: pytest.MonkeyPa
         "HTTP_PROXY": NOBODY,
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("storage.roots.connection._OPENED_S", 0.5)
+    monkeypatch.setattr("storage.backends.connection._OPENED_S", 0.5)
     with pytest.raises(StoreError) as failed:
-        open_root(StoreSection(root="s3://bucket/x", cache=str(tmp_path)))
+        open_backend(StoreSection(root="s3://bucket/x", cache=str(tmp_path)))
     assert f"HTTP_PROXY{SAID}s3.example to NO_PROXY." in str(failed.value)
 
 
@@ -168,7 +168,7 @@ def test_an_empty_root_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match="The root of the store is empty"):
             asked("")
     with pytest.raises(StoreError, match=r"store\.root is empty"):
-        open_root(StoreSection(root=""))
+        open_backend(StoreSection(root=""))
     # An empty variable is one that is not set.
     monkeypatch.setenv("FLOWMILL_ROOT", "")
     assert default_root(None) == "flowmill-store"

@@ -18,7 +18,7 @@ from configs.errors import ConfigError
 from flows.cli.deploy import deploy_command, list_command
 from flows.deployments import DeployRequest, carry_out, every_deployment, plan
 from flows.requests import ContinueRequest
-from flows.ticks import read_schedule, told
+from flows.schedule_parser import read_schedule, told
 
 pytestmark = pytest.mark.slow
 

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError, FlowmillError, StoreError, TrackingError
-from configs.places import user_cache, user_state
 from configs.schema import StoreSection
+from configs.user_directories import user_cache, user_state
 from flows.cli import app
-from flows.cli.opening import last_words
+from flows.cli.error_reporting import report_errors
 from flows.server import check_home
-from storage.hashes import file_hashes
-from storage.roots import open_root
-from storage.roots.base import BLOCK, FileEntry
-from storage.roots.cache import Cache
-from storage.roots.s3 import RemoteFile
-from tasks.inputs.trust import check_trusted, remember
-from tasks.review.benchmark import Result
+from storage.backends import open_backend
+from storage.backends.base import BLOCK, FileEntry
+from storage.backends.cache import Cache
+from storage.backends.s3 import RemoteFile
+from storage.file_hash_cache import file_hashes
+from tasks.inputs.store_trust import check_trusted, remember
+from tasks.reports.benchmark_results import Result
 from tasks.runs.context import RunContext
 from tests.conftest import ConfigFactory
 from tests.support.writes import failing_below
@@ -45,7 +45,7 @@ WRITING = [
 def said_by(line: str, capsys: pytest.CaptureFixture[str], **names: object) -> str:
     """Return what a command that fails says last."""
     arguments = [word.format(**names) for word in line.split()]
-    with pytest.raises(SystemExit) as ended, last_words():
+    with pytest.raises(SystemExit) as ended, report_errors():
         app(arguments, standalone_mode=False)
     printed = capsys.readouterr()
     assert ended.value.code == 1, printed.err
@@ -102,13 +102,13 @@ def test_any_other_error_of_the_system_is_a_message(
     number: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FLOWMILL_TRACEBACK", raising=False)
-    with pytest.raises(SystemExit), last_words():
+    with pytest.raises(SystemExit), report_errors():
         raise OSError(number, os.strerror(number), "/some/where")
     said = capsys.readouterr().err
     assert said.startswith(f"flowmill: '/some/where': {os.strerror(number)}. ")
     assert len(said.splitlines()) == 1
     monkeypatch.setenv("FLOWMILL_TRACEBACK", "1")
-    with pytest.raises(SystemExit), last_words():
+    with pytest.raises(SystemExit), report_errors():
         raise OSError("of a library, without a number")
     said = capsys.readouterr().err
     assert said.startswith("Traceback")
@@ -208,4 +208,4 @@ def test_a_cache_of_s3_that_cannot_be_written(number: int, tmp_path: Path) -> No
 @by_error
 def test_a_root_that_cannot_be_made(number: int, tmp_path: Path) -> None:
     with failing_below(str(tmp_path / "store"), number), pytest.raises(StoreError, match="with --root"):
-        open_root(StoreSection(root=str(tmp_path / "store")))
+        open_backend(StoreSection(root=str(tmp_path / "store")))

@@ -32,9 +32,9 @@ STARTS = {
     "flows/server.py": "test_a_run_answers_no_foreign_page",
     "flows/sweep.py": "starts 'flowmill run'",
     "tasks/execution/launch.py": "test_a_run_answers_no_foreign_page",
-    "tasks/execution/meeting.py": "test_a_run_answers_no_foreign_page",
+    "tasks/execution/rendezvous.py": "test_a_run_answers_no_foreign_page",
     "tasks/execution/runners.py": "test_dask_nodes_serve_no_http",
-    "tasks/tracking/about.py": "starts git",
+    "tasks/tracking/descriptions.py": "starts git",
 }
 _STARTING = re.compile(
     r"Popen\(|subprocess\.(run|call|check)|os\.(exec|spawn|posix)|import uvicorn|\.listen\(|HTTPServer"

@@ -16,9 +16,9 @@ from types import SimpleNamespace
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows.calls import stop_if_interrupted
-from flows.cli.stopping import terminable
+from flows.cli.signals import terminable
 from flows.requests import PipelineRequest
+from flows.run_in_process import stop_if_interrupted
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
         raise behind(cause)
 
     monkeypatch.setattr(pipeline, "train", stumbles)
-    monkeypatch.setattr(pipeline, "Telling", lambda context, tracker: None)
+    monkeypatch.setattr(pipeline, "RunCallbacks", lambda context, tracker: None)
     monkeypatch.setattr(pipeline, "RunStages", lambda execution: None)
     monkeypatch.setattr(pipeline, "turn", lambda context, request: nullcontext())
     monkeypatch.setattr(pipeline, "check_config", lambda config, rewards: None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from configs.errors import ConfigError
+from configs.override_quoting import text_override
 from configs.overrides import apply_overrides
-from configs.quoting import text_override
 from flows.environment import as_overrides
 from tasks.runs.opening import run_name
 from tests.conftest import ConfigFactory

@@ -22,7 +22,7 @@ import yaml
 from configs.load import dump_yaml
 from configs.schema import RunConfig
 from tasks.execution.launch import stop_trees
-from tasks.runs.advance import trained
+from tasks.runs.extension import trained
 from tasks.runs.opening import open_run
 from tests.conftest import ROOT, FlowmillCommand
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flows.progress import Lines
-from tasks.figures.describe import Made
-from tasks.identities.nodes import Node
+from tasks.metrics.describe import Made
+from tasks.specs.graph import Node
 
 
 def test_what_is_found_is_not_shown_as_trained(capsys: pytest.CaptureFixture[str]) -> None:

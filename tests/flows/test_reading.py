@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import flowmill
 from configs.schema import StoreSection
 from flows.cli import app
-from storage.roots import open_root
+from storage.backends import open_backend
 from tasks.runs.context import RunContext
 from tasks.runs.locks import executing
 from tasks.runs.state import state_of
@@ -96,7 +96,7 @@ def test_what_is_written_is_heard(finished_run: tuple[RunContext, Path]) -> None
 def test_opening_a_store_writes_nothing_to_it(tmp_path: Path) -> None:
     (tmp_path / "store" / "runs").mkdir(parents=True)
     with writes_below(str(tmp_path)) as found:
-        open_root(StoreSection(root=str(tmp_path / "store")))
+        open_backend(StoreSection(root=str(tmp_path / "store")))
     assert found == []
 
 

@@ -16,15 +16,15 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-from configs.amounts import duration
+from configs.human_units import duration
 from configs.presets import presets
 from configs.schema import RunConfig
 from flows import console as consoles
 from flows.cli import app, benchmark, deploy, summary, sweep
 from flows.cli.filters import EntryFilter, ranges, short_names, span
-from flows.listing import Listed
-from tasks.figures.sweep import Outcome, Variant
-from tasks.review.benchmark import Result
+from flows.deployment_list import Listed
+from tasks.metrics.sweep import Outcome, Variant
+from tasks.reports.benchmark_results import Result
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
 from tests.conftest import ROOT

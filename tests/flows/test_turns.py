@@ -13,9 +13,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from configs.errors import ConfigError, RunConflictError
 from configs.schema import RunConfig
-from flows import schedules
+from flows import scheduled_runs
 from flows.requests import GPU_SLOTS, StageRequest
-from flows.schedules import turn
+from flows.scheduled_runs import turn
 from flows.stages import FLOWS
 from tasks.runs.context import RunContext
 from tests.support.inside import prepare
@@ -27,7 +27,7 @@ Make = Callable[..., RunConfig]
 
 @pytest.fixture
 def context(make_config: Make, prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunContext]:
-    monkeypatch.setattr(schedules, "_LOOK_S", 0.05)
+    monkeypatch.setattr(scheduled_runs, "_LOOK_S", 0.05)
     with temporary_settings({PREFECT_API_URL: prefect_server}):
         yield prepare(make_config())
 
@@ -77,7 +77,7 @@ def test_gpus_are_shared_by_a_limit_that_must_be_there(context: RunContext) -> N
 
 
 def test_a_known_mistake_is_a_message(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedules, "is_called", lambda: False)
+    monkeypatch.setattr(scheduled_runs, "is_called", lambda: False)
     root = context.store.root.uri
     state = FLOWS["optimize"](StageRequest(run="small", root=root, epoch=5), return_state=True)
     assert state.is_failed()
@@ -86,4 +86,4 @@ def test_a_known_mistake_is_a_message(context: RunContext, monkeypatch: pytest.M
         f"What is committed stays. To go on: flowmill stage optimize --run small --epoch 5 --root {root}"
     )
     for logger in ("prefect.flow_runs", "prefect.engine"):
-        logging.getLogger(logger).removeFilter(schedules._is_news)
+        logging.getLogger(logger).removeFilter(scheduled_runs._is_news)

@@ -16,7 +16,7 @@ from models.maths.schedules import AllSteps, Subset, Window
 from models.rewards import ocr
 from models.rewards.base import quoted_text
 from models.rewards.jpeg import JpegCompressibility
-from models.weights.averages import warm_decay
+from models.weights.ema import warm_decay
 from tasks.advantages.groups import (
     Normalizer,
     gdpo_advantages,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from configs.places import user_cache
+from configs.user_directories import user_cache
 from flows.environment import prepare_environment
 from models.devices import chosen_device, make_current
-from models.libraries import quiet_libraries
+from models.library_loading import quiet_libraries
 from tests.gpu import families, memory, pipelines, ranks, speed
 from tests.gpu.about import header
 from tests.gpu.lines import Line, Lines
@@ -67,7 +67,7 @@ def main() -> int:
             families.measure(device, Waiting(counts), lines, short=options.short)
         else:
             ranks.measure(device, lines, count=torch.accelerator.device_count())
-        lines.append(Line(what=f"seconds of part '{part}'", measured=time.perf_counter() - started))
+        lines.append(Line(label=f"seconds of part '{part}'", measured=time.perf_counter() - started))
     about = [*header(device), f"- {time.perf_counter() - begun:.0f} s in all"]
     sys.stdout.write("\n".join([*about, "", lines.markdown()]) + "\n")
     if options.json is not None:

@@ -18,7 +18,7 @@ from models.policies import DISTILLED_GUIDANCE, IMAGE_CONDITIONED, POLICIES
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from models.quickstart.tiny import build_tiny
-from tasks.inputs.trust import remember
+from tasks.inputs.store_trust import remember
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
 from tests.gpu.lines import Line, Lines, equal
@@ -71,7 +71,7 @@ def _forwards(family: str, dtype: str, device: torch.device, waiting: Waiting, f
     waits = sum(lines_of_code.values())
     where = "; ".join(lines_of_code) if waits > WAITS.get(family, 0) else ""
     yield Line(
-        what=f"{family}, {dtype}: waits of a guided forward {where}".strip(),
+        label=f"{family}, {dtype}: waits of a guided forward {where}".strip(),
         predicted=float(WAITS.get(family, 0)),
         measured=float(waits),
         ok=waits <= WAITS.get(family, 0),
@@ -79,7 +79,7 @@ def _forwards(family: str, dtype: str, device: torch.device, waiting: Waiting, f
     one, other = (velocity.cpu() for velocity, *_ in found)
     apart = float((one - other).norm() / other.norm())
     yield Line(
-        what=f"{family}, {dtype}: velocity against the CPU's, relative",
+        label=f"{family}, {dtype}: velocity against the CPU's, relative",
         measured=apart,
         ok=apart < (0.05 if dtype == "bfloat16" else 1e-3),
     )
@@ -94,7 +94,7 @@ def _policy(family: str, dtype: str, device: torch.device, folder: Path) -> Diff
         device=device,
         frames=124 if family == "minimax_h3" else 5 if family.startswith("wan") else 1,
     )
-    made: DiffusionPolicy = resolve(POLICIES, family, what="policy").load(folder, settings, frozenset(Part), {})
+    made: DiffusionPolicy = resolve(POLICIES, family, label="policy").load(folder, settings, frozenset(Part), {})
     return made
 
 
@@ -153,4 +153,4 @@ def _ratios(context: RunContext, name: str) -> Iterator[Line]:
     records = context.store.records(context.chain.require(1, "optimize").ref)
     first = records[0].summary["updates"][0]
     gap = float(first.get("replay_gap_max", 0.0))
-    yield Line(what=f"{name}: largest replay gap of the first update", predicted=0.0, measured=gap, ok=gap < 1e-2)
+    yield Line(label=f"{name}: largest replay gap of the first update", predicted=0.0, measured=gap, ok=gap < 1e-2)

@@ -14,7 +14,7 @@ from configs.errors import FlowmillError
 class Line:
     """One figure."""
 
-    what: str
+    label: str
     """What it is, with its unit."""
     predicted: float | None = None
     """What is said without a device; None: nothing."""
@@ -31,27 +31,27 @@ class Line:
         return self.measured / self.predicted
 
 
-def between(what: str, predicted: float, measured: float, *, low: float = 0.9, high: float = 1.1) -> Line:
+def between(label: str, predicted: float, measured: float, *, low: float = 0.9, high: float = 1.1) -> Line:
     """Return a line that is right when measured / predicted lies between two bounds."""
-    return Line(what=what, predicted=predicted, measured=measured, ok=low <= measured / predicted <= high)
+    return Line(label=label, predicted=predicted, measured=measured, ok=low <= measured / predicted <= high)
 
 
-def equal(what: str, predicted: float, measured: float, *, within: float = 0.0) -> Line:
+def equal(label: str, predicted: float, measured: float, *, within: float = 0.0) -> Line:
     """Return a line that is right when both are the same, or as near."""
-    return Line(what=what, predicted=predicted, measured=measured, ok=abs(measured - predicted) <= within)
+    return Line(label=label, predicted=predicted, measured=measured, ok=abs(measured - predicted) <= within)
 
 
 class Lines(list[Line]):
     """All lines of a run."""
 
     @contextmanager
-    def told(self, what: str) -> Iterator[None]:
+    def told(self, label: str) -> Iterator[None]:
         """Make a line of what fails inside, so that all else is still measured."""
         try:
             yield
         except (FlowmillError, RuntimeError, OSError, ValueError, TypeError, AttributeError, AssertionError) as error:
             first = str(error).strip().splitlines()[:1]
-            self.append(Line(what=what, measured=f"{type(error).__name__}: {''.join(first)[:160]}", ok=False))
+            self.append(Line(label=label, measured=f"{type(error).__name__}: {''.join(first)[:160]}", ok=False))
 
     @property
     def good(self) -> bool:
@@ -70,7 +70,7 @@ class Lines(list[Line]):
 
 def _row(line: Line) -> str:
     ok = {True: "yes", False: "**no**", None: ""}[line.ok]
-    cells: Sequence[Any] = (line.what, line.predicted, line.measured, line.ratio, ok)
+    cells: Sequence[Any] = (line.label, line.predicted, line.measured, line.ratio, ok)
     return "| " + " | ".join(map(_cell, cells)) + " |"
 
 

@@ -15,15 +15,15 @@ from configs.load import load_config
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning
+from models.memory.activation_tracing import Footprints, Kept, forget_gradient, kinds
+from models.memory.architectures import architecture_of, meta_decoder, meta_denoiser
+from models.memory.published import PUBLISHED
 from models.policies import POLICIES, most_images
 from models.policies.clips import ClipPolicy
 from models.policies.trainable import Trainable
-from models.rewards.placing import Placed
-from models.sizes.architectures import architecture_of, meta_decoder, meta_denoiser
-from models.sizes.footprints import Footprints, Kept, forget_gradient, kinds
-from models.sizes.published import PUBLISHED
+from models.rewards.device_placement import Placed
 from tasks.inputs.components import lora_spec
-from tasks.kinds.diffusion.activations import footprints_of as traced_of
+from tasks.modalities.diffusion.activations import footprints_of as traced_of
 from tests.gpu.lines import Line, Lines, between, equal
 from tests.support.accelerator import NAME
 
@@ -66,7 +66,7 @@ def config_of(preset: str, *, short: bool) -> RunConfig:
     path = ROOT / "configs" / f"{preset}.yaml"
     if not short:
         return load_config(path)
-    family = resolve(POLICIES, load_config(path).model.policy, what="policy")
+    family = resolve(POLICIES, load_config(path).model.policy, label="policy")
     clips = issubclass(family, ClipPolicy)
     frames = next(length for length in count(2) if length in family.lengths) if clips else 1
     return load_config(path, [f"model.height={SMALL}", f"model.width={SMALL}", f"model.frames={frames}"])
@@ -76,7 +76,7 @@ def footprints_of(config: RunConfig) -> Footprints:
     """Return what traces a preset's model."""
     architecture = architecture_of(str(config.model.path))
     assert architecture is not None
-    return traced_of(config, architecture, lora_spec(config, resolve(POLICIES, config.model.policy, what="policy")))
+    return traced_of(config, architecture, lora_spec(config, resolve(POLICIES, config.model.policy, label="policy")))
 
 
 def some_blocks(traced: Footprints, most: int | None) -> Kept:
@@ -100,7 +100,7 @@ def _of_preset(preset: str, config: RunConfig, device: torch.device, blocks: Seq
             yield _beside(f"{name}: MB of a sampling row", sampled, taken(device, row.sample)[0])
         took, reserved = taken(device, row.train)
         yield _beside(f"{name}: MB of a row's forward and backward", trained[place], took)
-        yield Line(what=f"{name}: MB reserved for them", predicted=took / 1e6, measured=reserved / 1e6)
+        yield Line(label=f"{name}: MB reserved for them", predicted=took / 1e6, measured=reserved / 1e6)
     if simulated:
         decoder = Decoder(traced, device)
         yield _beside(f"{preset}: MB of decoding a row", decoding, taken(device, decoder.decode)[0])
@@ -108,8 +108,8 @@ def _of_preset(preset: str, config: RunConfig, device: torch.device, blocks: Seq
             yield _beside(f"{preset}: MB of decoding a row and going back", following, taken(device, decoder.follow)[0])
 
 
-def _beside(what: str, predicted: int, took: int) -> Line:
-    return between(what, predicted / 1e6, took / 1e6)
+def _beside(label: str, predicted: int, took: int) -> Line:
+    return between(label, predicted / 1e6, took / 1e6)
 
 
 def taken(device: torch.device, work: Callable[[], object]) -> tuple[int, int]:

@@ -51,13 +51,13 @@ def _beside(family: str, device: torch.device, folder: Path) -> Iterator[Line]:
     guidance = 1.0 if family in DISTILLED_GUIDANCE else _GUIDANCE
     settings = DiffusionSettings(**size, guidance_scale=guidance, device=device)
     options = {**tiny.options, **second_guidance(family)}
-    kind = resolve(POLICIES, family, what="policy")
+    kind = resolve(POLICIES, family, label="policy")
     policy: DiffusionPolicy = kind.load(folder, settings, ALL, options)
     ours = policy.decode(policy.finished(ode(policy, _STEPS, True), conditioning(policy, False))).cpu().numpy()
     theirs = (np.asarray(pipeline_call(policy, folder, _STEPS)("np")) * 255).round()
     apart = float(np.abs(ours.astype(float) - theirs).max())
     yield Line(
-        what=f"{family}: largest difference of a pixel from the pipeline's, of 255",
+        label=f"{family}: largest difference of a pixel from the pipeline's, of 255",
         predicted=0.0,
         measured=apart,
         ok=apart <= _MOST,

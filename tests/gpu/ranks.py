@@ -34,7 +34,7 @@ _LIMIT_S = 240
 def measure(device: torch.device, lines: Lines, *, count: int) -> None:
     """Add, for each strategy, whether a killed rank changes anything."""
     if count < 2:
-        lines.append(Line(what="ranks: several devices", measured="one device alone, so nothing was tried"))
+        lines.append(Line(label="ranks: several devices", measured="one device alone, so nothing was tried"))
         return
     for name, overrides in STRATEGIES.items():
         if name.endswith(" 2") and count % 2:
@@ -47,7 +47,7 @@ def _strategy(name: str, overrides: Sequence[str], device: torch.device, count: 
     given = (*overrides, f"execution.processes={count}", f"execution.device={device.type}", "model.dtype=bfloat16")
     begun = time.perf_counter()
     _wait(_started(folder / "whole", given))
-    yield Line(what=f"ranks, {name}: seconds of a run on {count}", measured=time.perf_counter() - begun, ok=True)
+    yield Line(label=f"ranks, {name}: seconds of a run on {count}", measured=time.perf_counter() - begun, ok=True)
     killed = _started(folder / "killed", given)
     _kill_a_rank(killed, folder / "killed")
     killed.wait(_LIMIT_S)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from models.meter import Meter, peak_flops
+from models.compute_meter import Meter, peak_flops
 from models.policies.attention import set_attention
 from models.policies.compilation import compile_blocks
 from tests.gpu.lines import Line, Lines, equal
@@ -31,7 +31,7 @@ def measure(device: torch.device, lines: Lines, *, short: bool) -> None:
             for module in row.policy.denoisers.values():
                 set_attention(module, attention)
             seconds = row.seconds(row.train)
-            lines.append(Line(what=f"{_PRESET}, attention {attention}: seconds of a training row", measured=seconds))
+            lines.append(Line(label=f"{_PRESET}, attention {attention}: seconds of a training row", measured=seconds))
     with lines.told(f"{_PRESET}, compiled"):
         lines += _compiled(device)
 
@@ -71,19 +71,19 @@ def _plain(device: torch.device, *, short: bool) -> Iterator[Line]:
     row.sample()
     done = meter.take()
     size = "two blocks of " if short else ""
-    yield Line(what=f"{size}{_PRESET}: seconds of a sampling row", measured=seconds)
+    yield Line(label=f"{size}{_PRESET}: seconds of a sampling row", measured=seconds)
     yield Line(
-        what=f"{size}{_PRESET}: seconds of a sampling row, by the device's events",
+        label=f"{size}{_PRESET}: seconds of a sampling row, by the device's events",
         predicted=seconds,
         measured=done.seconds,
         ok=done.seconds > 0,
     )
     assert done.flops is not None, "FLOPs of a model in half precision are not counted"
-    yield Line(what=f"{size}{_PRESET}: TFLOP/s while sampling", measured=done.flops / seconds / 1e12, ok=True)
+    yield Line(label=f"{size}{_PRESET}: TFLOP/s while sampling", measured=done.flops / seconds / 1e12, ok=True)
     peak = peak_flops(device, torch.bfloat16)
     if peak is not None:
-        yield Line(what=f"{_PRESET}: share of the peak", measured=done.flops / seconds / peak, ok=True)
-    yield Line(what=f"{size}{_PRESET}: seconds of a training row", measured=row.seconds(row.train, repeats))
+        yield Line(label=f"{_PRESET}: share of the peak", measured=done.flops / seconds / peak, ok=True)
+    yield Line(label=f"{size}{_PRESET}: seconds of a training row", measured=row.seconds(row.train, repeats))
 
 
 def _compiled(device: torch.device) -> Iterator[Line]:
@@ -93,10 +93,10 @@ def _compiled(device: torch.device) -> Iterator[Line]:
     begun = time.perf_counter()
     row.sample()
     row.train()
-    yield Line(what=f"{_PRESET}, compiled: seconds until it computes", measured=time.perf_counter() - begun)
+    yield Line(label=f"{_PRESET}, compiled: seconds until it computes", measured=time.perf_counter() - begun)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     sampled, trained = row.seconds(row.sample), row.seconds(row.train)
     after = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    yield Line(what=f"{_PRESET}, compiled: seconds of a sampling row", measured=sampled)
-    yield Line(what=f"{_PRESET}, compiled: seconds of a training row", measured=trained)
+    yield Line(label=f"{_PRESET}, compiled: seconds of a sampling row", measured=sampled)
+    yield Line(label=f"{_PRESET}, compiled: seconds of a training row", measured=trained)
     yield equal(f"{_PRESET}, compiled: graphs made while it computes", 0.0, float(after - before))

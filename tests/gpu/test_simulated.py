@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from models.devices import as_here, make_current
-from models.meter import Meter
+from models.compute_meter import Meter
 from tests.support.accelerator import simulated
 
 counts = simulated(Path(sys.argv[1]))
@@ -76,7 +76,7 @@ assert 0.1 <= meter.take().seconds < 1
 
 
 def test_a_line_says_whether_what_was_measured_is_what_was_predicted() -> None:
-    lines = Lines([between("memory", 100.0, 109.0), equal("waits", 0.0, 0.0), Line(what="seconds", measured=1.5)])
+    lines = Lines([between("memory", 100.0, 109.0), equal("waits", 0.0, 0.0), Line(label="seconds", measured=1.5)])
     assert lines.good
     assert lines[0].ratio == pytest.approx(1.09)
     lines += [between("memory", 100.0, 111.0)]

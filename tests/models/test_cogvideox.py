@@ -12,7 +12,7 @@ import torch
 from diffusers import CogVideoXDDIMScheduler, CogVideoXPipeline
 
 from configs.errors import ConfigError
-from models.libraries import quiet_libraries
+from models.library_loading import quiet_libraries
 from models.maths.conditioning import Conditioning
 from models.maths.kernels import FlowDDIM
 from models.maths.preserving import PREDICTIONS, Preserving, flow_sigma

@@ -13,13 +13,13 @@ from configs.errors import ConfigError
 from models.engines.local import BOUNDS
 from models.maths.generation import Sampling, generate, reading_once
 from models.maths.tokens import token_log_probs
+from models.memory.language_architectures import check_class, meta_language_model
 from models.policies.attention import LANGUAGE_BACKENDS
 from models.policies.base import PolicySettings
 from models.policies.causal_lm import CausalLM
 from models.policies.language_classes import attention_of, check_causal
-from models.policies.language_folders import context_length
+from models.policies.language_model_folders import context_length
 from models.quickstart.addition import tiny_model
-from models.sizes.language_architectures import check_class, meta_language_model
 from tests.support.causal_classes import TYPES, VOCABULARY, tiny_config
 
 #: Types that are refused, and what is said of each.

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from tests.mutants.campaign import ROOT, Job, Outcome, run
+from tests.mutants.campaign import ROOT, Outcome, SampleRequest, run
 from tests.mutants.make import Mutant, mutants
 from tests.mutants.tables import EQUIVALENT, FILES, NAMED, own_tests
 
@@ -62,7 +62,7 @@ def sample(count: int, seed: int, only: str = "") -> list[Mutant]:
     return everything[:count]
 
 
-def named_jobs() -> list[Job]:
+def named_jobs() -> list[SampleRequest]:
     """Return the jobs of the named mutants.
 
     Raises:
@@ -75,19 +75,21 @@ def named_jobs() -> list[Job]:
             raise ValueError(f"'{named.name}': {named.path} holds {named.before!r} {source.count(named.before)} times.")
         content = source.replace(named.before, named.after).encode()
         label = f"named: {named.name}"
-        jobs.append(Job(label=label, path=named.path, content=content, tests=own_tests(named.path)))
+        jobs.append(SampleRequest(label=label, path=named.path, content=content, tests=own_tests(named.path)))
     return jobs
 
 
-def _job(mutant: Mutant) -> Job:
+def _job(mutant: Mutant) -> SampleRequest:
     source = (ROOT / mutant.path).read_bytes()
-    return Job(label=mutant.diff(source), path=mutant.path, content=mutant.apply(source), tests=own_tests(mutant.path))
+    return SampleRequest(
+        label=mutant.diff(source), path=mutant.path, content=mutant.apply(source), tests=own_tests(mutant.path)
+    )
 
 
-def _unchanged(paths: dict[tuple[str, ...], str]) -> list[Job]:
+def _unchanged(paths: dict[tuple[str, ...], str]) -> list[SampleRequest]:
     """Return the jobs of the unchanged tree, one for each set of tests."""
     return [
-        Job(label=f"unchanged {' '.join(tests)}", path=path, content=(ROOT / path).read_bytes(), tests=tests)
+        SampleRequest(label=f"unchanged {' '.join(tests)}", path=path, content=(ROOT / path).read_bytes(), tests=tests)
         for tests, path in paths.items()
     ]
 

@@ -32,7 +32,7 @@ _TESTS_FAILED, _TIMEOUT = (1, 2), -signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class SampleRequest:
     """One run of tests on one changed file."""
 
     label: str
@@ -49,7 +49,7 @@ class Job:
 class Outcome:
     """What became of a job."""
 
-    job: Job
+    job: SampleRequest
     killed: bool
     """A test failed, or the time was over."""
     by: str
@@ -61,14 +61,19 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class _Running:
-    job: Job
+    job: SampleRequest
     process: ForkProcess
     began: float
     log: Path
 
 
 def run(
-    jobs: Sequence[Job], unchanged: Sequence[Job], *, processes: int, limit: float, done: Callable[[Outcome], None]
+    jobs: Sequence[SampleRequest],
+    unchanged: Sequence[SampleRequest],
+    *,
+    processes: int,
+    limit: float,
+    done: Callable[[Outcome], None],
 ) -> list[Outcome]:
     """Run all jobs and return their outcomes in order of completion.
 
@@ -106,7 +111,7 @@ class _Settings:
 
 
 def _run(
-    jobs: Sequence[Job], trees: Sequence[Path], settings: _Settings, done: Callable[[Outcome], None]
+    jobs: Sequence[SampleRequest], trees: Sequence[Path], settings: _Settings, done: Callable[[Outcome], None]
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
     with _stopped_at_exit() as running:
@@ -151,7 +156,7 @@ def _copy(target: Path) -> Path:
     return target
 
 
-def _start(job: Job, tree: Path, settings: _Settings) -> _Running:
+def _start(job: SampleRequest, tree: Path, settings: _Settings) -> _Running:
     source = tree / job.path
     if not settings.compiles:
         source.write_bytes(job.content)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_RATES = ("tests/tasks/training/test_training.py",)
 _OF_TRAINING = (
-    "tests/tasks/optimize/test_training_stage.py",
+    "tests/tasks/training/test_training_stage.py",
     "tests/tasks/stages/test_stages.py::test_the_behavior_policy_follows_slowly_and_rolls_out",
     "tests/tasks/stages/test_stages.py::test_training_resumes_from_the_checkpoint_within_the_epoch[ema]",
     "tests/tasks/stages/test_stages.py::test_replay_with_and_without_proximal_log_probs[step]",
@@ -33,9 +34,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tasks/advantages/groups.py": ("tests/tasks/advantages/test_groups.py", "tests/golden"),
     "tasks/algorithms/checks.py": (
         "tests/tasks/algorithms/test_options.py",
-        "tests/tasks/kinds/test_replay.py",
+        "tests/tasks/modalities/test_replay.py",
         "tests/tasks/advantages/test_groups.py",
-        "tests/tasks/kinds/test_combinations.py",
+        "tests/tasks/modalities/test_combinations.py",
     ),
     "tasks/algorithms": (
         "tests/tasks/algorithms/test_options.py",
@@ -43,29 +44,29 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/tasks/algorithms/test_algorithms.py",
         "tests/golden",
     ),
-    "tasks/kinds/rows.py": ("tests/tasks/kinds/test_reader.py", "tests/tasks/kinds/test_batches.py"),
-    "tasks/kinds/reader.py": ("tests/tasks/kinds/test_reader.py", "tests/tasks/kinds/test_batches.py"),
-    "tasks/kinds/diffusion/sets.py": (
-        "tests/tasks/kinds/test_batches.py",
-        "tests/tasks/kinds/test_reader.py",
-        "tests/tasks/kinds/test_replay.py",
+    "tasks/modalities/rows.py": ("tests/tasks/modalities/test_reader.py", "tests/tasks/modalities/test_batches.py"),
+    "tasks/modalities/reader.py": ("tests/tasks/modalities/test_reader.py", "tests/tasks/modalities/test_batches.py"),
+    "tasks/modalities/diffusion/sample_sets.py": (
+        "tests/tasks/modalities/test_batches.py",
+        "tests/tasks/modalities/test_reader.py",
+        "tests/tasks/modalities/test_replay.py",
     ),
-    "tasks/kinds/sample_set.py": (
-        "tests/tasks/kinds/test_batches.py",
-        "tests/tasks/kinds/test_reader.py",
-        "tests/tasks/kinds/test_replay.py",
+    "tasks/modalities/sample_set.py": (
+        "tests/tasks/modalities/test_batches.py",
+        "tests/tasks/modalities/test_reader.py",
+        "tests/tasks/modalities/test_replay.py",
     ),
-    "tasks/kinds/proximal.py": ("tests/tasks/kinds/test_replay.py", _OF_TRAINING[-1]),
-    "tasks/kinds/diffusion/replay.py": ("tests/tasks/kinds/test_replay.py", _OF_TRAINING[-1]),
-    "tasks/optimize/metrics.py": ("tests/tasks/kinds/test_replay.py", "tests/tasks/optimize/test_updates.py"),
-    "tasks/optimize/loop.py": (
-        "tests/tasks/optimize/test_updates.py",
-        "tests/tasks/kinds/test_reader.py",
-        "tests/tasks/kinds/test_replay.py",
-        "tests/tasks/optimize/test_training.py",
+    "tasks/modalities/proximal.py": ("tests/tasks/modalities/test_replay.py", _OF_TRAINING[-1]),
+    "tasks/modalities/diffusion/replay.py": ("tests/tasks/modalities/test_replay.py", _OF_TRAINING[-1]),
+    "tasks/training/metrics.py": ("tests/tasks/modalities/test_replay.py", "tests/tasks/training/test_updates.py"),
+    "tasks/training/loop.py": (
+        "tests/tasks/training/test_updates.py",
+        "tests/tasks/modalities/test_reader.py",
+        "tests/tasks/modalities/test_replay.py",
+        "tests/tasks/training/test_training.py",
     ),
-    **{f"tasks/optimize/{name}.py": ("tests/tasks/optimize/test_training.py",) for name in ("rates", "scaling")},
-    "tasks/optimize": _OF_TRAINING,
+    **{f"tasks/training/{name}.py": _RATES for name in ("learning_rates", "loss_scaling")},
+    "tasks/training": _OF_TRAINING,
 }
 
 #: Files that are mutated.
@@ -73,9 +74,9 @@ FILES = (
     *(f"models/maths/{name}.py" for name in ("transitions", "kernels", "schedules", "sampling", "branching")),
     "tasks/advantages/*.py",
     "tasks/algorithms/*.py",
-    "tasks/optimize/*.py",
-    *(f"tasks/kinds/{name}.py" for name in ("rows", "reader", "sample_set", "proximal")),
-    *(f"tasks/kinds/diffusion/{name}.py" for name in ("sets", "replay")),
+    "tasks/training/*.py",
+    *(f"tasks/modalities/{name}.py" for name in ("rows", "reader", "sample_set", "proximal")),
+    *(f"tasks/modalities/diffusion/{name}.py" for name in ("sets", "replay")),
 )
 
 
@@ -246,7 +247,7 @@ EQUIVALENT = (
         reason="the stage has one shard",
     ),
     Equivalent(
-        path="tasks/kinds/sample_set.py",
+        path="tasks/modalities/sample_set.py",
         before="start = int(self.reader.epochs.max(initial=1)) - 1",
         after="start = int(self.reader.epochs.max(initial=0)) - 1",
         reason="the first epoch with samples is 1",
@@ -310,7 +311,7 @@ EQUIVALENT = (
         reason="the first dimension of a vector is its last",
     ),
     *[
-        Equivalent(path="tasks/identities/optimize.py", before="version = 3", after=after, reason="a name for the code")
+        Equivalent(path="tasks/specs/optimize.py", before="version = 3", after=after, reason="a name for the code")
         for after in ("version = 2", "version = 4")
     ],
     *[
@@ -332,11 +333,11 @@ EQUIVALENT = (
         reason="torch sorts stably on CPU either way",
     ),
     *[
-        Equivalent(path="tasks/optimize/loop.py", before="_AHEAD = 2", after=after, reason="how far reading is ahead")
+        Equivalent(path="tasks/training/loop.py", before="_AHEAD = 2", after=after, reason="how far reading is ahead")
         for after in ("_AHEAD = 3", "_AHEAD = 1")
     ],
     Equivalent(
-        path="tasks/optimize/loop.py",
+        path="tasks/training/loop.py",
         before='loss = means.get("loss", 0.0)',
         after='loss = means.get("loss", 1.0)',
         reason="any finite number stands for the loss of an update without rows",

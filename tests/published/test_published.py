@@ -11,11 +11,11 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
 from configs.load import load_config
 from configs.registry import resolve
+from models.memory.architectures import meta_denoiser
+from models.memory.published import PUBLISHED as ARCHITECTURES
 from models.policies import POLICIES
-from models.sizes.architectures import meta_denoiser
-from models.sizes.published import PUBLISHED as ARCHITECTURES
 from pages.preset_page import ABSENT, PAGE, deviations, introduction, page, resolved, shown
-from tasks.preflight.check import check_config
+from tasks.checks.check import check_config
 from tests.conftest import ROOT
 from tests.published import PUBLISHED
 
@@ -93,7 +93,7 @@ def test_published_targets_are_layers_of_the_published_model(name: str) -> None:
     assert config.model.path is not None
     module = meta_denoiser(ARCHITECTURES[config.model.path])
     layers = [layer for layer, found in module.named_modules() if isinstance(found, torch.nn.Linear)]
-    family = resolve(POLICIES, config.model.policy, what="policy")
+    family = resolve(POLICIES, config.model.policy, label="policy")
     for target in config.model.lora.targets or family.lora_targets:
         assert any(layer.endswith(f".{target}") for layer in layers), target
 

@@ -19,16 +19,16 @@ from PIL import Image
 from configs.errors import ConfigError, CorruptError, PromptError, StoreError
 from configs.load import load_config
 from configs.schema import PromptsSection
-from models.rewards.failures import log_traceback
+from models.rewards.errors import log_traceback
 from storage.arrays import stored_dtype
+from storage.backends.base import FileEntry
+from storage.backends.local import LocalBackend
 from storage.commit import ArtifactStore
 from storage.gradients import StoredGradients, _Row
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
 from storage.names import below, inside, part
 from storage.records import manifest_from, record_from
-from storage.roots.base import FileEntry
-from storage.roots.local import LocalRoot
 from storage.transfer import copy_run
 from tasks.inputs.prompts import read_prompts
 from tests.conftest import ConfigFactory
@@ -65,7 +65,7 @@ def test_names_stay_inside(name: str, tmp_path: Path) -> None:
     record = {"shard": "s", "digest": "0" * 32, "rows": 1, "files": [entry], "artifact": str(ref)}
     with pytest.raises(CorruptError, match="is not a commit record"):
         record_from(record, "record", ref, "s")
-    root = LocalRoot(str(tmp_path / "root"))
+    root = LocalBackend(str(tmp_path / "root"))
     for use in (root.read, root.list, root.remove, lambda each: root.create(each, b"x")):
         with pytest.raises(StoreError, match="Nothing outside a store's root is read or written"):
             use(name)
@@ -97,7 +97,7 @@ def test_links_out_of_the_root_are_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("s")
-    root = LocalRoot(str(tmp_path / "root"))
+    root = LocalBackend(str(tmp_path / "root"))
     (tmp_path / "root" / "runs").symlink_to(outside)
     (tmp_path / "root" / "file").symlink_to(outside / "secret")
     for use in (
@@ -113,7 +113,7 @@ def test_links_out_of_the_root_are_not_followed(tmp_path: Path) -> None:
     assert sorted(os.listdir(outside)) == ["secret"]
     # A root may itself be reached through a link.
     (tmp_path / "alias").symlink_to(tmp_path / "root")
-    assert LocalRoot(str(tmp_path / "alias")).create("inside/x", b"x")
+    assert LocalBackend(str(tmp_path / "alias")).create("inside/x", b"x")
 
 
 def test_a_copied_run_stays_inside_its_target(make_config: ConfigFactory, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_bytes_are_read_as_numbers_alone(dtype: str, shape: tuple[Any, ...]) -> 
 
 @pytest.mark.parametrize("dtype", ["object", "V4", "no"])
 def test_a_gradient_that_is_no_numbers_is_refused(tmp_path: Path, dtype: str) -> None:
-    store, ref = ArtifactStore(LocalRoot(tmp_path)), ArtifactRef("gradients", "f" * 32)
+    store, ref = ArtifactStore(LocalBackend(tmp_path)), ArtifactRef("gradients", "f" * 32)
     stored = StoredGradients(store, [])
     stored._rows["s"] = _Row(ref, None, 1.0, dtype, (1,), 0)  # type: ignore[arg-type]
     with pytest.raises(CorruptError, match="the gradient of sample s: there are no arrays of type"):

@@ -14,11 +14,11 @@ import pytest
 
 from configs.errors import RunConflictError
 from configs.schema import StoreSection
-from storage.roots import lease as leases
-from storage.roots import processes
-from storage.roots.base import Staging
-from storage.roots.processes import is_gone, tag, told
-from storage.roots.s3 import S3Root
+from storage.backends import lease as leases
+from storage.backends import process_tags
+from storage.backends.base import Staging
+from storage.backends.process_tags import is_gone, tag, told
+from storage.backends.s3 import S3Backend
 from tests.conftest import ROOT
 from tests.support.s3 import Faults, Server, make_bucket, unreliable, use
 
@@ -29,7 +29,7 @@ HOLDER = """
 import socket, sys
 socket.gethostname = lambda: sys.argv[2]
 from configs.schema import StoreSection
-from storage.roots.s3 import S3Root
+from storage.backends.s3 import S3Root
 root = S3Root(sys.argv[1], StoreSection(root="s3://" + sys.argv[1]))
 with root.lock("runs/x/.lock", "Run 'x'"):
     print("held", flush=True)
@@ -45,8 +45,8 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     return make_bucket()
 
 
-def root_of(bucket: str) -> S3Root:
-    return S3Root(f"{bucket}/x", StoreSection(root=f"s3://{bucket}/x"))
+def root_of(bucket: str) -> S3Backend:
+    return S3Backend(f"{bucket}/x", StoreSection(root=f"s3://{bucket}/x"))
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_another_hosts_lease_is_waited_for_by_the_servers_clock(
         pass
 
 
-def take(root: S3Root) -> object:
+def take(root: S3Backend) -> object:
     return root.lock("runs/x/.lock", "Run 'x'")
 
 
@@ -148,7 +148,7 @@ def test_what_a_process_left_is_told_from_what_others_hold(tmp_path: Path, monke
     assert not is_gone(mine)
     host, machine, pid, _, number = mine.split("~")
     child = subprocess.Popen([sys.executable, "-c", "pass"])
-    began = processes._start(child.pid)
+    began = process_tags._start(child.pid)
     child.wait()
     names = {
         "live": mine,

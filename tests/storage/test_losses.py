@@ -11,11 +11,11 @@ import pytest
 
 from configs.errors import CorruptError, StoreError
 from storage import layout
+from storage.checksummed_json import seal
 from storage.commit import ArtifactStore
+from storage.garbage_collection import Retention, plan_removals
 from storage.lineage import LineageEntry, RunFolder, damaged_records, list_runs
 from storage.quarantine import quarantine
-from storage.retention import Retention, plan_removals
-from storage.sealed import seal
 from storage.verify import find_problems
 
 CONFIGS = ({"run": {"epochs": 1}}, {"run": {"epochs": 2}}, {"run": {"epochs": 3}})
@@ -125,7 +125,7 @@ def without_copies(run: RunFolder) -> Iterator[Path]:
     top = Path(run.store.root.uri) / "runs" / "r"
     shutil.rmtree(top / "copies")
     for path in records(run):
-        from storage.sealed import unseal
+        from storage.checksummed_json import unseal
 
         value = unseal(path.read_bytes(), str(path))
         value.pop("at")
@@ -168,7 +168,7 @@ def test_nothing_is_removed_while_a_record_is_damaged_and_no_run_disappears(run:
         assert fresh(run).config() == CONFIGS[1]
         with pytest.raises(StoreError, match="Nothing is removed"):
             plan_removals(fresh(run).store, Retention(older_than_s=0))
-    assert [removal.what for removal in plan_removals(fresh(run).store, Retention(forget=["r"]))] == ["runs/r"]
+    assert [removal.label for removal in plan_removals(fresh(run).store, Retention(forget=["r"]))] == ["runs/r"]
 
 
 @pytest.mark.parametrize("series", ["lineage", "tracking"])

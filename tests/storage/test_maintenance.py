@@ -18,16 +18,16 @@ from pages import schema_page
 from storage import layout
 from storage.checkpoints import commit_checkpoint, latest_checkpoint
 from storage.commit import ArtifactStore
+from storage.garbage_collection import Retention, plan_removals, remove
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
 from storage.quarantine import leave_trace, quarantine
-from storage.removals import removal_note
-from storage.retention import Retention, plan_removals, remove
 from storage.tables import TABLES
+from storage.tombstones import removal_note
 from storage.transfer import copy_run
 from storage.verify import find_problems, verify_store
-from tasks.review.dataset import export_run
-from tasks.review.trace import trace_sample
+from tasks.reports.dataset import export_run
+from tasks.reports.trace import trace_sample
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
 from tasks.runs.repairs import makers
@@ -141,7 +141,7 @@ def test_files_of_past_epochs_go_and_leave_their_trace(context: RunContext) -> N
     store, expected = context.store, context.chain.digest()
     ref, folder = folder_of(context, "rollout", 1)
     (removal,) = plan_removals(store, Retention(keep_epochs=1))
-    assert (removal.what, removal.trace) == (str(ref), True)
+    assert (removal.label, removal.trace) == (str(ref), True)
     assert removal.size > 0
     assert list(folder.glob("*/*.tar"))
     # Killed right after its first step, the removal is found again.
@@ -268,7 +268,7 @@ def test_a_removal_that_was_killed_is_found_again(tmp_path: Path) -> None:
                 remove(store, removal)
         if not store.root.list(ref.path):
             return
-        assert [each.what for each in plan_removals(store, Retention())] == [str(ref)], steps
+        assert [each.label for each in plan_removals(store, Retention())] == [str(ref)], steps
     pytest.fail("it never ends")
 
 
@@ -299,7 +299,7 @@ def test_what_replay_still_reads_stays(make_config: ConfigFactory) -> None:
     store = context.store
     rollouts = {epoch: str(context.chain.require(epoch, "rollout").ref) for epoch in (1, 2, 3)}
     removals = plan_removals(store, Retention(keep_epochs=1))
-    assert [removal.what for removal in removals] == [rollouts[1]], "epoch 4 trains on epochs 2 and 3 too"
+    assert [removal.label for removal in removals] == [rollouts[1]], "epoch 4 trains on epochs 2 and 3 too"
     remove(store, removals[0])
     run_epoch(open_run(store.root.uri, "replays"), 4)
 
@@ -321,7 +321,7 @@ def test_what_another_run_needs_stays(context: RunContext, make_config: ConfigFa
     store = context.store
     # 'other' is at epoch 1, so the rollout of epoch 1 is its newest.
     assert plan_removals(store, Retention(keep_epochs=1)) == []
-    given_up = {removal.what for removal in plan_removals(store, Retention(forget=["small"], older_than_s=0))}
+    given_up = {removal.label for removal in plan_removals(store, Retention(forget=["small"], older_than_s=0))}
     named = {entry.artifact for entry in other.run.entries()}
     assert "runs/small" in given_up
     assert not given_up & named
@@ -339,7 +339,7 @@ def test_unnamed_artifacts_stay_while_they_are_young(context: RunContext) -> Non
         context.store.commit(ref, "0", folder, rows=1, producer={"started": time.time()})
     assert plan_removals(context.store, Retention()) == []
     (removal,) = plan_removals(context.store, Retention(older_than_s=0))
-    assert (removal.what, removal.reason) == (str(ref), "no run names it")
+    assert (removal.label, removal.reason) == (str(ref), "no run names it")
     # A policy that is being trained has a checkpoint and no record yet.
     training = ArtifactRef("policies", "0" * 32)
     with context.store.root.staging() as folder:

@@ -12,15 +12,15 @@ import pytest
 
 from configs.errors import CommitLostError, CorruptError, NotCommittedError, RunConflictError, StoreError
 from configs.schema import StoreSection
+from storage.backends import open_backend
+from storage.backends.local import LocalBackend, MappedFile
 from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
+from storage.checksummed_json import seal
 from storage.checksums import check_block, describe_file
 from storage.commit import ArtifactStore
 from storage.embeddings import EmbeddingCache, EmbeddingWriter, Rows
 from storage.layout import STAGING, ArtifactRef
 from storage.lineage import LineageEntry, RunFolder
-from storage.roots import open_root
-from storage.roots.local import LocalRoot, MappedFile
-from storage.sealed import seal
 from storage.verify import describe_artifact, list_artifacts, verify_store
 
 REF = ArtifactRef("rewards", "f" * 32)
@@ -104,7 +104,7 @@ def test_racing_writers_have_one_content(tmp_path: Path) -> None:
 
 def _publish_and_remove(arguments: tuple[str, int]) -> None:
     root, number = arguments
-    store = LocalRoot(root)
+    store = LocalBackend(root)
     for _ in range(50):
         with store.staging() as folder:
             for name in range(4):
@@ -141,8 +141,8 @@ def test_damage_is_found_and_named(store: ArtifactStore, damage: str) -> None:
 
 
 def test_every_block_is_checked_once_per_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from storage.roots import mapped
-    from storage.roots.base import BLOCK
+    from storage.backends import mapped_file
+    from storage.backends.base import BLOCK
 
     checked: list[int] = []
 
@@ -150,8 +150,8 @@ def test_every_block_is_checked_once_per_process(tmp_path: Path, monkeypatch: py
         checked.append(number)
         check_block(data, number, *arguments, **options)
 
-    monkeypatch.setattr(mapped, "check_block", spy)
-    root = LocalRoot(str(tmp_path / "store"))
+    monkeypatch.setattr(mapped_file, "check_block", spy)
+    root = LocalBackend(str(tmp_path / "store"))
     (tmp_path / "store" / "kind").mkdir()
     (tmp_path / "store" / "kind" / "file").write_bytes(os.urandom(2 * BLOCK + 1))
     entry = describe_file(tmp_path / "store" / "kind" / "file", "file")
@@ -162,7 +162,7 @@ def test_every_block_is_checked_once_per_process(tmp_path: Path, monkeypatch: py
     second.read(2 * BLOCK, 1)
     root.blob("kind", entry).read(0, 2 * BLOCK + 1)
     assert checked == [0, 0, 1, 2]
-    LocalRoot(str(tmp_path / "store")).blob("kind", entry).read(0, 1)
+    LocalBackend(str(tmp_path / "store")).blob("kind", entry).read(0, 1)
     assert checked == [0, 0, 1, 2, 0], "another process checks for itself"
 
 
@@ -193,20 +193,20 @@ def test_a_foreign_manifest_is_refused(store: ArtifactStore) -> None:
 def test_unusable_roots(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="--root"):
-        open_root(StoreSection(root=str(tmp_path / "file")))
+        open_backend(StoreSection(root=str(tmp_path / "file")))
     with pytest.raises(StoreError, match="no store for 'ftp://'"):
-        open_root(StoreSection(root="ftp://host/x"))
+        open_backend(StoreSection(root="ftp://host/x"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_unwritable_root(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o500)
     with pytest.raises(StoreError, match="--root"):
-        open_root(StoreSection(root=str(tmp_path / "closed" / "store")))
+        open_backend(StoreSection(root=str(tmp_path / "closed" / "store")))
 
 
 def _hold(path: str, ready: object, release: object) -> None:
-    with LocalRoot(path).lock("runs/r/.lock", "Run 'r'"):
+    with LocalBackend(path).lock("runs/r/.lock", "Run 'r'"):
         ready.set()  # type: ignore[attr-defined]
         release.wait(30)  # type: ignore[attr-defined]
 
@@ -219,12 +219,12 @@ def test_one_process_executes_a_run(tmp_path: Path) -> None:
     assert ready.wait(30)
     with (
         pytest.raises(RunConflictError, match=f"pid {holder.pid}"),
-        LocalRoot(str(tmp_path)).lock("runs/r/.lock", "Run 'r'"),
+        LocalBackend(str(tmp_path)).lock("runs/r/.lock", "Run 'r'"),
     ):
         pass
     holder.kill()
     holder.join()
-    with LocalRoot(str(tmp_path)).lock("runs/r/.lock", "Run 'r'"):
+    with LocalBackend(str(tmp_path)).lock("runs/r/.lock", "Run 'r'"):
         pass
 
 

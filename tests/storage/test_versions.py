@@ -13,16 +13,16 @@ import pytest
 
 from configs.errors import ConfigError, CorruptError, StoreError
 from configs.load import parse_config
+from storage.backends import local
+from storage.checksummed_json import seal, unseal
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.roots import local
 from storage.schema import REWARDS, read_table
-from storage.sealed import seal, unseal
 from storage.trajectories.webdataset import WebDatasetStore
 from storage.verify import list_artifacts, verify_store
-from tasks.figures.describe import describe_run
-from tasks.review.dataset import export_run
-from tasks.review.report import run_report
+from tasks.metrics.describe import describe_run
+from tasks.reports.dataset import export_run
+from tasks.reports.report import run_report
 from tasks.runs.opening import finished_result, mark_finished, open_run
 from tasks.runs.staleness import State, standings
 
@@ -59,7 +59,7 @@ def test_a_newer_manifest_is_refused(store: ArtifactStore) -> None:
 
 
 def test_a_newer_table_is_refused(tmp_path: Path) -> None:
-    from storage.files import FolderFiles
+    from storage.shard_files import FolderFiles
 
     (source,) = (FIXTURES / "store_v1").rglob("rewards.parquet")
     table = pq.read_table(source)

@@ -26,14 +26,14 @@ from models.rewards.base import Needs, declare
 from models.weights.stored_weights import StoredWeights
 from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.algorithms.base import Batch, Models, Requirements, RowLoss, expect
-from tasks.identities.kinds import KindIdentity
 from tasks.inputs.prompts import Prompt
-from tasks.inputs.sources import PIPELINE, Weights
-from tasks.kinds.cost import Cost
-from tasks.kinds.kind import Exporting, Job, Kind, Making, Training
-from tasks.kinds.sample_set import SampleSet, tensor_of
-from tasks.runs.cuts import rollout_cuts
+from tasks.inputs.weight_sources import PIPELINE, Weights
+from tasks.modalities.forward_cost import Cost
+from tasks.modalities.modality import ExportRequest, Kind, SampleRequest, SamplingContext, Training
+from tasks.modalities.sample_set import SampleSet, tensor_of
 from tasks.runs.seeds import derive
+from tasks.runs.sharding import rollout_cuts
+from tasks.specs.modalities import ModalitySpec
 
 WORDS = ("red", "green", "blue", "gray")
 NAME = "tests.support.categorical:Categorical"
@@ -116,7 +116,7 @@ class ChoiceSet(SampleSet):
 class ChoiceMaker:
     """Draws words from seeds of run, epoch, prompt and replica."""
 
-    def __init__(self, making: Making, weights: Weights, seed: tuple[Any, ...]) -> None:
+    def __init__(self, making: SamplingContext, weights: Weights, seed: tuple[Any, ...]) -> None:
         self._making, self._weights, self._seed = making, weights, seed
 
     def load(self) -> None:
@@ -126,7 +126,7 @@ class ChoiceMaker:
         pass
 
     @torch.no_grad()
-    def make(self, jobs: Sequence[Job]) -> list[Sample]:
+    def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
         held = self._making.host.trainable(self._making.policy, self._weights)
         log_probs = held.policy.trained["choice"].logits.log_softmax(0)
         bounds = log_probs.exp().cumsum(0).numpy()
@@ -154,7 +154,7 @@ class ChoiceMaker:
         return samples
 
 
-class Categorical(Kind, KindIdentity):
+class Categorical(Kind, ModalitySpec):
     """Everything that is asked of the kind."""
 
     encodes = False
@@ -201,10 +201,10 @@ class Categorical(Kind, KindIdentity):
     def encode(self, host: Any, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
         raise AssertionError("prompts are taken as they are")
 
-    def rollout(self, making: Making) -> ChoiceMaker:
+    def rollout(self, making: SamplingContext) -> ChoiceMaker:
         return ChoiceMaker(making, Weights.BEHAVIOR, (making.config.run.seed, "rollout", making.epoch))
 
-    def evaluation(self, making: Making) -> ChoiceMaker:
+    def evaluation(self, making: SamplingContext) -> ChoiceMaker:
         return ChoiceMaker(making, Weights.AVERAGE, (making.config.evaluate.seed, "evaluate"))
 
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
@@ -231,7 +231,7 @@ class Categorical(Kind, KindIdentity):
     def models(self, config: RunConfig, trainable: Trainable, beside: Mapping[str, Trainable]) -> Models:
         return Models(trainable=trainable)
 
-    def export(self, exporting: Exporting, folder: Path) -> None:
+    def export(self, exporting: ExportRequest, folder: Path) -> None:
         model = exporting.host.exportable(exporting.inputs[0], Weights.AVERAGE).policy.trained["choice"]
         (folder / PIPELINE).mkdir()
         save_file({"logits": model.logits.detach()}, folder / PIPELINE / FILE)

@@ -33,13 +33,13 @@ from models.policies.trainable import Trainable
 from models.quickstart.pipeline import tiny_pipeline
 from storage.tables import read_rows
 from tasks import algorithms
-from tasks.identities.nodes import gradient_nodes, has_gradients
+from tasks.checks.check import check_config
 from tasks.inputs.components import make_algorithm
-from tasks.inputs.sources import Weights
-from tasks.preflight.check import check_config
+from tasks.inputs.weight_sources import Weights
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
+from tasks.specs.graph import gradient_nodes, has_gradients
 from tasks.stages.stage import Shard
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import execution_of, make_stage

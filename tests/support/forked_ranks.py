@@ -55,11 +55,11 @@ def be_agent(arguments: Sequence[str]) -> None:
     from torch.distributed.launcher.api import elastic_launch
     from torch.distributed.run import config_from_args, parse_args
 
-    from tasks.execution.meeting import BACKEND, make_meeting, reachable, stay_on_interface
+    from tasks.execution.rendezvous import BACKEND, make_rendezvous, reachable, stay_on_interface
 
     os.dup2(0, _INPUT)
     stay_on_interface(reachable(arguments[0], int(arguments[1])))
-    rendezvous_handler_registry.register(BACKEND, make_meeting)
+    rendezvous_handler_registry.register(BACKEND, make_rendezvous)
     options = parse_args([f"--rdzv-backend={BACKEND}", *arguments[2:]])
     config, _, _ = config_from_args(options)
     config.start_method = "fork"
@@ -68,8 +68,8 @@ def be_agent(arguments: Sequence[str]) -> None:
 
 def _be_rank(module: str, *arguments: str) -> None:
     """Run a module, as ``tasks/execution/rank.py`` does."""
-    from configs.packages import own_packages_first, user_folder_last
-    from tasks.execution.parent import die_with_parent
+    from configs.import_paths import own_packages_first, user_folder_last
+    from tasks.execution.parent_death import die_with_parent
 
     die_with_parent(signal.SIGKILL)
     os.dup2(_INPUT, 0)

@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 
 from configs.schema import RunConfig
 from tasks.execution.execution import Execution
-from tasks.identities.nodes import evaluation_nodes, first_nodes, scored_nodes, training_nodes
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
+from tasks.specs.graph import evaluation_nodes, first_nodes, scored_nodes, training_nodes
 from tasks.stages.stage import Stage
 from tasks.stages.stage_run import StageRun
 

@@ -63,12 +63,12 @@ def served(found: Iterable[Listener]) -> list[Listener]:
 def lets_in(listener: Listener, path: str = "/") -> list[str]:
     """Return the foreign requests that a server of HTTP does not refuse with 403."""
     wrong = []
-    for what, headers in _FOREIGN.items():
+    for label, headers in _FOREIGN.items():
         filled = {name: value.format(port=listener.port) for name, value in headers.items()}
         for kind, more in (("page", {}), ("websocket", _WEBSOCKET)):
             status = _status(listener, {**filled, **more}, path)
             if status != http.client.FORBIDDEN:
-                wrong.append(f"{listener} answers {what}, as a {kind}, with {status}")
+                wrong.append(f"{listener} answers {label}, as a {kind}, with {status}")
     return wrong
 
 

@@ -6,7 +6,7 @@ import re
 
 #: By file, the tests as pytest names them, with all their parameters where none are named.
 LONG = {
-    "tests/storage/test_sealed.py": ("test_flips_in_records_of_runs_and_artifacts_are_found_and_repaired",),
+    "tests/storage/test_checksummed_json.py": ("test_flips_in_records_of_runs_and_artifacts_are_found_and_repaired",),
     "tests/chaos/test_interruptions.py": (
         "test_a_killed_temporary_server_is_started_again",
         "test_a_second_process_on_the_same_run_is_refused",
@@ -74,11 +74,11 @@ LONG = {
         "test_a_rank_that_was_killed_is_named",
         "test_stopping_leaves_no_process[True]",
     ),
-    "tests/tasks/execution/test_meeting.py": ("test_ranks_listen_on_loopback_alone[1]",),
+    "tests/tasks/execution/test_rendezvous.py": ("test_ranks_listen_on_loopback_alone[1]",),
     "tests/tasks/execution/test_resharding.py": (
         "test_a_checkpoint_of_several_ranks_goes_on_with_any_number[adamw-numbers0-held0]",
     ),
-    "tests/tasks/execution/test_scorers.py": (
+    "tests/tasks/execution/test_reward_pool.py": (
         "test_a_failing_reward_is_named_and_a_killed_process_replaced",
         "test_processes_end_when_their_parent_is_killed",
         "test_closing_ends_what_is_scored_and_starts_nothing_more",
@@ -105,27 +105,27 @@ LONG = {
         "test_refusals_say_what_to_do[ann/signs-given1-the Hub does not know this token]",
         "test_without_network_or_token_variable",
     ),
-    "tests/tasks/figures/test_sweep.py": (
+    "tests/tasks/metrics/test_sweep.py": (
         "test_a_sweep_that_is_stopped_leaves_no_process[2]",
         "test_a_sweep_samples_once_what_its_variants_share",
         "test_a_variant_that_fails_stops_no_other",
     ),
-    "tests/tasks/inputs/test_sources.py": ("test_a_run_over_sources_works_on_the_command_line",),
-    "tests/tasks/kinds/test_kind.py": ("test_the_command_runs_it",),
-    "tests/tasks/kinds/test_ppo.py": (
+    "tests/tasks/inputs/test_weight_sources.py": ("test_a_run_over_sources_works_on_the_command_line",),
+    "tests/tasks/modalities/test_modality.py": ("test_the_command_runs_it",),
+    "tests/tasks/modalities/test_ppo.py": (
         "test_training_goes_on_from_its_files_as_from_memory[overrides1]",
         "test_training_goes_on_from_its_files_as_from_memory[overrides2]",
     ),
-    "tests/tasks/kinds/test_render.py": ("test_a_run_of_the_command_draws_and_shows",),
-    "tests/tasks/optimize/test_training_stage.py": (
+    "tests/tasks/modalities/test_render.py": ("test_a_run_of_the_command_draws_and_shows",),
+    "tests/tasks/training/test_training_stage.py": (
         "test_a_trainer_kept_in_memory_goes_on_as_one_that_was_read[adamw8bit]",
     ),
-    "tests/tasks/preflight/test_language_memory.py": (
+    "tests/tasks/checks/test_language_memory.py": (
         "test_every_role_has_a_line",
         "test_ranks_that_share_the_weights_hold_less",
         "test_tensors_without_content_take_what_real_ones_do[dtype0-None-True]",
     ),
-    "tests/tasks/preflight/test_memory.py": (
+    "tests/tasks/checks/test_memory.py": (
         "test_check_says_whether_it_fits",
         "test_full_size_presets_are_estimated_as_the_page_says[wan22_a14b]",
         "test_a_few_blocks_tell_what_all_of_them_take",
@@ -144,9 +144,9 @@ LONG = {
         "test_adapters_may_be_on_some_kinds_of_blocks_alone",
         "test_ranks_that_share_the_weights_hold_less",
     ),
-    "tests/tasks/review/test_benchmark.py": ("test_processes_share_the_work_and_change_no_figure",),
-    "tests/tasks/review/test_report.py": ("test_the_command_writes_and_logs_it",),
-    "tests/tasks/runs/test_advance.py": ("test_the_command_line_trains_on",),
+    "tests/tasks/reports/test_benchmark.py": ("test_processes_share_the_work_and_change_no_figure",),
+    "tests/tasks/reports/test_report.py": ("test_the_command_writes_and_logs_it",),
+    "tests/tasks/runs/test_extension.py": ("test_the_command_line_trains_on",),
     "tests/tasks/runs/test_chain.py": ("test_a_thousand_epochs_are_planned_without_recursion",),
     "tests/tasks/stages/test_presets.py": (
         "test_a_whole_run[qwen_image_edit_plus]",

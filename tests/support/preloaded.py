@@ -45,9 +45,9 @@ _MODULES = (
     "diffusers.models.autoencoders.autoencoder_kl",
     "diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3",
     "tasks.stages.optimize",
-    "tasks.optimize.epoch",
+    "tasks.training.epoch",
     "tasks.stages.export",
-    "tasks.preflight.check",
+    "tasks.checks.check",
     "prefect.client.orchestration",
 )
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from models.rewards.base import Batch, Needs, Reward, Scores
-from models.rewards.call import Handling, score
+from models.rewards.invocation import Handling, score
 
 
 class Constant:

@@ -15,17 +15,17 @@ PACKAGES = ("configs", "storage", "models", "tasks", "flows", "flowmill", "pages
 #: Rooms inside a package, lowest first: each imports only those before it. Files beside rooms stand among them by name.
 ORDER: Mapping[str, tuple[str, ...]] = {
     "models": (
-        "libraries",
+        "library_loading",
         "devices",
-        "pictures",
-        "masks",
+        "image_files",
+        "attention_masks",
         "text",
         "maths",
         "weights",
-        "meter",
+        "compute_meter",
         "policies",
         "quickstart",
-        "sizes",
+        "memory",
         "rewards",
         "engines",
     ),
@@ -33,23 +33,23 @@ ORDER: Mapping[str, tuple[str, ...]] = {
         "advantages",
         "algorithms",
         "inputs",
-        "identities",
+        "specs",
         "runs",
-        "figures",
+        "metrics",
         "export",
-        "hosting",
-        "kinds",
-        "optimize",
+        "runtime",
+        "modalities",
+        "training",
         "stages",
         "execution",
-        "preflight",
-        "review",
+        "checks",
+        "reports",
         "tracking",
     ),
 }
 
 
-_KINDS = {f"tasks.kinds.{path.parent.name}" for path in (ROOT / "tasks" / "kinds").glob("*/__init__.py")}
+_KINDS = {f"tasks.modalities.{path.parent.name}" for path in (ROOT / "tasks" / "modalities").glob("*/__init__.py")}
 
 
 @cache

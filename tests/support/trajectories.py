@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from storage.backends.base import FileEntry
 from storage.media import DEFAULT_MEDIA, MediaFormat
-from storage.roots.base import FileEntry
 from storage.trajectories.base import Sample, TrajectoryStore
 
 

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from configs.errors import FlowmillError
 from models.rewards.base import Reward, Scores, perfect_score
-from models.rewards.call import needs_of_made
+from models.rewards.invocation import needs_of_made
 from models.rewards.service import wire
 from models.rewards.service.batching import Batcher, BusyError, Limits
 from models.rewards.service.metrics import Metrics

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from models.rewards.base import Batch, Reward, Scores, joined
-from models.rewards.call import Handling, score
+from models.rewards.invocation import Handling, score
 from models.rewards.service.metrics import Metrics
 
 

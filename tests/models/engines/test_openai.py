@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from configs.base import Component
 from configs.errors import ConfigError, EngineError
-from configs.section import Component
 from models.engines import engine_identity, make_engine
 from models.engines.base import Asked
 from models.engines.openai import OpenAI

@@ -13,8 +13,8 @@ from configs.registry import create
 from configs.schema import RunConfig
 from models.maths import KERNELS, PLANS
 from models.maths.schedules import AllSteps, BranchEveryStep, FinalOnly, RandomFraction, Subset, Window
+from tasks.checks.check import check_config
 from tasks.inputs.components import open_trajectory_store
-from tasks.preflight.check import check_config
 from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import make_stage, prepare, run_epoch
@@ -107,7 +107,7 @@ def test_options_are_checked() -> None:
 )
 def test_plans_refuse_options_that_cannot_work(name: str, options: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        create(PLANS, name, options, what="rollout.plan")
+        create(PLANS, name, options, label="rollout.plan")
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_plans_refuse_options_that_cannot_work(name: str, options: dict[str, Any
 )
 def test_kernels_refuse_noise_that_cannot_work(name: str, options: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        create(KERNELS, name, options, what="rollout.sampler")
+        create(KERNELS, name, options, label="rollout.sampler")
 
 
 def test_the_largest_noise_is_accepted() -> None:
-    assert create(KERNELS, "ddim", {"eta": 1}, what="").eta == 1
-    assert create(KERNELS, "cps", {"noise_level": 1}, what="").noise_level == 1
-    assert create(KERNELS, "flow_sde", {"noise_level": 3}, what="").noise_level == 3
+    assert create(KERNELS, "ddim", {"eta": 1}, label="").eta == 1
+    assert create(KERNELS, "cps", {"noise_level": 1}, label="").noise_level == 1
+    assert create(KERNELS, "flow_sde", {"noise_level": 3}, label="").noise_level == 3
 
 
 def test_a_random_part_of_the_steps_is_trained_while_all_are_stochastic() -> None:

@@ -20,7 +20,7 @@ from models.quickstart.smollm import SmolLMBuilder
 SMALL = {"vae_steps": 1, "images": 200}
 
 
-def ignore(what: str, done: int, total: int) -> None:
+def ignore(label: str, done: int, total: int) -> None:
     pass
 
 
@@ -58,7 +58,7 @@ def test_a_share_of_rows_sees_the_empty_prompt_and_the_others_what_they_always_s
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match="it must be at least 0 and below 1"):
-        create(BUILDERS, "digits", {"prompt_dropout": share}, what="model.build")
+        create(BUILDERS, "digits", {"prompt_dropout": share}, label="model.build")
 
 
 def test_a_model_from_a_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from configs.errors import ConfigError, FlowmillError, RewardError
 from configs.rewards import ServerSection
 from flows.api import named_server
 from models.engines.openai import OpenAI
-from models.rewards.bounded import bounded_client
 from models.rewards.chat_answers import Answer, first_token, read_answer
+from models.rewards.http_client import bounded_client
 from models.rewards.remote import RemoteReward
 from models.rewards.vlm import VlmJudge
 from tasks.tracking.client import open_client
@@ -138,9 +138,9 @@ _EXPLODING = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", _EXPLODING)
-def test_reading_an_answer_is_inside_the_time_of_the_request(what: str) -> None:
+def test_reading_an_answer_is_inside_the_time_of_the_request(label: str) -> None:
     begun = time.monotonic()
-    body = _EXPLODING[what]
+    body = _EXPLODING[label]
     assert len(body) < 1 << 19
     with saying(200, "utf-8", body) as url, pytest.raises(RewardError) as caught:
         judge(url, timeout_s=2.0).score(np.zeros((1, 8, 8, 3), np.uint8), ["a"], [{}])

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from models.rewards.base import Batch, joined
-from models.rewards.failures import Origin
+from models.rewards.errors import Origin
 
 
 def batch_of(rows: range) -> Batch:

@@ -17,7 +17,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from models.rewards.make import make_reward
+from models.rewards.factory import make_reward
 from models.rewards.service import app as service
 from models.rewards.service import wire
 from models.rewards.service.app import Served, make_app

@@ -14,8 +14,8 @@ from transformers import CLIPModel, CLIPProcessor
 
 from configs.errors import ConfigError, RewardError
 from models.rewards.base import Batch
-from models.rewards.call import Handling, score
-from models.rewards.make import make_reward
+from models.rewards.factory import make_reward
+from models.rewards.invocation import Handling, score
 from tests.support.clip import write_clip, write_head
 
 PROMPTS = ["a red bicycle", "two cats, asleep " * 40, ""]

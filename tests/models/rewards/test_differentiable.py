@@ -14,7 +14,7 @@ from transformers import CLIPImageProcessor
 from models.quickstart.corpus import digit_pairs
 from models.rewards import REWARDS
 from models.rewards.differentiable import is_differentiable, processed
-from models.rewards.make import make_reward
+from models.rewards.factory import make_reward
 from tests.support.clip import write_clip, write_head, write_latent_head
 from tests.support.published_rewards import write_dina, write_image_reward, write_open_clip
 
@@ -88,7 +88,7 @@ def given(name: str) -> tuple[np.ndarray, torch.Tensor]:
 def test_those_that_declare_it() -> None:
     from configs.registry import resolve
 
-    assert {name for name in REWARDS if is_differentiable(resolve(REWARDS, name, what="reward"))} == FOLLOWED
+    assert {name for name in REWARDS if is_differentiable(resolve(REWARDS, name, label="reward"))} == FOLLOWED
 
 
 @pytest.mark.parametrize("name", sorted(FOLLOWED))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from configs.errors import ConfigError
 from models.rewards.dina_lrm import RewardHead
-from models.rewards.make import make_reward
+from models.rewards.factory import make_reward
 from tests.support.published_rewards import write_dina
 
 

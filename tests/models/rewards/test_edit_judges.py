@@ -14,8 +14,8 @@ from PIL import Image
 
 from configs.errors import ConfigError, RewardError
 from models.rewards.base import Batch, Scores, declare
-from models.rewards.call import score
-from models.rewards.make import FunctionReward, make_reward, needs_of
+from models.rewards.factory import FunctionReward, make_reward, needs_of
+from models.rewards.invocation import score
 from models.rewards.pairwise import win_rates
 from tests.support.chat import Endpoint, says, serving
 

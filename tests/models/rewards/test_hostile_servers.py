@@ -93,8 +93,8 @@ _HOSTILE = {
 
 
 @pytest.mark.parametrize("what", _HOSTILE)
-def test_answers_of_servers_and_judges_are_bounded(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer, said = _HOSTILE[what]
+def test_answers_of_servers_and_judges_are_bounded(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, said = _HOSTILE[label]
     monkeypatch.setattr("models.rewards.vlm._RETRIES", 0)
     begun = time.monotonic()
     with answering(answer) as url:

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from models.rewards.base import Batch
-from models.rewards.call import score
-from models.rewards.make import make_reward
+from models.rewards.factory import make_reward
+from models.rewards.invocation import score
 
 pytest.importorskip("rapidocr_onnxruntime", reason="flowmill[ocr] is not installed")
 font_manager = pytest.importorskip("matplotlib.font_manager", reason="the fonts are matplotlib's")

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, BertTokenizer, CLIPProcessor
 
 from configs.errors import ConfigError, RewardError
+from models.rewards.answer_parsing import token_grid
 from models.rewards.base import Batch, perfect_score
-from models.rewards.call import score
+from models.rewards.factory import make_reward
 from models.rewards.geneval import COLORS, NAMES, Found, _by_class, meets, met_share, relations
-from models.rewards.make import make_reward
-from models.rewards.verdicts import token_grid
+from models.rewards.invocation import score
 from tests.support.chat import says, serving
 from tests.support.clip import write_clip
 from tests.support.published_rewards import write_detector, write_hpsv3, write_image_reward, write_open_clip

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from configs.errors import ConfigError
-from models.rewards.make import make_reward
+from models.rewards.factory import make_reward
 from models.rewards.reasoning import ReasoningGym
 from tests.conftest import ROOT
 

@@ -18,9 +18,9 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.rewards import REWARDS
 from models.rewards.base import Batch, Needs, Scores
-from models.rewards.call import Handling, score
-from models.rewards.make import FunctionReward, needs_of
-from tasks.kinds.kind import make_kind
+from models.rewards.factory import FunctionReward, needs_of
+from models.rewards.invocation import Handling, score
+from tasks.modalities.modality import make_kind
 from tests.support.language_models import texts_data
 
 TEXTS = np.array(["one", "two"], object)
@@ -149,8 +149,8 @@ def test_what_declares_no_media_scores_what_the_run_makes(
 @pytest.mark.parametrize("name", sorted(set(REWARDS) - {"constant", "rank"}))
 def test_rewards_of_the_table_say_what_they_score(name: str) -> None:
     """A reward of images that said nothing would be taken for one of texts."""
-    what = resolve(REWARDS, name, what="reward")
-    declared = [what.needs_for({})] if hasattr(what, "needs_for") else [what.needs]
+    label = resolve(REWARDS, name, label="reward")
+    declared = [label.needs_for({})] if hasattr(label, "needs_for") else [label.needs]
     given: Mapping[str, Any] = {"by": "pixels", "to": "source", "references": True}
-    declared += [what.needs_for(given)] if hasattr(what, "needs_for") else []
+    declared += [label.needs_for(given)] if hasattr(label, "needs_for") else []
     assert {needs.media for needs in declared} <= {"images", "clips", "sounds", "latents", "texts"}

@@ -19,14 +19,14 @@ from configs.errors import ConfigError, RewardError
 from configs.rewards import RewardSection, ServerSection
 from configs.schema import RunConfig
 from models.rewards.base import Batch, Needs, Scores
-from models.rewards.call import Handling, score
-from models.rewards.make import check_section, make_reward, works_on_accelerator
+from models.rewards.factory import check_section, make_reward, works_on_accelerator
+from models.rewards.invocation import Handling, score
 from models.rewards.remote import RemoteReward
 from models.rewards.service import wire
 from models.rewards.service.batching import Batcher, Limits
 from models.rewards.service.metrics import Metrics
 from models.rewards.testing import CONTRACT, Check, samples
-from tasks.preflight.try_rewards import try_rewards
+from tasks.checks.try_rewards import try_rewards
 from tests.support.serving import Server, served, spoiling
 
 pytestmark = pytest.mark.slow

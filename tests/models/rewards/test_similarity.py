@@ -12,8 +12,8 @@ from PIL import Image
 from configs.errors import ConfigError, RewardError
 from configs.rewards import RewardSection
 from models.rewards.base import Batch
-from models.rewards.call import score
-from models.rewards.make import make_reward, needs_of, works_on_accelerator
+from models.rewards.factory import make_reward, needs_of, works_on_accelerator
+from models.rewards.invocation import score
 from models.rewards.similarity import pixel_similarity, structural_similarity
 from tests.support.clip import write_clip
 

@@ -11,11 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import CLIPConfig, CLIPModel
 
 from configs.rewards import RewardSection
-from models.rewards.make import takes_of
+from models.memory.activation_tracing import fake_module, traced
+from models.rewards.factory import takes_of
 from models.rewards.sizes import CLIP_H, CLIP_L, Encoder, Takes, encoder_of
-from models.sizes.footprints import fake_module, traced
 from models.weights.sharding import layers
-from tasks.preflight.memory import RewardMemory
+from tasks.checks.memory import RewardMemory
 from tests.support.clip import write_clip
 
 

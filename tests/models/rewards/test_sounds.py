@@ -11,8 +11,8 @@ import torch
 from transformers import ClapModel, ClapProcessor
 
 from configs.errors import ConfigError
+from models.rewards.factory import make_reward
 from models.rewards.loudness import Loudness
-from models.rewards.make import make_reward
 from storage.media import Sound
 from tests.support.clap import write_clap
 

@@ -17,12 +17,12 @@ from configs.errors import ConfigError, RewardError
 from configs.rewards import ServerSection
 from configs.schema import RunConfig
 from models.rewards.base import Batch
-from models.rewards.call import score
-from models.rewards.make import make_reward
+from models.rewards.factory import make_reward
+from models.rewards.invocation import score
 from models.rewards.remote import RemoteReward
 from models.rewards.service import wire
 from models.rewards.testing import samples
-from tasks.preflight.check import check_config
+from tasks.checks.check import check_config
 from tests.support.serving import served
 from tests.support.text_models import write_preference, write_sentiment
 

@@ -13,10 +13,10 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from configs.errors import ConfigError
+from models.rewards.answer_parsing import token_grid
 from models.rewards.base import Batch
-from models.rewards.call import score
-from models.rewards.make import make_reward
-from models.rewards.verdicts import token_grid
+from models.rewards.factory import make_reward
+from models.rewards.invocation import score
 from models.rewards.video_align import frame_numbers, patches_of
 from tests.support.published_rewards import write_video_align
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from configs.errors import ConfigError, RewardError
-from models.rewards.make import make_reward
+from models.rewards.factory import make_reward
 from tests.support.chat import Endpoint, says, serving
 from tests.support.rewards import scored
 

@@ -17,14 +17,14 @@ from configs.schema import RunConfig
 from configs.tokens import TokensSection
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
-from models.policies.reading import check_marks
 from models.policies.sd3 import SD3
+from models.policies.tokenization import check_marks
 from models.text.control_tokens import as_text, chat_ids, control_tokens, first_mark, marked, plain_ids
+from tasks.checks.check import check_config
 from tasks.inputs.prompts import Prompt
-from tasks.kinds.diffusion.drawing import _encoded
-from tasks.kinds.kind import make_kind
-from tasks.kinds.tokens.prompts import Prompts
-from tasks.preflight.check import check_config
+from tasks.modalities.diffusion.rendering import _encoded
+from tasks.modalities.modality import make_kind
+from tasks.modalities.tokens.prompts import Prompts
 
 CHAT = "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}</s>{% endfor %}[a]"
 #: Of prompts; </s> is 2, <image> the place of an image.

@@ -65,19 +65,19 @@ def test_names_of_older_attention_layers_are_known(tmp_path: Path) -> None:
     old = {name.replace("to_out.0", "proj_attn").replace("to_q", "query"): value for name, value in tensors.items()}
     assert old.keys() != tensors.keys()
     save_file(old, file, metadata={"format": "pt"})
-    check_complete(tmp_path, diffusers.AutoencoderKL, what="model.path")
+    check_complete(tmp_path, diffusers.AutoencoderKL, label="model.path")
 
 
 def test_a_language_model_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
     transformers.AutoModelForCausalLM.from_config(LM).save_pretrained(tmp_path)
-    check_complete(tmp_path, transformers.AutoModelForCausalLM, what="model.path")
+    check_complete(tmp_path, transformers.AutoModelForCausalLM, label="model.path")
     change(tmp_path / "model.safetensors", "model.layers.0.mlp.up_proj.weight", None)
     with pytest.raises(ConfigError, match=r"model.path '.*' has no weight 'model.layers.0.mlp.up_proj.weight', which"):
-        check_complete(tmp_path, transformers.AutoModelForCausalLM, what="model.path")
+        check_complete(tmp_path, transformers.AutoModelForCausalLM, label="model.path")
 
 
 def test_weights_that_are_tied_need_no_second_copy(tmp_path: Path) -> None:
     config = transformers.GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
-    check_complete(tmp_path, transformers.AutoModelForCausalLM, what="model.path")
+    check_complete(tmp_path, transformers.AutoModelForCausalLM, label="model.path")

@@ -17,8 +17,8 @@ import torch.distributed.checkpoint as dcp
 
 from configs.errors import ConfigError
 from models.weights import plain_pickle
+from models.weights.dcp_checkpoints import METADATA, DcpCheckpoint
 from models.weights.plain_pickle import Record, read_records
-from models.weights.shared_checkpoints import METADATA, SharedCheckpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 SHAPES = {"net.a": torch.Size((4, 3)), "net.b": torch.Size((4,))}
@@ -93,7 +93,7 @@ def test_what_explodes_is_refused_at_once(data: bytes, tmp_path: Path) -> None:
     (tmp_path / METADATA).write_bytes(data)
     begun = time.process_time()
     with pytest.raises(ConfigError, match=r"is not as torch\.distributed\.checkpoint writes it") as error:
-        SharedCheckpoint(tmp_path)
+        DcpCheckpoint(tmp_path)
     assert time.process_time() - begun < 2
     assert len(str(error.value)) < 1000
 
@@ -113,7 +113,7 @@ def test_bytes_and_opcodes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
 
 def read_or_said(folder: Path) -> dict[str, torch.Tensor] | str:
     try:
-        return SharedCheckpoint(folder).read(SHAPES)
+        return DcpCheckpoint(folder).read(SHAPES)
     except ConfigError as error:
         return str(error)
 

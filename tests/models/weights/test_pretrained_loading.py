@@ -19,20 +19,20 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Proces
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig
-from models.libraries import read_json
+from models.library_loading import read_json
+from models.memory.language_architectures import language_config, meta_language_model
 from models.policies.base import Part, PolicySettings
 from models.policies.causal_lm import CausalLM
 from models.policies.critic_lm import CriticLM
-from models.policies.language_folders import check_folder, check_vocabulary
+from models.policies.language_model_folders import check_folder, check_vocabulary
 from models.quickstart.addition import tiny_model
-from models.rewards.make import make_reward
-from models.sizes.language_architectures import language_config, meta_language_model
+from models.rewards.factory import make_reward
 from models.weights.finite import check_finite, check_tensors
 from models.weights.pretrained_loading import auto_from_config, check_model_folder, check_patterns, load_pretrained
 from models.weights.stored_weights import StoredWeights
+from tasks.checks.check import check_config
+from tasks.checks.names import check_names
 from tasks.inputs.model_settings import check_model
-from tasks.preflight.check import check_config
-from tasks.preflight.names import check_names
 from tests.support.language_models import texts_data, write_language_model
 from tests.support.small import small_data
 from tests.support.text_models import write_sentiment
@@ -117,7 +117,7 @@ def with_code(folder: Path, file: str, **entries: Any) -> Path:
 def test_code_of_a_folder_is_refused_by_name(tmp_path: Path, file: str, entries: dict[str, Any], loader: Any) -> None:
     folder = with_code(tmp_path / "lm", file, **entries)
     with pytest.raises(ConfigError, match=r"model\.path '.*' needs code of its own.*No code of a model is ever run"):
-        load_pretrained(loader, folder, what="model.path")
+        load_pretrained(loader, folder, label="model.path")
     assert not (folder / "ran").exists()
 
 
@@ -136,7 +136,7 @@ def test_code_is_refused_where_a_library_loads_inside_a_library(tmp_path: Path) 
     entries = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
     folder = with_code(tmp_path / "lm", "tokenizer_config.json", **entries)
     with pytest.raises(ConfigError, match="needs code of its own"):
-        load_pretrained(Texts, folder, what="model.path")
+        load_pretrained(Texts, folder, label="model.path")
     assert not (folder / "ran").exists()
 
 
@@ -155,7 +155,7 @@ def test_kernels_of_a_repository_are_refused(tmp_path: Path, key: str) -> None:
     write_language_model(tmp_path)
     change(tmp_path / "config.json", text_config={key: "owner/kernel"})
     with pytest.raises(ConfigError, match=r"takes attention from 'owner/kernel'"):
-        check_model_folder(tmp_path, what="model.path")
+        check_model_folder(tmp_path, label="model.path")
 
 
 def write_adapter(folder: Path) -> None:
@@ -193,10 +193,10 @@ def test_an_adapter_in_a_component_is_refused(tiny_base: Path, tmp_path: Path) -
     for file in ("model_index.json", "text_encoder/config.json"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_bytes((tiny_base / file).read_bytes())
-    check_model_folder(tmp_path, what="model.path")
+    check_model_folder(tmp_path, label="model.path")
     (tmp_path / "text_encoder" / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"model\.path '.*text_encoder' holds an adapter"):
-        check_model_folder(tmp_path, what="model.path")
+        check_model_folder(tmp_path, label="model.path")
 
 
 @pytest.mark.parametrize("value", ["text", None])
@@ -259,11 +259,11 @@ def test_settings_of_others_are_bounded(tmp_path: Path, name: str, text: str, ex
     write_language_model(tmp_path)
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=expected):
-        check_model_folder(tmp_path, what="model.path")
+        check_model_folder(tmp_path, label="model.path")
 
 
 def test_files_of_others_have_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.libraries._MOST_BYTES", 10)
+    monkeypatch.setattr("models.library_loading._MOST_BYTES", 10)
     (tmp_path / "config.json").write_text(json.dumps({"name": "long enough"}))
     with pytest.raises(ValueError, match="more than 10 bytes"):
         read_json(tmp_path / "config.json")
@@ -282,7 +282,7 @@ def test_an_index_lists_files_of_its_folder(tmp_path: Path, entry: Any) -> None:
     write_language_model(tmp_path)
     change(tmp_path / "model.safetensors.index.json", weight_map={"weight": entry})
     with pytest.raises(ConfigError, match=r"index\.json' says of 'weight' .*, not the name of a file beside it"):
-        check_model_folder(tmp_path, what="model.path")
+        check_model_folder(tmp_path, label="model.path")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -320,7 +320,7 @@ def test_a_class_in_a_component_s_folder_is_refused(tiny_base: Path, tmp_path: P
     with pytest.raises(ConfigError, match=r"needs code of its own: its index takes 'vae' from vae/own\.py"):
         check_model(config)
     with pytest.raises(ConfigError, match="needs code of its own"):
-        load_pretrained(DiffusionPipeline, tmp_path / "pipeline", what="model.path")
+        load_pretrained(DiffusionPipeline, tmp_path / "pipeline", label="model.path")
     assert not (tmp_path / "ran").exists()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from configs.errors import ConfigError
 from configs.registry import resolve
-from models.libraries import quiet_libraries
+from models.library_loading import quiet_libraries
 from models.maths.conditioning import Conditioning
 from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.solvers import Euler
@@ -79,7 +79,7 @@ def without_weights(folder: Path, target: Path) -> Path:
 
 
 def policy_of(family: str) -> type[PipelinePolicy]:
-    found: type[PipelinePolicy] = resolve(POLICIES, family, what="model.policy")
+    found: type[PipelinePolicy] = resolve(POLICIES, family, label="model.policy")
     return found
 
 

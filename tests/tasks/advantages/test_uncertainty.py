@@ -15,12 +15,12 @@ from configs.registry import create
 from configs.schema import RunConfig
 from models.rewards import REWARDS
 from models.rewards.base import Batch
-from models.rewards.call import score
 from models.rewards.diversity import PixelDiversity, mean_to_others, nearest_other
+from models.rewards.invocation import score
 from storage.tables import read_rows
 from tasks.advantages.groups import diversity_weighted
 from tasks.advantages.uncertainty import uncertain, win_rates
-from tasks.preflight.check import check_config
+from tasks.checks.check import check_config
 from tasks.runs.context import RunContext
 from tests.support.inside import prepare, run_epoch
 
@@ -147,4 +147,4 @@ def test_the_nearest_of_the_others() -> None:
     np.testing.assert_allclose(score(PixelDiversity(to="nearest"), "diversity", batch).values, [0.0, 0.0, 1.0])
     assert nearest_other(np.zeros((1, 1))).tolist() == [0.0]
     with pytest.raises(ConfigError, match="to is 'all'"):
-        create(REWARDS, "diversity", {"to": "all"}, what="reward")
+        create(REWARDS, "diversity", {"to": "all"}, label="reward")

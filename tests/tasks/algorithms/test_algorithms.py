@@ -192,7 +192,7 @@ def test_every_algorithm_is_here() -> None:
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
 def test_gradient_equals_finite_differences(name: str, options: dict[str, Any]) -> None:
-    algorithm = create(ALGORITHMS, name, options, what="algorithm")
+    algorithm = create(ALGORITHMS, name, options, label="algorithm")
     rows, policy, step = rows_of(algorithm), LinearPolicy(0.55), 1e-6
     loss_of(policy, rows, algorithm).backward()
     high, low = (loss_of(LinearPolicy(0.55 + sign * step), rows, algorithm).item() for sign in (1, -1))
@@ -203,7 +203,7 @@ def test_gradient_equals_finite_differences(name: str, options: dict[str, Any]) 
 
 def test_nft_gradient_is_that_of_its_fixed_normalizers() -> None:
     rows, policy, options = noised(), LinearPolicy(0.55), {"beta": 0.5, "scale": 2.0}
-    algorithm = create(ALGORITHMS, "nft", options, what="algorithm")
+    algorithm = create(ALGORITHMS, "nft", options, label="algorithm")
     loss_of(policy, rows, algorithm).backward()
     level, r = rows.grid.sigma.view(-1, 1, 1), (rows.advantages / 4 + 0.5).clamp(0, 1)
     old = 0.5 * rows.latents + 0.1
@@ -220,7 +220,7 @@ def test_nft_gradient_is_that_of_its_fixed_normalizers() -> None:
 
 def test_v_grpo_gradient_is_that_of_a_fixed_divisor() -> None:
     rows, policy = noised(), LinearPolicy(0.55)
-    loss_of(policy, rows, create(ALGORITHMS, "v_grpo", {"clip_range": 10.0}, what="algorithm")).backward()
+    loss_of(policy, rows, create(ALGORITHMS, "v_grpo", {"clip_range": 10.0}, label="algorithm")).backward()
     level = rows.grid.sigma
     error, slope = policy.velocity(rows.latents, level, None).detach() - rows.target, rows.latents
     old = 0.5 * rows.latents + 0.1 - rows.target
@@ -236,12 +236,12 @@ def test_v_grpo_gradient_is_that_of_a_fixed_divisor() -> None:
 
 def test_dgpo_freezes_rows_that_went_far_enough() -> None:
     rows = noised()
-    result = create(ALGORITHMS, "dgpo", {"clip_range": 1e-9}, what="a").loss(rows, models_of(LinearPolicy(0.55)))
+    result = create(ALGORITHMS, "dgpo", {"clip_range": 1e-9}, label="a").loss(rows, models_of(LinearPolicy(0.55)))
     frozen = result.metrics["frozen"].bool()
     assert bool(frozen.any())
     assert not bool(frozen.all())
     policy = LinearPolicy(0.55)
-    result = create(ALGORITHMS, "dgpo", {"clip_range": 1e-9}, what="a").loss(rows, models_of(policy))
+    result = create(ALGORITHMS, "dgpo", {"clip_range": 1e-9}, label="a").loss(rows, models_of(policy))
     (gradient,) = torch.autograd.grad(result.loss[frozen].sum(), policy.scale, allow_unused=True)
     assert gradient is None or float(gradient) == 0.0
 
@@ -261,7 +261,7 @@ RATIOS += [(name, {"surrogate": "spo"}) for name in ("grpo", "tempflow", "grpo_g
 
 @pytest.mark.parametrize(("name", "options"), RATIOS, ids=str)
 def test_on_policy_ratios_are_exactly_one(name: str, options: dict[str, Any]) -> None:
-    algorithm = create(ALGORITHMS, name, options, what="algorithm")
+    algorithm = create(ALGORITHMS, name, options, label="algorithm")
     result = algorithm.loss(rows_of(algorithm), models_of(LinearPolicy(0.5), on_policy=True))
     assert result.metrics["ratio"].tolist() == [1.0] * ROWS
     again = algorithm.loss(rows_of(algorithm), models_of(LinearPolicy(0.5)))
@@ -272,14 +272,14 @@ def test_tempflow_with_equal_noise_is_grpo() -> None:
     rows = transitions(LinearPolicy(0.5))
     std = FlowSDE(0.7).step(rows.latents, rows.latents, rows.grid).std
     equal = dataclasses.replace(rows, mean_std=std)
-    losses = [loss_of(LinearPolicy(0.6), equal, create(ALGORITHMS, n, {}, what="a")) for n in ("grpo", "tempflow")]
+    losses = [loss_of(LinearPolicy(0.6), equal, create(ALGORITHMS, n, {}, label="a")) for n in ("grpo", "tempflow")]
     torch.testing.assert_close(losses[0], losses[1])
 
 
 def test_flash_with_one_step_is_grpo() -> None:
     rows = transitions(LinearPolicy(0.5))
     equal = dataclasses.replace(rows, mean_rectifier=rectifiers(FlowSDE(0.7), rows.grid))
-    losses = [loss_of(LinearPolicy(0.6), equal, create(ALGORITHMS, n, {}, what="a")) for n in ("grpo", "flash_grpo")]
+    losses = [loss_of(LinearPolicy(0.6), equal, create(ALGORITHMS, n, {}, label="a")) for n in ("grpo", "flash_grpo")]
     torch.testing.assert_close(losses[0], losses[1])
 
 
@@ -310,7 +310,7 @@ def test_guard_takes_the_bias_out_of_the_ratio() -> None:
 )
 def test_before_the_first_update_rounding_makes_no_ratio(name: str, options: dict[str, Any]) -> None:
     """Of rows whose old log-probs are the policy's own ratios are 1 and gradients plain; of others nothing changes."""
-    algorithm, policy = create(ALGORITHMS, name, options, what="algorithm"), LinearPolicy(0.65)
+    algorithm, policy = create(ALGORITHMS, name, options, label="algorithm"), LinearPolicy(0.65)
     exact = transitions(LinearPolicy(0.65))
     assert exact.old_means is not None
     moved = {"old_log_probs": exact.old_log_probs + 1e-3, "old_means": exact.old_means + 1e-3}
@@ -396,23 +396,23 @@ def test_the_published_kl_divides_by_what_each_kernel_calls_its_std(kernel: Kern
     "name", ["nft", "awm", "dpo", "dgpo", "crd", "grpo", "tempflow", "flash_grpo", "grpo_guard", "flow_dppo"]
 )
 def test_a_kl_wants_samples_of_advantage_zero_and_the_base_model(name: str) -> None:
-    plain, with_kl = (create(ALGORITHMS, name, {"kl_coef": kl}, what="a").requires for kl in (0.0, 0.1))
+    plain, with_kl = (create(ALGORITHMS, name, {"kl_coef": kl}, label="a").requires for kl in (0.0, 0.1))
     assert (plain.zero_advantages, with_kl.zero_advantages) == (False, True)
     assert with_kl.reference
     with pytest.raises(ConfigError, match="kl_coef is -1"):
-        create(ALGORITHMS, name, {"kl_coef": -1}, what="a")
+        create(ALGORITHMS, name, {"kl_coef": -1}, label="a")
 
 
 def test_only_the_kl_is_left_of_rows_of_advantage_zero() -> None:
     rows = dataclasses.replace(noised(), advantages=torch.zeros(ROWS, dtype=torch.float64))
     for name in ("awm", "dpo", "dgpo"):
         policy = LinearPolicy(0.55)
-        result = create(ALGORITHMS, name, {"kl_coef": 0.5}, what="a").loss(rows, models_of(policy))
+        result = create(ALGORITHMS, name, {"kl_coef": 0.5}, label="a").loss(rows, models_of(policy))
         torch.testing.assert_close(result.loss, 0.5 * ((0.25 * rows.latents) ** 2).flatten(1).mean(1))
     # NFT and CRD pull back to the behavior policy, which is where their gradient vanishes.
     for name in ("nft", "crd"):
         policy = LinearPolicy(0.5)
-        loss = create(ALGORITHMS, name, {"adaptive": False} if name == "crd" else {}, what="a").loss
+        loss = create(ALGORITHMS, name, {"adaptive": False} if name == "crd" else {}, label="a").loss
         (gradient,) = torch.autograd.grad(loss(rows, models_of(policy)).loss.sum(), policy.scale)
         assert gradient.item() == pytest.approx(0.0, abs=1e-12)
 
@@ -422,7 +422,7 @@ def test_dpo_skips_pairs_of_equal_advantage_and_follows_the_better_of_the_others
     advantages = torch.tensor([0.3, 0.3, 0.1, 0.1 + 1e-12, -1.0, -2.0], dtype=torch.float64)
     assert pair_sign(advantages, rows.units).tolist() == [0.0, 0.0, -1.0, 1.0, 1.0, -1.0]
     policy = LinearPolicy(0.55)
-    algorithm = create(ALGORITHMS, "dpo", {"beta": 3.0}, what="a")
+    algorithm = create(ALGORITHMS, "dpo", {"beta": 3.0}, label="a")
     result = algorithm.loss(dataclasses.replace(rows, advantages=advantages), models_of(policy))
     assert result.loss[:2].tolist() == [0.0, 0.0]
     (gradient,) = torch.autograd.grad(result.loss[:2].sum(), policy.scale, retain_graph=True)
@@ -469,7 +469,7 @@ def test_behavior_decay_by_hand() -> None:
 )
 def test_options_are_checked(name: str, options: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
-        create(ALGORITHMS, name, options, what="algorithm")
+        create(ALGORITHMS, name, options, label="algorithm")
 
 
 def test_on_policy_ratio_is_exactly_one_and_the_gradient_is_the_policy_gradient() -> None:
@@ -520,7 +520,7 @@ def test_the_gap_is_in_the_unit_of_what_is_clipped_or_masked(name: str, options:
     """It is what the loss makes of rows whose old log-probs and means are the rollout's, not the policy's own."""
     behavior = LinearPolicy(0.3)
     rows, policy = transitions(behavior), LinearPolicy(0.31)
-    algorithm = create(ALGORITHMS, name, options, what="algorithm")
+    algorithm = create(ALGORITHMS, name, options, label="algorithm")
     found = algorithm.loss(rows, models_of(policy)).metrics
     everything_own = dataclasses.replace(rows, own=torch.ones(len(rows.advantages), dtype=torch.bool))
     own = algorithm.loss(everything_own, models_of(policy)).metrics
@@ -533,8 +533,8 @@ def test_the_gap_is_in_the_unit_of_what_is_clipped_or_masked(name: str, options:
 
 @pytest.mark.parametrize("name", ["awm", "dgpo", "nft", "crd"])
 def test_a_kl_to_the_average_wants_it_and_all_rows(name: str) -> None:
-    algorithm = create(ALGORITHMS, name, {"ema_kl_coef": 0.5}, what="algorithm")
-    plain = create(ALGORITHMS, name, {}, what="algorithm")
+    algorithm = create(ALGORITHMS, name, {"ema_kl_coef": 0.5}, label="algorithm")
+    plain = create(ALGORITHMS, name, {}, label="algorithm")
     assert algorithm.requires.average
     assert algorithm.requires.zero_advantages
     assert not plain.requires.average
@@ -549,6 +549,6 @@ def test_a_kl_to_the_average_wants_it_and_all_rows(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["awm", "dgpo"])
 def test_a_behavior_policy_may_follow_slowly(name: str) -> None:
-    algorithm = create(ALGORITHMS, name, {"decay": {"start": 0.9, "maximum": 0.9}}, what="algorithm")
+    algorithm = create(ALGORITHMS, name, {"decay": {"start": 0.9, "maximum": 0.9}}, label="algorithm")
     assert algorithm.requires.decay(3) == 0.9
-    assert create(ALGORITHMS, name, {}, what="algorithm").requires.decay(3) == 0.0
+    assert create(ALGORITHMS, name, {}, label="algorithm").requires.decay(3) == 0.0

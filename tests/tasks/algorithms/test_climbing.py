@@ -91,7 +91,7 @@ def test_rewards_are_asked_of_those_that_say_so() -> None:
     with pytest.raises(TypeError, match="needs a StateBatch"):
         ReFL().loss(noised([0.0], [0]), models_of(Toy(theta, theta), rewards=liking))
     with pytest.raises(ConfigError, match="nothing can be left out"):
-        create(ALGORITHMS, "refl", {"truncate": True}, what="algorithm")
+        create(ALGORITHMS, "refl", {"truncate": True}, label="algorithm")
 
 
 @pytest.mark.parametrize("words", [False, True])
@@ -154,7 +154,7 @@ def test_words_are_drawn_for_each_row() -> None:
         return latents.flatten(1).sum(1)
 
     words = {"positive": ["Real", "Detail"], "negative": ["Oil", "Flat"], "times": {"high": 0.7}}
-    algorithm = create(ALGORITHMS, "direct_align", words, what="algorithm")
+    algorithm = create(ALGORITHMS, "direct_align", words, label="algorithm")
     algorithm.loss(rows, models_of(Toy(theta, theta), rewards=rewards))
     assert asked[0] == ("Real. a", "Real. ab", "Detail. abc", "Detail. abcd")
     assert asked[1] == ("Oil. a", "Flat. ab", "Oil. abc", "Flat. abcd")

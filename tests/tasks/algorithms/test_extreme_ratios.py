@@ -76,7 +76,7 @@ def extreme(data: str, velocity: Tensor) -> tuple[DiffusionBatch, Tensor]:
 
 @pytest.mark.parametrize(("name", "options"), cases(ALGORITHMS, DIFFUSION), ids=str)
 def test_of_latents(name: str, options: dict[str, Any]) -> None:
-    algorithm = create(ALGORITHMS, name, options, what="algorithm")
+    algorithm = create(ALGORITHMS, name, options, label="algorithm")
     rows, behavior = extreme(algorithm.requires.data, torch.zeros(5, *SHAPE))
     velocity = torch.zeros(5, *SHAPE, dtype=torch.float64)
     if isinstance(rows, ForwardBatch):
@@ -99,7 +99,7 @@ def test_of_latents(name: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("padding", [FAR, -FAR, float("inf"), -float("inf"), float("nan")])
 @pytest.mark.parametrize(("name", "options"), cases(TOKEN_ALGORITHMS, TOKENS), ids=str)
 def test_of_tokens(name: str, options: dict[str, Any], padding: float) -> None:
-    algorithm = create(TOKEN_ALGORITHMS, name, options, what="algorithm")
+    algorithm = create(TOKEN_ALGORITHMS, name, options, label="algorithm")
     mask = torch.tensor([[0, 1, 1, 0]] * 5).bool()
     far = torch.where(mask, FAR * torch.tensor(SIGNS)[:, None], padding)
     leaf = far.clone().requires_grad_()

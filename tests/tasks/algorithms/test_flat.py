@@ -28,8 +28,8 @@ from tasks.algorithms.crd import crd_error
 from tasks.algorithms.objectives import adaptive_error, dgpo_weight, loser_share, unit_softmax
 from tasks.algorithms.reward_gradient import RewardGradient
 from tasks.algorithms.trends import correlation
-from tasks.kinds.gradients import RewardGradients
-from tasks.optimize.metrics import entry
+from tasks.modalities.gradients import RewardGradients
+from tasks.training.metrics import entry
 from tests.support.toy import SHAPE, START, Toy, draws, models_of, noised, vector
 
 #: Sizes of slopes, spreads and predictions: usual ones, those whose squares underflow, denormal ones, none at all.

@@ -38,7 +38,7 @@ class TwoFold(toy.Toy):
 
 
 def made(name: str) -> Algorithm:
-    algorithm: Algorithm = create(ALGORITHMS, name.strip(), ROUTING[name], what="algorithm")
+    algorithm: Algorithm = create(ALGORITHMS, name.strip(), ROUTING[name], label="algorithm")
     return algorithm
 
 
@@ -106,7 +106,7 @@ def test_an_advantage_moves_nothing_of_the_other_modality(name: str) -> None:
     free = Free(rows.latents)
     routed = dataclasses.replace(rows, routed=dataclasses.replace(rows.routed, advantages=one))
     wide = dict(ROUTING[name], clip_range=0.9)
-    algorithm: Algorithm = create(ALGORITHMS, name.strip(), wide, what="algorithm")
+    algorithm: Algorithm = create(ALGORITHMS, name.strip(), wide, label="algorithm")
     loss = algorithm.loss(routed, toy.models_of(free)).loss  # type: ignore[arg-type]
     (slope,) = torch.autograd.grad(loss.sum(), free.theta)
     assert (slope[:, 0] != 0).all()

@@ -76,10 +76,10 @@ TABLES = {"algorithm": ALGORITHMS, "kernel": KERNELS, "plan": PLANS}
 
 
 @pytest.mark.parametrize(("what", "name"), DEFAULTS)
-def test_defaults(what: str, name: str) -> None:
-    made = create(TABLES[what], name, {}, what=what)
+def test_defaults(label: str, name: str) -> None:
+    made = create(TABLES[label], name, {}, label=label)
     found = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
-    assert {key: found[key] for key in DEFAULTS[what, name]} == DEFAULTS[what, name]
+    assert {key: found[key] for key in DEFAULTS[label, name]} == DEFAULTS[label, name]
 
 
 def test_defaults_of_levels_and_decay() -> None:
@@ -160,16 +160,16 @@ BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("what", "name", "option", "taken", "refused"), BOUNDS)
-def test_bounds(what: str, name: str, option: str, taken: list[Any], refused: list[Any]) -> None:
+def test_bounds(label: str, name: str, option: str, taken: list[Any], refused: list[Any]) -> None:
     for value in taken:
-        assert getattr(create(TABLES[what], name, {option: value}, what=what), option) == value
+        assert getattr(create(TABLES[label], name, {option: value}, label=label), option) == value
     for value in refused:
         with pytest.raises(ConfigError):
-            create(TABLES[what], name, {option: value}, what=what)
+            create(TABLES[label], name, {option: value}, label=label)
 
 
 def asked(name: str, **options: Any) -> Requirements:
-    required: Requirements = create(ALGORITHMS, name, options, what="algorithm").requires
+    required: Requirements = create(ALGORITHMS, name, options, label="algorithm").requires
     return required
 
 
@@ -251,7 +251,7 @@ def test_what_algorithms_ask_for_that_climb_rewards() -> None:
 
 
 def test_kernels_and_their_noise() -> None:
-    noisy = {name for name in KERNELS if resolve(KERNELS, name, what="kernel").stochastic}
+    noisy = {name for name in KERNELS if resolve(KERNELS, name, label="kernel").stochastic}
     assert noisy == set(KERNELS) - {"ode"}
 
 

@@ -54,7 +54,7 @@ SAMPLES: list[tuple[str, Options]] = [
 
 
 def make(name: str, options: Options) -> Algorithm:
-    made: Algorithm = create(ALGORITHMS, name, options, what="algorithm")
+    made: Algorithm = create(ALGORITHMS, name, options, label="algorithm")
     return made
 
 

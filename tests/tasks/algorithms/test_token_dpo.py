@@ -96,7 +96,7 @@ def by_hand(log_probs: Tensor, reference: Tensor, options: dict[str, Any]) -> li
     ids=str,
 )
 def test_each_form_is_its_formula_and_has_its_gradient(options: dict[str, Any]) -> None:
-    algorithm: TokenDPO = create(TOKEN_ALGORITHMS, "dpo", options, what="algorithm")
+    algorithm: TokenDPO = create(TOKEN_ALGORITHMS, "dpo", options, label="algorithm")
     reference, log_probs = drawn(1), drawn(2).requires_grad_()
 
     def loss(values: Tensor) -> Tensor:
@@ -134,4 +134,4 @@ def test_texts_of_one_advantage_are_no_pair() -> None:
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        create(TOKEN_ALGORITHMS, "dpo", options, what="algorithm")
+        create(TOKEN_ALGORITHMS, "dpo", options, label="algorithm")

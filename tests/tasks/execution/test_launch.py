@@ -19,18 +19,18 @@ import torch
 from configs.errors import ConfigError, LostRankError, WorkerError
 from configs.schema import RunConfig
 from storage.tables import read_rows
-from tasks.execution.crew import Listener
+from tasks.checks.check import check_config
+from tasks.execution.job_spec import JobSpec
 from tasks.execution.launch import Launched
 from tasks.execution.launchers import Agents, Local, Program
-from tasks.execution.orders import Order
 from tasks.execution.worker import Share, run_share
-from tasks.hosting.board import Board
-from tasks.hosting.pulse import Beat, Pulse, Watch
-from tasks.hosting.ranks import Ranks
-from tasks.inputs.sources import OPTIMIZER, Weights
-from tasks.preflight.check import check_config
+from tasks.execution.worker_group import Listener
+from tasks.inputs.weight_sources import OPTIMIZER, Weights
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, open_run
+from tasks.runtime.heartbeat import Heartbeat, HeartbeatSender, Watch
+from tasks.runtime.kv_store import KeyValueStore
+from tasks.runtime.ranks import Ranks
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import execution_of, make_stage, prepare, run_epoch
 from tests.tasks.stages.test_stages import assert_same_trajectories, base_weights, stored, trajectories, weights
@@ -100,7 +100,7 @@ def test_a_rank_that_was_killed_is_named_though_others_failed_because_of_it(modu
     body = """
         import torch
         import torch.distributed as dist
-        from tasks.hosting.ranks import torchrun_ranks
+        from tasks.runtime.ranks import torchrun_ranks
 
         with torchrun_ranks(torch.device("cpu"), 60, lambda beats: None) as ranks:
             for number in range(1000):
@@ -119,8 +119,8 @@ def test_every_shard_is_taken_once_whoever_is_late_or_slow(module: Callable[[str
         from pathlib import Path
         import torch
         import torch.distributed as dist
-        from tasks.hosting.board import Board
-        from tasks.hosting.ranks import torchrun_ranks
+        from tasks.runtime.kv_store import Board
+        from tasks.runtime.ranks import torchrun_ranks
         from tasks.execution.worker import deal
         from tasks.stages.stage import Shard
 
@@ -291,8 +291,8 @@ def test_a_rank_whose_parent_hangs_up_ends_though_it_is_busy() -> None:
 # Who hangs
 
 
-def beat(number: int, *, place: str = "rollout", still: float = 0.0, waiting: bool = False) -> Beat:
-    return Beat(number=number, place=place, still=still, waiting=waiting)
+def beat(number: int, *, place: str = "rollout", still: float = 0.0, waiting: bool = False) -> Heartbeat:
+    return Heartbeat(number=number, place=place, still=still, waiting=waiting)
 
 
 def test_a_rank_that_falls_silent_stands_still_or_waits_for_others_is_told_apart() -> None:
@@ -318,7 +318,7 @@ def test_a_rank_that_falls_silent_stands_still_or_waits_for_others_is_told_apart
 
 
 def test_ranks_may_wait_for_orders_as_long_as_it_takes() -> None:
-    pulse = Pulse()
+    pulse = HeartbeatSender()
     pulse.at("rollout")
     with pulse.idle():
         pulse._changed -= 1000
@@ -481,13 +481,13 @@ def test_what_libraries_write_on_the_first_rank_alone_no_other_rank_takes(
     if name == "base":
         context = begin_run(make_config("run.name=other", "model.path=null", "model.build={name: tiny}"))
     stage = make_stage(context, name, 0 if name == "base" else 1)
-    order = Order.of(StageRun(stage))
+    order = JobSpec.of(StageRun(stage))
     # The other rank does not even ask which shards there are, which nobody would answer here.
     run_share(Share(stage, order, None), Ranks(1, 2), Silent())
     assert context.store.committed(stage.ref) == []
 
 
-class Silent(Board):
+class Silent(KeyValueStore):
     """Where nothing may be said or asked."""
 
     def __init__(self) -> None:

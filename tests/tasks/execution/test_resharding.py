@@ -17,10 +17,10 @@ import torch.distributed.checkpoint as dcp
 from configs.errors import LostRankError
 from configs.schema import RunConfig
 from tasks.export.checkpoint import export_checkpoint
-from tasks.inputs.sources import OPTIMIZER, Weights
-from tasks.optimize.state import METRICS
+from tasks.inputs.weight_sources import OPTIMIZER, Weights
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, open_run
+from tasks.training.state import METRICS
 from tests.support.inside import execution_of
 from tests.tasks.execution.test_launch import execute
 from tests.tasks.stages.test_stages import stored

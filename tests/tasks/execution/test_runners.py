@@ -18,18 +18,18 @@ import pytest
 from configs import extras
 from configs.errors import ConfigError, RunConflictError, WorkerError
 from configs.schema import RunConfig, StoreSection
-from flows import runtime, stages
+from flows import process_state, stages
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from tasks.checks.check import check_config
 from tasks.execution.execution import Execution
-from tasks.execution.ordered import OrderedExecution
-from tasks.execution.orders import Order
-from tasks.identities.nodes import Node, policy_of, rolled_out_by
+from tasks.execution.job_context import JobExecution
+from tasks.execution.job_spec import JobSpec
 from tasks.inputs.components import open_trajectory_store
-from tasks.preflight.check import check_config
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, open_run
 from tasks.runs.progress import Silent
+from tasks.specs.graph import Node, policy_of, rolled_out_by
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import make_stage, prepare, run_epoch
@@ -141,20 +141,20 @@ def rolled_out_with(context: RunContext, epoch: int) -> str:
 
 def test_a_worker_of_another_version_refuses_the_work(make_config: Make) -> None:
     context = prepare(make_config())
-    order = Order.of(StageRun(make_stage(context, "rollout", 1)))
-    with runtime.execution_of(order) as visited:
+    order = JobSpec.of(StageRun(make_stage(context, "rollout", 1)))
+    with process_state.execution_of(order) as visited:
         assert visited.context.run.name == "small"
     with (
         pytest.raises(WorkerError, match="runs another version of flowmill than run 'small'"),
-        runtime.execution_of(replace(order, code="other")),
+        process_state.execution_of(replace(order, code="other")),
     ):
         pass
 
 
 def test_a_context_that_cannot_be_opened_is_not_taken_for_the_one_before(make_config: Make, tmp_path: Path) -> None:
     first, second = (prepare(make_config(f"store.root={tmp_path / name}")) for name in ("a", "b"))
-    orders = [Order.of(StageRun(make_stage(context, "rollout", 1))) for context in (first, second)]
-    kept, failing = OrderedExecution(), [True]
+    orders = [JobSpec.of(StageRun(make_stage(context, "rollout", 1))) for context in (first, second)]
+    kept, failing = JobExecution(), [True]
 
     def opened(execution: Execution) -> None:
         if execution.context.store.root.uri == orders[1].root and failing.pop():
@@ -257,7 +257,7 @@ def test_short_shards_share_a_task_and_long_ones_do_not(make_config: Make, monke
     assert len(due) > 2
     committed: list[list[str]] = []
     monkeypatch.setattr(stages, "shards_task", lambda run, shards: stages.run_shards.fn)
-    with runtime.opened(context) as execution:
+    with process_state.opened(context) as execution:
         # No time at all: a task of its own for each.
         assert stages.run_shards.fn(stages.order_of(run), [astuple(shard) for shard in due[:2]], 0.0) == 1
         assert [shard.name for shard in run.pending()] == [shard.name for shard in due[1:]]

@@ -11,11 +11,11 @@ import yaml
 from configs.load import load_config
 from configs.schema import RunConfig
 from storage.tables import read_rows
-from tasks.execution.crew import Crew, Listener
-from tasks.identities.nodes import run_nodes
-from tasks.inputs.sources import CRITIC, Weights
+from tasks.execution.worker_group import Listener, WorkerGroup
+from tasks.inputs.weight_sources import CRITIC, Weights
 from tasks.runs.context import RunContext
 from tasks.runs.progress import Silent
+from tasks.specs.graph import run_nodes
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import make_stage, prepare
 from tests.support.language_models import texts_data
@@ -53,16 +53,19 @@ def config_of(folder: Path, name: str, *settings: str) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Crew]]:
+def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, WorkerGroup]]:
     """One resident rank, and two."""
     folder = tmp_path_factory.mktemp("crews")
-    made = {count: Crew(config_of(folder, "x", f"execution.processes={count}").execution, Silent()) for count in (1, 2)}
+    made = {
+        count: WorkerGroup(config_of(folder, "x", f"execution.processes={count}").execution, Silent())
+        for count in (1, 2)
+    }
     yield made
     for crew in made.values():
         crew.close()
 
 
-def trained(crew: Crew, config: RunConfig) -> RunContext:
+def trained(crew: WorkerGroup, config: RunConfig) -> RunContext:
     """Carry out two epochs, on the ranks what they work on."""
     context = prepare(config)
     for node in run_nodes(config):
@@ -79,7 +82,9 @@ def trained(crew: Crew, config: RunConfig) -> RunContext:
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in CHOSEN else pytest.mark.campaign) for case in CASES]
 )
-def test_two_ranks_train_policy_and_critic_as_one_process(crews: dict[int, Crew], tmp_path: Path, case: str) -> None:
+def test_two_ranks_train_policy_and_critic_as_one_process(
+    crews: dict[int, WorkerGroup], tmp_path: Path, case: str
+) -> None:
     own = [setting for setting in CASES[case] if not setting.startswith("execution.")]
     one = trained(crews[1], config_of(tmp_path, "one", *own))
     two = trained(crews[2], config_of(tmp_path, "two", "execution.processes=2", *CASES[case]))

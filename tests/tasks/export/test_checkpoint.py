@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
 from configs.errors import ConfigError
+from tasks.checks.check import check_config
 from tasks.export.checkpoint import export_checkpoint
-from tasks.inputs.sources import OPTIMIZER, Weights
-from tasks.preflight.check import check_config
+from tasks.inputs.weight_sources import OPTIMIZER, Weights
 from tests.conftest import ConfigFactory
 from tests.support.inside import prepare, run_epoch
 from tests.tasks.stages.test_stages import stored

@@ -25,11 +25,11 @@ from configs.errors import CorruptError
 from configs.load import load_config
 from configs.registry import resolve
 from configs.schema import PromptSource, PromptsSection, RunConfig
-from models.libraries import quiet_libraries
+from models.library_loading import quiet_libraries
 from models.policies import POLICIES
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings, PipelineCall
-from models.policies.stand_ins import silent_t5
+from models.policies.dummy_components import silent_t5
 from models.quickstart.tiny import build_tiny
 from models.rewards.digits import DigitsReward
 from models.weights.lora_files import canonical_header
@@ -37,14 +37,14 @@ from tasks.export.card import prompt_set
 from tasks.export.files import store_guider, store_scheduler, write_pipeline
 from tasks.export.publish import for_hub
 from tasks.export.usage import Usage, snippet
-from tasks.figures.evaluations import evaluation_figures
-from tasks.identities.nodes import Node
 from tasks.inputs.base_model import front_matter, license_of
 from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.sources import exported_folder
+from tasks.inputs.weight_sources import exported_folder
+from tasks.metrics.evaluations import evaluation_figures
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
 from tasks.runs.staleness import standings
+from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, ConfigFactory
 from tests.contracts.test_policies import TINY, plain_pipeline
@@ -169,7 +169,7 @@ def test_the_snippet_of_lora_files_gives_the_evaluation(family: str, tmp_path: P
 def test_every_family_loads_from_its_exported_folder_alone(family: str, tmp_path: Path) -> None:
     quiet_libraries()
     build_tiny(family).save_pretrained(tmp_path / "base")
-    tiny, cls = TINY[family], resolve(POLICIES, family, what="policy")
+    tiny, cls = TINY[family], resolve(POLICIES, family, label="policy")
     settings = DiffusionSettings(height=tiny.size, width=tiny.size, frames=tiny.frames)
     policy = cls.load(tmp_path / "base", settings, frozenset({Part.DENOISER, Part.VAE}), tiny.options)
     with torch.no_grad():
@@ -203,7 +203,7 @@ def test_a_modular_export_is_a_repository_wherever_it_lies(tmp_path: Path) -> No
     quiet_libraries()
     build_tiny("flux3").save_pretrained(tmp_path / "base")
     cls, settings = (
-        resolve(POLICIES, "flux3", what="policy"),
+        resolve(POLICIES, "flux3", label="policy"),
         DiffusionSettings(height=64, width=64, guidance_scale=2.5),
     )
     policy = cls.load(tmp_path / "base", settings, frozenset({Part.DENOISER, Part.VAE}), {})
@@ -274,7 +274,7 @@ def test_a_model_without_t5_is_given_one_that_says_nothing(tmp_path: Path) -> No
     diffusers.StableDiffusion3Pipeline(**parts).save_pretrained(tmp_path / "base")
     with pytest.raises(ValueError, match="expected"):
         DiffusionPipeline.from_pretrained(tmp_path / "base")
-    cls = resolve(POLICIES, "sd3", what="policy")
+    cls = resolve(POLICIES, "sd3", label="policy")
     policy = cls.load(
         tmp_path / "base", DiffusionSettings(height=64, width=64), frozenset({Part.DENOISER, Part.VAE}), {}
     )
@@ -302,7 +302,7 @@ def test_components_that_were_removed_from_a_folder_are_not_asked_for(tmp_path: 
     noted = {"_name_or_path": str(tmp_path / "base"), "other": "owner/name"}
     text_config.write_text(json.dumps({**json.loads(text_config.read_text()), **noted}))
     settings, parts = DiffusionSettings(height=64, width=64), frozenset({Part.DENOISER, Part.VAE})
-    policy = resolve(POLICIES, "sd15", what="policy").load(tmp_path / "base", settings, parts, {"steps": 4})
+    policy = resolve(POLICIES, "sd15", label="policy").load(tmp_path / "base", settings, parts, {"steps": 4})
     write_pipeline(policy, tmp_path / "base", tmp_path / "export")
     assert DiffusionPipeline.from_pretrained(tmp_path / "export").safety_checker is None
     kept = json.loads((tmp_path / "export" / "text_encoder" / "config.json").read_text())
@@ -372,7 +372,7 @@ def test_how_each_family_is_called(family: str, tmp_path: Path) -> None:
     tiny = TINY[family]
     settings = DiffusionSettings(height=tiny.size, width=tiny.size, frames=tiny.frames, guidance_scale=3.0)
     options = {**tiny.options, **({"guidance_scale_2": 2.0} if family == "wan22" else {})}
-    cls = resolve(POLICIES, family, what="policy")
+    cls = resolve(POLICIES, family, label="policy")
     policy = cls.load(tmp_path, settings, frozenset({Part.DENOISER, Part.VAE}), options)
     call = policy.pipeline_call(4, "blurred")
     assert call.arguments == {"height": tiny.size, "width": tiny.size, **CALLS[family]}

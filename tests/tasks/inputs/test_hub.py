@@ -13,7 +13,7 @@ from diffusers.pipelines import pipeline_utils
 from huggingface_hub.utils import filter_repo_objects
 
 from configs.errors import ConfigError
-from models.policies.indices import CLASSIC as INDEX
+from models.policies.pipeline_index import CLASSIC as INDEX
 from tasks.inputs.hub import download, pipeline_files
 
 SD3 = {

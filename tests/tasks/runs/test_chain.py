@@ -11,18 +11,18 @@ import pytest
 from configs.errors import ConfigError, NotCommittedError
 from configs.schema import RunConfig
 from storage import layout
+from storage.backends.local import LocalBackend
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
-from storage.roots.local import LocalRoot
-from tasks.figures.describe import describe_run
-from tasks.figures.evaluations import evaluation_figures, named_figures
-from tasks.identities.nodes import Node, run_nodes
-from tasks.preflight.forecast import forecast
+from tasks.checks.stage_forecast import forecast
+from tasks.metrics.describe import describe_run
+from tasks.metrics.evaluations import evaluation_figures, named_figures
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, open_run
-from tasks.runs.plans import named_stages
+from tasks.runs.stage_selection import named_stages
 from tasks.runs.staleness import State, due, explain, side_results, standing, standings
+from tasks.specs.graph import Node, run_nodes
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
@@ -85,9 +85,9 @@ def test_looking_at_a_run_reads_every_file_once_and_derives_every_artifact_once(
     context = finish(make_config("run.epochs=2"))
     expected = describe_run(context)
     reads, settled = Counter[str](), Counter[Node]()
-    read, settle = LocalRoot.read, Chain._settle
+    read, settle = LocalBackend.read, Chain._settle
 
-    def counted(self: LocalRoot, path: str) -> bytes | None:
+    def counted(self: LocalBackend, path: str) -> bytes | None:
         reads[path] += 1
         return read(self, path)
 
@@ -96,7 +96,7 @@ def test_looking_at_a_run_reads_every_file_once_and_derives_every_artifact_once(
         return settle(self, node)
 
     reader = open_run(context.store.root.uri, "small", reads=True)
-    monkeypatch.setattr(LocalRoot, "read", counted)
+    monkeypatch.setattr(LocalBackend, "read", counted)
     monkeypatch.setattr(Chain, "_settle", noted)
     assert describe_run(reader) == expected
     assert settled == Counter(reader.chain.nodes())
@@ -228,12 +228,12 @@ def test_another_evaluation_is_stale_with_the_option_named(make_config: Make) ->
 
 
 def test_another_version_of_a_stage_is_named(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.identities.advantage import AdvantageIdentity
+    from tasks.specs.advantage import AdvantageSpec
 
     context = finish(make_config("run.epochs=1"))
-    monkeypatch.setattr(AdvantageIdentity, "version", AdvantageIdentity.version + 1)
+    monkeypatch.setattr(AdvantageSpec, "version", AdvantageSpec.version + 1)
     opened = open_run(context.store.root.uri, "small", reads=True)
-    cause = f"stage version {AdvantageIdentity.version - 1} -> {AdvantageIdentity.version}"
+    cause = f"stage version {AdvantageSpec.version - 1} -> {AdvantageSpec.version}"
     assert explain(opened.chain, Node(1, "optimize"))[0] == f"root cause: advantage@1: {cause}"
 
 

@@ -13,7 +13,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from configs import peek
+from configs import introspection
 from configs.load import load_config
 from configs.registry import Table
 from configs.schema import RunConfig
@@ -29,18 +29,18 @@ from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
-from tasks.identities.contents import Contents
-from tasks.identities.facts import RunFacts
-from tasks.identities.nodes import Node, run_nodes
-from tasks.inputs.places import changed_places
-from tasks.inputs.trust import remember
-from tasks.optimize.optimizers import OPTIMIZERS
-from tasks.review.comparison import compare
+from tasks.inputs.option_paths import changed_places
+from tasks.inputs.store_trust import remember
+from tasks.reports.comparison import compare
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
 from tasks.runs.staleness import State, explain, standing
+from tasks.specs.graph import Node, run_nodes
+from tasks.specs.input_hashes import Contents
+from tasks.specs.run_inputs import RunInputs
 from tasks.stages.stage_run import StageRun
+from tasks.training.optimizers import OPTIMIZERS
 from tests.conftest import ROOT
 from tests.support.inside import make_stage, prepare
 
@@ -145,7 +145,7 @@ def test_what_was_made_before_contents_counted_stays_until_a_file_changes(
     changed = begin_run(config)
     assert standing(changed.chain, SCORE).state is State.STALE
     assert explain(changed.chain, SCORE)[-1].endswith("changed since, and its contents were not recorded")
-    other = Chain(RunFacts(old.store, make_config(head(file), latents, "rollout.steps=2"), old.run))
+    other = Chain(RunInputs(old.store, make_config(head(file), latents, "rollout.steps=2"), old.run))
     assert explain(other, SCORE)[-1] == "score[head]@1 is stale: input rollout@1 changed"
 
 
@@ -230,7 +230,7 @@ def test_of_a_folder_that_prompts_name_files_of_those_count(make_config: Make, t
 
 def annotated(table: Mapping[str, str], *, given: int = 0) -> dict[str, list[str]]:
     """Return the options of a table's components that name something, by component."""
-    kinds = {name: peek.options(import_string, given=given) or {} for name, import_string in table.items()}
+    kinds = {name: introspection.options(import_string, given=given) or {} for name, import_string in table.items()}
     named = {name: [option for option, kind in each.items() if "Place" in kind] for name, each in kinds.items()}
     return {name: options for name, options in named.items() if options}
 
@@ -291,5 +291,7 @@ def test_no_option_of_another_component_names_what_no_identity_holds(table: Tabl
 
 
 def test_no_option_of_a_family_names_what_no_identity_holds() -> None:
-    kinds = {name: peek.class_attribute(import_string, "options_type") for name, import_string in POLICIES.items()}
+    kinds = {
+        name: introspection.class_attribute(import_string, "options_type") for name, import_string in POLICIES.items()
+    }
     assert annotated({name: kind for name, kind in kinds.items() if kind is not None}) == {}

@@ -16,7 +16,7 @@ from configs.fingerprint import fingerprint
 from configs.load import load_config
 from configs.registry import resolve
 from configs.schema import RunConfig
-from models.libraries import quiet_libraries
+from models.library_loading import quiet_libraries
 from models.maths.conditioning import Conditioning
 from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.solvers import Euler
@@ -28,9 +28,9 @@ from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from models.quickstart.tiny import build_tiny
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
-from tasks.identities.diffusion import DiffusionIdentity
-from tasks.identities.nodes import TRAINING
 from tasks.runs.context import RunContext
+from tasks.specs.diffusion import DiffusionSpec
+from tasks.specs.graph import TRAINING
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.inside import make_stage, prepare
@@ -222,7 +222,7 @@ def load(folder: Path, family: str, options: dict[str, Any] | None = None, **set
         "sdxl": {},
     }
     known = {**lengths.get(family, {"max_sequence_length": 16}), **(options or {})}
-    policy: DiffusionPolicy = resolve(POLICIES, family, what="policy").load(
+    policy: DiffusionPolicy = resolve(POLICIES, family, label="policy").load(
         folder, DiffusionSettings(**given), frozenset(Part), known
     )
     return policy
@@ -308,7 +308,7 @@ def test_guidance_up_to_one_is_off(make_config: Make, tmp_path: Path) -> None:
 
 def test_options_left_out_of_embeddings_are_options_of_their_family() -> None:
     for family, names in NOT_ENCODED.items():
-        options = resolve(POLICIES, family, what="policy").options_type
+        options = resolve(POLICIES, family, label="policy").options_type
         assert names <= {field.name for field in dataclasses.fields(options)}
 
 
@@ -324,5 +324,5 @@ def test_training_on_ends_has_another_name_where_chains_end_above_level_0(algori
     """Earlier versions trained on final latents of Stable Diffusion that were shorter than those that were scored."""
     for family in ("sd15", "sdxl", "sd3", "cogvideox"):
         config = load_config(ROOT / "configs" / f"tiny_{family}.yaml", [f"optimize.algorithm={{name: {algorithm}}}"])
-        options = DiffusionIdentity().training_options(config)
+        options = DiffusionSpec().training_options(config)
         assert options.get("ends") == ("clean" if ends and family in NOISE_RANGE else None)

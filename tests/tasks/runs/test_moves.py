@@ -18,14 +18,14 @@ from configs.paths import PATH_SETTINGS
 from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
-from tasks.identities.facts import RunFacts
-from tasks.inputs.trust import HARMLESS, NAMES, pattern
+from tasks.inputs.store_trust import HARMLESS, NAMES, pattern
 from tasks.runs.moves import RECORDED, moved
 from tasks.runs.opening import begin_run, find_run, finished_result, mark_finished, note_moves, open_run
 from tasks.runs.staleness import State, standings
+from tasks.specs.run_inputs import RunInputs
 from tests.conftest import ROOT
 from tests.support.inside import prepare
-from tests.tasks.inputs.test_trust import _and_inside, _section_fields
+from tests.tasks.inputs.test_store_trust import _and_inside, _section_fields
 from tests.tasks.runs.test_contents import ROLLOUT, SCORE, aged, head, pending, score, write
 
 Make = Callable[..., RunConfig]
@@ -46,7 +46,7 @@ def test_every_setting_of_the_schema_that_may_name_a_file_is_known() -> None:
     texts = {
         pattern(name) for name, annotation in _section_fields(RunConfig) if {str, Any} & set(_and_inside(annotation))
     }
-    # Options of components are looked through by ``tasks.inputs.places``.
+    # Options of components are looked through by ``tasks.inputs.option_paths``.
     settings = {name for name in texts - HARMLESS - NAMES if not name.endswith((".name", ".options"))}
     assert settings - NO_FILES == set(PATH_SETTINGS)
     assert {*RECORDED, *(name for name in PATH_SETTINGS if name.startswith("prompts."))} == set(PATH_SETTINGS)
@@ -88,7 +88,7 @@ def test_a_path_to_the_same_contents_is_the_same_setting(
     before = configured(tmp_path, setting, one)
     store, run = ArtifactStore(before.store), RunFolder(ArtifactStore(before.store), "moved")
     of = RECORDED[setting.removesuffix(".transformer")]
-    options = {of.option: of.now(RunFacts(store, before, run))}
+    options = {of.option: of.now(RunInputs(store, before, run))}
     monkeypatch.setattr(run, "made", lambda *node: [SimpleNamespace(ref="made")] if node == of.node else [])
     monkeypatch.setattr(store, "manifest", lambda ref: SimpleNamespace(options=options))
     one.rename(two)

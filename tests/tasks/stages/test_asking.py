@@ -12,24 +12,24 @@ import pytest
 import torch
 from torch import Tensor
 
-import tasks.optimize.epoch as training
+import tasks.training.epoch as training
 from configs.errors import ConfigError, RewardError
 from configs.schema import RunConfig
 from models.policies.base import Part
 from models.policies.decoding import recompute_decoder
 from models.rewards.base import Needs
 from tasks.algorithms.diffusion import Question, StateBatch, Subjects
-from tasks.identities.diffusion import DiffusionIdentity
+from tasks.checks.check import check_config
 from tasks.inputs.prompts import SOURCE
-from tasks.inputs.sources import Weights
-from tasks.kinds.diffusion.asking import HeldRewards, rows_at_once
-from tasks.optimize.data import TrainingData
-from tasks.preflight.check import check_config
+from tasks.inputs.weight_sources import Weights
+from tasks.modalities.diffusion.trained_rewards import HeldRewards, rows_at_once
 from tasks.runs.context import RunContext
+from tasks.specs.diffusion import DiffusionSpec
 from tasks.stages.stage_run import StageRun
+from tasks.training.data import TrainingData
 from tests.support.inside import execution_of, make_stage, prepare
-from tests.tasks.optimize.test_training_stage import collect, stopping_after
 from tests.tasks.stages.test_stages import weights
+from tests.tasks.training.test_training_stage import collect, stopping_after
 
 Make = Callable[..., RunConfig]
 
@@ -204,7 +204,7 @@ def test_training_goes_on_after_a_kill_and_does_not_depend_on_micro_batches(
 
 
 def test_a_policy_depends_on_what_was_asked_and_not_on_how(make_config: Make) -> None:
-    identity = DiffusionIdentity()
+    identity = DiffusionSpec()
     asked = identity.training_options(make_config(*DIGITS))
     for same, overrides in (
         (True, ("rewards=[{name: digits_network, batch_size: 3, label: mine, device: cpu}]",)),

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from tasks.identities.nodes import Node
+from tasks.checks.check import check_config
 from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.sources import exported_folder
-from tasks.preflight.check import check_config
+from tasks.inputs.weight_sources import exported_folder
 from tasks.runs.context import RunContext
+from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch

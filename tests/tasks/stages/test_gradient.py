@@ -21,20 +21,20 @@ from storage.gradients import PAYLOADS, StoredGradients
 from storage.layout import ArtifactRef, shard_folder
 from storage.tables import read_rows
 from storage.verify import find_problems
-from tasks.figures.describe import describe_run
-from tasks.hosting.host import ModelHost
-from tasks.identities.nodes import Node, run_nodes
+from tasks.checks.check import check_config
+from tasks.checks.notes import training_notes
 from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.sources import Weights
-from tasks.kinds.diffusion.following import follow
-from tasks.kinds.kind import Following
-from tasks.optimize.data import TrainingData
-from tasks.preflight.check import check_config
-from tasks.preflight.notes import training_notes
-from tasks.review.trace import trace_sample
+from tasks.inputs.weight_sources import Weights
+from tasks.metrics.describe import describe_run
+from tasks.modalities.diffusion.reward_gradients import follow
+from tasks.modalities.modality import RewardGradientRequest
+from tasks.reports.trace import trace_sample
 from tasks.runs.context import RunContext
-from tasks.runs.plans import named_stages
+from tasks.runs.stage_selection import named_stages
+from tasks.runtime.host import ModelHost
+from tasks.specs.graph import Node, run_nodes
 from tasks.stages.stage_run import StageRun
+from tasks.training.data import TrainingData
 from tests.support.inside import execution_of, make_stage, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
@@ -345,7 +345,7 @@ def followed(config: RunConfig, reward: Any, **options: Any) -> Any:
     section = RewardSection(name="mine", batch_size=2, **options)
     media = np.arange(1, 37, dtype=np.float32).reshape(3, 3, 2, 2)
     batch = Batch(media=media, prompts=["a", "b", "c"], metadata=[{}] * 3)
-    return follow(Following(config=config, host=cast(ModelHost, Clips(reward)), section=section), batch)
+    return follow(RewardGradientRequest(config=config, host=cast(ModelHost, Clips(reward)), section=section), batch)
 
 
 @pytest.mark.parametrize(

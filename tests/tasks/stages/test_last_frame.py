@@ -17,7 +17,7 @@ from PIL import Image
 from configs.errors import PromptError
 from configs.load import load_config
 from configs.schema import RunConfig
-from models.libraries import quiet_libraries
+from models.library_loading import quiet_libraries
 from models.maths.conditioning import Conditioning
 from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.solvers import Euler
@@ -27,8 +27,8 @@ from models.policies.diffusion import DiffusionSettings
 from models.policies.wan_i2v import Wan21ImageToVideo, Wan22ImageToVideo
 from models.quickstart.parts import wan_transformer
 from models.quickstart.tiny import build_tiny
-from tasks.inputs.sources import exported_folder
-from tasks.preflight.check import check_config
+from tasks.checks.check import check_config
+from tasks.inputs.weight_sources import exported_folder
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from configs.errors import ConfigError
 from configs.load import parse_config
-from models.libraries import quiet_libraries
+from models.library_loading import quiet_libraries
 from models.policies.diffusion import DiffusionPolicy
+from tasks.checks.check import check_config
 from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.sources import Weights
-from tasks.preflight.check import check_config
+from tasks.inputs.weight_sources import Weights
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
 from tasks.stages.stage_run import StageRun

@@ -9,11 +9,11 @@ import pytest
 
 import flowmill
 from configs.load import load_config
-from models.libraries import quiet_libraries
+from models.library_loading import quiet_libraries
 from models.rewards.loudness import Loudness
 from storage.tables import read_rows
 from storage.trajectories.base import TrajectoryShard
-from tasks.review.reading import shards_of
+from tasks.reports.reading import shards_of
 from tasks.runs.context import RunContext
 from tests.conftest import ROOT
 from tests.support.inside import prepare, run_epoch

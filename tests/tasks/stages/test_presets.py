@@ -15,21 +15,21 @@ from PIL import Image
 
 from configs.load import load_config
 from configs.registry import resolve
-from models.libraries import quiet_libraries
+from models.library_loading import quiet_libraries
 from models.policies import IMAGE_CONDITIONED, POLICIES, REFERENCES
 from models.policies.base import Part
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
 from storage.verify import verify_store
-from tasks.identities.nodes import Node
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import read_prompts
-from tasks.inputs.sources import exported_folder
-from tasks.review.reading import artifact_table, references_of
-from tasks.review.report.content import read_run
+from tasks.inputs.weight_sources import exported_folder
+from tasks.reports.reading import artifact_table, references_of
+from tasks.reports.report.content import read_run
 from tasks.runs.context import RunContext
 from tasks.runs.seeds import generator
+from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.families import PIPELINES, UNPADDED
@@ -144,7 +144,7 @@ def test_the_snippet_of_the_card_draws_the_evaluated_images(
     (place / usage["base_model"]).symlink_to(finished.base_folder)
     monkeypatch.chdir(place)
     if model.policy in PROCESSED:
-        given = resolve(POLICIES, model.policy, what="policy").components(finished.base_folder, frozenset(Part))
+        given = resolve(POLICIES, model.policy, label="policy").components(finished.base_folder, frozenset(Part))
         load, fill = DiffusionPipeline.from_pretrained, ModularPipeline.load_components
         monkeypatch.setattr(DiffusionPipeline, "from_pretrained", lambda *a, **k: load(*a, **{**given, **k}))
         monkeypatch.setattr(

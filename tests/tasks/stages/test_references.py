@@ -13,15 +13,15 @@ from PIL import Image
 from configs.errors import ConfigError, CorruptError, NotCommittedError, PromptError
 from configs.load import load_config
 from configs.schema import RunConfig
-from models.libraries import quiet_libraries
+from models.library_loading import quiet_libraries
 from models.rewards.similarity import structural_similarity
-from storage.references import FILE
+from storage.source_images import FILE
 from storage.tables import read_rows
+from tasks.checks.check import check_config
+from tasks.checks.try_rewards import try_rewards
 from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import image_keys
-from tasks.preflight.check import check_config
-from tasks.preflight.try_rewards import try_rewards
-from tasks.review.reading import media_of
+from tasks.reports.reading import media_of
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
 from tasks.stages import preprocess

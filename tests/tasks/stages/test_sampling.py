@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs.schema import RunConfig
-from tasks.figures.evaluations import evaluation_figures, grids
+from tasks.metrics.evaluations import evaluation_figures, grids
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 

@@ -17,14 +17,14 @@ import torch
 from configs.errors import ConfigError, RewardError
 from configs.schema import RunConfig
 from models.rewards.base import Batch, Needs
-from models.rewards.call import Handling, score
-from models.rewards.make import make_reward
+from models.rewards.factory import make_reward
+from models.rewards.invocation import Handling, score
 from models.rewards.wrappers import mean_ranks
 from storage.layout import ArtifactRef
 from storage.tables import read_rows
 from tasks.advantages.groups import composed
-from tasks.figures.watch import correlations, read_scored, shares
-from tasks.preflight.check import check_config
+from tasks.checks.check import check_config
+from tasks.metrics.monitors import correlations, read_scored, shares
 from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
 from tests.conftest import FlowmillCommand

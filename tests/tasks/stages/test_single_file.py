@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from configs.errors import ConfigError
 from configs.load import load_config, parse_config
-from models.libraries import quiet_libraries
-from tasks.inputs.sources import changed_files
-from tasks.preflight.check import check_config
+from models.library_loading import quiet_libraries
+from tasks.checks.check import check_config
+from tasks.inputs.weight_sources import changed_files
 from tasks.runs.opening import open_run
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory

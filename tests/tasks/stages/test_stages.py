@@ -24,15 +24,15 @@ from storage.records import ShardRecord
 from storage.schema import ADVANTAGES, read_table
 from storage.tables import read_rows
 from tasks.algorithms import ALGORITHMS
-from tasks.figures.describe import describe_result, describe_run
-from tasks.identities.nodes import Node
+from tasks.checks.check import check_config
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.prompts import StoredPrompt
-from tasks.inputs.sources import Weights, policy_folder, tensor_files
-from tasks.kinds.diffusion.conditioning import conditioning_of
-from tasks.preflight.check import check_config
+from tasks.inputs.weight_sources import Weights, policy_folder, tensor_files
+from tasks.metrics.describe import describe_result, describe_run
+from tasks.modalities.diffusion.conditioning import conditioning_of
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
+from tasks.specs.graph import Node
 from tasks.stages.rollout import RolloutStage
 from tasks.stages.stage import Shard
 from tasks.stages.stage_run import StageRun
@@ -745,9 +745,9 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
 ) -> None:
     from diffusers import StableDiffusion3Pipeline
 
-    from tasks.identities.nodes import Node
-    from tasks.inputs.sources import exported_folder
+    from tasks.inputs.weight_sources import exported_folder
     from tasks.runs.seeds import derive, generator
+    from tasks.specs.graph import Node
 
     extra = ["model.lora={rank: 2, alpha: 8}", "optimize.learning_rate=3e-2"] if lora else []
     context = prepare(make_config("evaluate.samples=8", "optimize.ema={decay: 0.5}", *extra))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows import artifacts
-from tasks.tracking.places import UI_ADDRESS, served_at, ui_page
+from tasks.tracking.locations import UI_ADDRESS, served_at, ui_page
 
 PAGE = "/#/experiments/1/runs/abc?workflowType=machine_learning"
 

@@ -21,14 +21,14 @@ from PIL import Image
 from configs.errors import ConfigError
 from configs.schema import RunConfig
 from storage import layout
-from tasks.figures import tracked as tracked_content
-from tasks.figures.evaluations import evaluation_figures, weighted_reward
+from tasks.metrics import tracked as tracked_content
+from tasks.metrics.evaluations import evaluation_figures, weighted_reward
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
 from tasks.stages.stage_run import StageRun
 from tasks.tracking import client as mlflow_client
 from tasks.tracking.client import open_client
-from tasks.tracking.places import VIEW_TAG, runs_page
+from tasks.tracking.locations import VIEW_TAG, runs_page
 from tasks.tracking.tracker import Tracker
 from tests.conftest import FlowmillCommand
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch

@@ -1,0 +1,26 @@
+"""Types of options that name files, folders or models. An option of such a type is refused if its target is missing.
+
+The target's content is part of the identity. The names of these types are read from the text of components
+(``configs.introspection``), so that nothing heavy is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+#: A folder, or the id of a model on the hub.
+ModelPlace: TypeAlias = str
+#: A folder.
+FolderPlace: TypeAlias = str
+#: A folder of which those files count that prompts name, in the column of the option 'column', or 'image'.
+ColumnFolderPlace: TypeAlias = str
+#: A file.
+FilePlace: TypeAlias = str
+#: The options of another reward, which the option 'reward' names.
+RewardOptions: TypeAlias = Mapping[str, Any]
+
+
+def looks_local(path: str) -> bool:
+    """Return whether a model's path can only be a folder, being no hub id like 'owner/name'."""
+    return path.startswith((".", "/", "~")) or path.count("/") != 1

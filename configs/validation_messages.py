@@ -1,0 +1,97 @@
+"""Validation messages: pydantic's error items as sentences with a remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from configs.base import Component, Section
+from configs.schema import RunConfig
+from configs.suggestions import did_you_mean
+
+
+def place(item: Mapping[str, Any]) -> tuple[int | str, ...]:
+    """Return where an error item is, without the member of a union that pydantic adds."""
+    location = tuple(item["loc"])
+    return location[:-1] if location and _UNION_MEMBER.search(str(location[-1])) else location
+
+
+def relevant(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Leave out that a list is too short where one of its entries was refused."""
+    return [
+        item
+        for item in items
+        if item["type"] != "too_short"
+        or not any(
+            len(other["loc"]) > len(item["loc"]) and other["loc"][: len(item["loc"])] == item["loc"] for other in items
+        )
+    ]
+
+
+def explain(item: Mapping[str, Any]) -> str:
+    """Return one error item of pydantic as a sentence or two, without its origin."""
+    location = ".".join(str(part) for part in place(item))
+    if item["type"] == "extra_forbidden":
+        return f"unknown setting '{location}'. {_suggest(item['loc'])}"
+    if item["type"] == "missing":
+        return f"setting '{location}' is required and missing."
+    if item["type"] == "value_error":
+        return f"'{location or 'config'}': {item['msg'].removeprefix('Value error, ')}."
+    message = _REMEDIES.get(item["type"], f"{item['msg'][:1].lower()}{item['msg'][1:]}")
+    section = _section_at(item["loc"])
+    if item["type"] in ("model_type", "dict_type") and section is not None and issubclass(section, Component):
+        message = "it must be a name with options; give the name alone, or {name: ..., options: {...}}"
+    return f"'{location or 'config'}' is {item['input']!r}; {message}."
+
+
+_UNION_MEMBER = re.compile(r"[\[(]|^constrained-|^(int|float|str|bool)$")
+_REMEDIES = {
+    "tuple_type": "it must be a list like [a, b]",
+    "list_type": "it must be a list like [a, b]",
+    "model_type": "it must be a section with keys, like {key: value}",
+    "dict_type": "it must be a mapping like {key: value}",
+}
+
+
+def _suggest(location: Sequence[int | str]) -> str:
+    """Name the setting of that very name in another section, else the nearest of this one."""
+    leaf, valid = str(location[-1]), list(_section_at(location[:-1], RunConfig).model_fields)
+    elsewhere = [name for name in _settings(RunConfig) if name.rpartition(".")[2] == leaf]
+    if elsewhere:
+        return f"Did you mean {' or '.join(repr(name) for name in elsewhere[:2])}? Valid: {', '.join(valid)}."
+    return did_you_mean(leaf, valid)
+
+
+def _settings(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        inner = _section_of(field.annotation)
+        if inner is None:
+            yield f"{prefix}{name}"
+        elif inner is not Component:
+            yield from _settings(inner, f"{prefix}{name}.")
+
+
+def _section_at(location: Sequence[int | str], default: Any = None) -> Any:
+    """Return the section at a location of the schema, or the innermost one around it when a default is given."""
+    section: type[BaseModel] = RunConfig
+    for part in location:
+        if isinstance(part, int) or str(part).isdecimal():
+            continue
+        found = _section_of(section.model_fields[part].annotation) if part in section.model_fields else None
+        if found is None:
+            return default and section
+        section = found
+    return section
+
+
+def _section_of(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    for inner in get_args(annotation):
+        found = _section_of(inner)
+        if found is not None:
+            return found
+    return None

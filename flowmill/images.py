@@ -1,0 +1,27 @@
+"""Stored images and clips as pictures of Pillow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+    from storage.commit import ArtifactStore
+    from storage.layout import ArtifactRef
+
+
+def pictures(store: ArtifactStore, ref: ArtifactRef, samples: Collection[str] | None) -> dict[str, Image | list[Image]]:
+    """Return images, or the frames of clips, of the samples of an artifact by their ids; all when None."""
+    from tasks.reports.reading import media_of
+
+    return {sample: picture(media) for sample, media in media_of(store, ref, samples).items()}
+
+
+def picture(media: np.ndarray) -> Image | list[Image]:
+    """Return (H, W, 3) uint8 as an image, or (F, H, W, 3) as the frames of a clip."""
+    from PIL import Image
+
+    return [Image.fromarray(frame) for frame in media] if media.ndim == 4 else Image.fromarray(media)

@@ -1,0 +1,38 @@
+"""``flowmill run --dry``: what would be computed, why, and what it costs."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from configs.human_units import duration
+from flows.cli.command_resolution import Asked
+from flows.cli.error_reporting import brief
+from flows.console import console, print_table
+
+
+def dry_command(asked: Asked) -> None:
+    """Print the forecast of a run; nothing is made, no model is loaded."""
+    with brief():
+        from tasks.checks.stage_forecast import forecast
+
+        made = forecast(asked.config, asked.found)
+    name = asked.config.run.name
+    title = f"{name}: {made.due} artifacts to compute"
+    table = Table("stage", "found", "reused", "to compute", "model rows", "time", "first reason", title=title)
+    table.title_justify = "left"
+    for stage in made.stages:
+        rows = "" if stage.rows is None else f"{stage.rows:,}"
+        time = "" if stage.seconds is None else f"about {duration(stage.seconds)}"
+        counts = (stage.fresh, stage.reused, stage.due)
+        table.add_row(stage.stage, *(str(count or "") for count in counts), rows, time, stage.reason)
+    table.columns[:] = [column for column in table.columns if any(column.cells)]
+    print_table(table, cut=("first reason",))
+    if asked.conflicts:
+        console.print(
+            f"Run '{name}' exists with other settings, so this would be refused; with --name NAME it is "
+            "another run, which computes the above:",
+        )
+        for line in asked.conflicts:
+            console.print(f"  {line}")
+    elif not made.due:
+        console.print("Nothing to do: everything this config asks for is committed.")

@@ -1,0 +1,100 @@
+"""The first and the last words of a command, written before and after anything heavy."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NoReturn
+
+from configs.errors import ConfigError, FlowmillError, disk_in_words
+from configs.escaping import command, quoted, visible
+from configs.gc_tuning import without_collecting
+from configs.lazy_import import deferred
+from flows.cli.signals import STOPPED, terminable
+from flows.environment import wants_traceback
+
+_LINES = "\n\t"
+_SECTIONS = "run|store|model|prompts|rollout|rewards|monitors|advantage|optimize|evaluate|export|tracking|execution"
+_EMPTY = re.compile(r"--[\w-]+=")
+_SETTING = re.compile(rf"\+{{0,2}}({_SECTIONS})(\.\w+)*=")
+
+
+def say(text: str, *, quiet: bool = False) -> None:
+    """Write a line at once, so that a person knows the command is at work before its libraries are there."""
+    if not quiet:
+        sys.stdout.write(f"{visible(text)}\n")
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def brief() -> Iterator[None]:
+    """Let a command that reads, prints and ends do nothing else inside.
+
+    What it reads names what computes with torch and holds tables, and does neither; and it ends before its garbage
+    matters.
+    """
+    with without_collecting(), deferred("torch"), deferred("pyarrow"), deferred("numpy"):
+        yield
+
+
+def refuse_bare_settings(arguments: Sequence[str]) -> None:
+    """Refuse ``section.key=value`` without ``--set``, as other programs take it.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for before, given in pairwise(["", *arguments]):
+        if _SETTING.match(given) and not before.startswith("-"):
+            setting = given.lstrip("+")
+            raise ConfigError(f"'{given}' is a setting, and those are given with --set: --set {quoted(setting)}")
+
+
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """Refuse arguments and options that are empty: a path that is would be the working folder.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for before, given in pairwise(["", *arguments]):
+        if not given or _EMPTY.fullmatch(given):
+            option = given.rstrip("=") or (before if before.startswith("-") else "")
+            label = f"{option} is empty" if option else "An argument is empty"
+            raise ConfigError(f"{label}: it names nothing. Leave it out, or give it a value; a variable may be unset.")
+
+
+@contextlib.contextmanager
+def report_errors() -> Iterator[None]:
+    """End a command: a mistake is one message and exit code 1; a signal says what stays and how to go on."""
+    try:
+        with terminable():
+            yield
+    except FlowmillError as error:
+        if error.__cause__ is not None and wants_traceback():
+            sys.stderr.write(visible("".join(traceback.format_exception(error)), keep=_LINES))
+        sys.stderr.write(f"flowmill: {visible(str(error), keep=_LINES)}\n")
+        sys.exit(1)
+    except OSError as error:
+        if wants_traceback():
+            sys.stderr.write(visible("".join(traceback.format_exception(error)), keep=_LINES))
+        sys.stderr.write(f"flowmill: {visible(disk_in_words(error), keep=_LINES)}\n")
+        sys.exit(1)
+    except SystemExit as end:
+        if end.code in STOPPED:
+            _stopped(end)
+        raise
+
+
+def _stopped(end: SystemExit) -> NoReturn:
+    """Say what a stopped command leaves and how to go on, and exit."""
+    arguments = sys.argv[1:]
+    works = arguments[:1] in (["run"], ["stage"], ["store"])
+    lines = [f"flowmill: stopped by {STOPPED[int(end.code or 0)]}.", *getattr(end, "__notes__", [])]
+    if works:
+        lines.append("What is committed stays. To go on, give the same command again:")
+        lines.append(f"  {command('flowmill', *arguments)}")
+    sys.stderr.write(visible("\n".join(lines), keep=_LINES) + "\n")
+    raise end

@@ -1,0 +1,153 @@
+"""What a deployment that is on the server has other than it was told, and how it is given just that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
+from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.schemas.responses import DeploymentResponse
+
+from flows.deployment_list import OWN_TAGS, tags
+from flows.schedule_parser import Rule, told
+
+#: Of the schedule that ``deploy`` gives; all others are somebody's, or of the file.
+SLUG = "flowmill"
+_FOLDER = "prefect.deployments.steps.set_working_directory"
+_MISSING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that would be other than it is."""
+
+    deployment: str
+    label: str
+    before: str
+    after: str
+    asks: bool
+    """Whether it is somebody's choice that would be lost, so that they are asked first."""
+
+    def __str__(self) -> str:
+        """Return it as a line for a person."""
+        return f"{self.deployment}: {self.label} {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A deployment as it is on the server."""
+
+    name: str
+    there: DeploymentResponse
+    entry: Mapping[str, Any]
+    """What the file says of it."""
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """What its flow is asked for."""
+        found = (self.there.parameters or {}).get("request")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def folder(self) -> str | None:
+        """The folder it works in, unless somebody has it begin otherwise."""
+        steps = self.there.pull_steps or []
+        only = steps[0] if len(steps) == 1 and isinstance(steps[0], dict) else {}
+        place = only.get(_FOLDER) or {}
+        return place.get("directory") if isinstance(place, dict) else None
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a schedule of it is switched on."""
+        return any(each.active for each in self.there.schedules)
+
+    @property
+    def own_schedule(self) -> DeploymentSchedule | None:
+        """The schedule that ``deploy`` gave it; earlier versions gave theirs no slug."""
+        schedules = self.there.schedules
+        named = [each for each in schedules if each.slug == SLUG]
+        unnamed = [each for each in schedules if each.slug is None]
+        return named[0] if named else unnamed[0] if len(unnamed) == 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a deployment is told to be; None: whatever it is."""
+
+    parameters: Mapping[str, Any]
+    schedule: Rule | None
+    pool: str | None
+    image: str | None
+    folder: str | None
+    form: Mapping[str, Any]
+    """Of the flow's parameters."""
+
+
+def changes(found: Found, wanted: Told) -> Iterator[Change]:
+    """Yield what would be other than it is; what the file says of one that no schedule starts is nobody's choice."""
+    usual = found.entry["parameters"]["request"]
+    for name, value in wanted.parameters.items():
+        before = found.asked.get(name)
+        if before != value:
+            chosen = before is not None and (found.scheduled or before != usual.get(name))
+            yield Change(found.name, name, _MISSING if before is None else str(before), str(value), asks=chosen)
+    yield from _schedule_changes(found, wanted.schedule)
+    image = (found.there.job_variables or {}).get("image")
+    for label, now, then in (
+        ("pool", found.there.work_pool_name, wanted.pool),
+        ("image", image, wanted.image),
+        ("folder", found.folder, wanted.folder),
+    ):
+        if then is not None and now != then and (now is not None or label != "folder"):
+            asks = now is not None and (label != "folder" or found.scheduled)
+            yield Change(found.name, label, now or _MISSING, then, asks=asks)
+
+
+def _schedule_changes(found: Found, rule: Rule | None) -> Iterator[Change]:
+    if rule is None or _is_due_by(found, rule):
+        return
+    own = found.own_schedule
+    if own is None or not isinstance(own.schedule, Rule):
+        yield Change(found.name, "schedule", _MISSING, told(rule), asks=False)
+    else:
+        now = told(own.schedule) + ("" if own.active else " (off)")
+        yield Change(found.name, "schedule", now, told(rule), asks=True)
+
+
+def _is_due_by(found: Found, rule: Rule) -> bool:
+    """Return whether a deployment starts by a rule already, whoever gave it that."""
+    return any(
+        each.active and isinstance(each.schedule, Rule) and told(each.schedule) == told(rule)
+        for each in found.there.schedules
+    )
+
+
+def change(client: SyncPrefectClient, found: Found, wanted: Told) -> None:
+    """Give a deployment what it was told, and the form of its flow as it is now; all else stays."""
+    there = found.there
+    asked = {**(found.asked or found.entry["parameters"]["request"]), **wanted.parameters}
+    given: dict[str, Any] = {"parameter_openapi_schema": wanted.form, "entrypoint": found.entry["entrypoint"]}
+    if asked != found.asked:
+        others = [tag for tag in there.tags if not tag.startswith(OWN_TAGS)]
+        given["parameters"] = {**(there.parameters or {}), "request": asked}
+        given["tags"] = [*others, *tags(asked)]
+    if wanted.pool is not None and wanted.pool != there.work_pool_name:
+        given["work_pool_name"] = wanted.pool
+    if wanted.image is not None:
+        given["job_variables"] = {**(there.job_variables or {}), "image": wanted.image}
+    if wanted.folder is not None and found.folder not in (None, wanted.folder):
+        given["pull_steps"] = [{_FOLDER: {"directory": wanted.folder}}]
+    client.update_deployment(there.id, DeploymentUpdate(**given))
+    if wanted.schedule is not None and not _is_due_by(found, wanted.schedule):
+        _give_schedule(client, found, wanted.schedule)
+
+
+def _give_schedule(client: SyncPrefectClient, found: Found, rule: Rule) -> None:
+    own = found.own_schedule
+    if own is None:
+        client.create_deployment_schedules(found.there.id, [DeploymentScheduleCreate(schedule=rule, slug=SLUG)])
+    else:
+        client.update_deployment_schedule(found.there.id, own.id, active=True, schedule=rule, slug=SLUG)

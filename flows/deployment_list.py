@@ -1,0 +1,94 @@
+"""Deployments as a person looks for them: which run, which config, by which schedule, when next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.schemas.responses import DeploymentResponse
+
+from configs.errors import ConfigError
+from configs.load import load_config
+from flows.schedule_parser import Rule, next_start, told
+
+#: Tags that say what a deployment is for begin so; all others are somebody's.
+OWN_TAGS = ("run:", "config:")
+#: What is shown where there is nothing.
+UNKNOWN = "-"
+_PAGE = 100
+_MODULE = "flows."
+_MINUTE = "%Y-%m-%d %H:%M %Z"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One deployment."""
+
+    name: str
+    """As 'flow/deployment'."""
+    run: str
+    config: str
+    schedule: str
+    """All of them; '(off)' behind those that rest."""
+    next_start: str
+    pool: str
+
+
+def listed(client: SyncPrefectClient, names: Sequence[str] | None) -> list[Listed]:
+    """Return deployments by name; all of flowmill's flows when names are absent."""
+    if names is not None:
+        return [_row(name, client.read_deployment_by_name(name)) for name in names]
+    found: list[DeploymentResponse] = []
+    while len(page := client.read_deployments(limit=_PAGE, offset=len(found))) == _PAGE:
+        found += page
+    own = [each for each in [*found, *page] if (each.entrypoint or "").startswith(_MODULE)]
+    flows = {each.flow_id: "" for each in own}
+    for flow in flows:
+        flows[flow] = client.read_flow(flow).name
+    return sorted((_row(f"{flows[each.flow_id]}/{each.name}", each) for each in own), key=lambda row: row.name)
+
+
+def tags(asked: Mapping[str, Any]) -> list[str]:
+    """Return the tags that say which run and config a deployment is for, by which Prefect's pages find it."""
+    found = {"run:": _run(asked), "config:": asked.get("config")}
+    return [f"{key}{value}" for key, value in found.items() if value]
+
+
+def _run(asked: Mapping[str, Any]) -> str:
+    """Return the name of the run that a deployment works on, as far as it can be known here."""
+    named = asked.get("run") or asked.get("name")
+    config = asked.get("config")
+    if named or not config:
+        return str(named or "")
+    try:
+        return str(load_config(config, asked.get("overrides") or ()).run.name)
+    # Of a config that only the worker sees.
+    except (ConfigError, OSError):
+        return Path(config).stem
+
+
+def _row(name: str, there: DeploymentResponse) -> Listed:
+    asked = (there.parameters or {}).get("request")
+    asked = asked if isinstance(asked, dict) else {}
+    schedules = [
+        f"{told(each.schedule)}{'' if each.active else ' (off)'}"
+        for each in there.schedules
+        if isinstance(each.schedule, Rule)
+    ]
+    return Listed(
+        name=name,
+        run=_run(asked) or UNKNOWN,
+        config=str(asked.get("config") or UNKNOWN),
+        schedule="; ".join(schedules) or UNKNOWN,
+        next_start="paused" if there.paused else _next(there.schedules),
+        pool=there.work_pool_name or UNKNOWN,
+    )
+
+
+def _next(schedules: Sequence[DeploymentSchedule]) -> str:
+    due = next_start(*(each.schedule for each in schedules if each.active and isinstance(each.schedule, Rule)))
+    return UNKNOWN if due is None else due.strftime(_MINUTE)

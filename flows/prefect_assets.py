@@ -1,0 +1,40 @@
+"""Committed artifacts told to Prefect as assets, for whoever watches those: an opt-in mirror that decides nothing."""
+
+from __future__ import annotations
+
+import re
+
+from prefect.assets import Asset, AssetProperties, add_asset_metadata, materialize
+from prefect.cache_policies import NO_CACHE
+
+from storage.records import Manifest
+from tasks.specs.graph import Node
+from tasks.stages.stage_run import StageRun
+
+
+def tell(run: StageRun, manifest: Manifest) -> None:
+    """Tell Prefect what a stage has made."""
+    stage, context = run.stage, run.stage.context
+    key = _key(run, stage.node)
+    about = f"{stage.name} of run {context.run.name}, in {context.store.root.uri}"
+    properties = AssetProperties(name=f"{context.run.name} {manifest.kind} {stage.slot}".strip(), description=about)
+
+    @materialize(
+        Asset(key=key, properties=properties),
+        asset_deps=[_key(run, node) for node in stage.identity.upstream()],
+        name=f"asset {stage.node}",
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
+    def committed() -> None:
+        figures = {"artifact": str(run.ref), "epoch": stage.epoch, "rows": manifest.rows, "bytes": manifest.size}
+        add_asset_metadata(key, {**figures, "digest": manifest.digest, "inputs": list(manifest.inputs)})
+
+    committed()
+
+
+def _key(run: StageRun, node: Node) -> str:
+    """Return the key of what a stage makes: the same for all epochs, each of which materializes it anew."""
+    identity = run.stage.context.chain.identity(node)
+    parts = [run.stage.context.run.name, identity.kind, *([node.slot] if node.slot else [])]
+    return "flowmill://" + "/".join(re.sub("[^A-Za-z0-9_.-]+", "-", part) for part in parts)

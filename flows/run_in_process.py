@@ -1,0 +1,122 @@
+"""Flows that a program calls and whose result it wants: a command, a notebook, or somebody's own Prefect flow."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from configs.errors import CancelledError, FlowmillError, in_words
+from flows.environment import prepare_environment, wants_traceback
+from flows.server import LocalApi, local_api
+
+if TYPE_CHECKING:
+    from flows.requests import Request
+
+_LOGGERS = (
+    "prefect.flow_runs",
+    "prefect.task_runs",
+    "prefect.engine",
+    "prefect.flow_engine",
+    "prefect.task_engine",
+)
+
+
+def call(flow: Any, request: Request, *, threads: int = 1) -> Any:
+    """Run a flow from a person's program and return its result: below their own flow run, else on a server for it.
+
+    Raises:
+        FlowmillError: it failed, with what it says.
+        CancelledError: it was cancelled.
+    """
+    prepare_environment(threads)
+    from prefect.context import FlowRunContext
+
+    from flows import process_state
+
+    if FlowRunContext.get() is not None:
+        with process_state.shown_by(process_state.LogReporter()):
+            return outcome(flow, request)
+    from flows.progress import display
+
+    shown = display(quiet=not sys.stdout.isatty(), epochs=1)
+    with shown, process_state.shown_by(shown), on_server(_server()):
+        return outcome(flow, request)
+
+
+@functools.cache
+def _server() -> LocalApi | None:
+    """Return the server of this process, started once: what Prefect has to send goes to the first it met.
+
+    None where somebody's is named.
+    """
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(local_api())
+
+
+@contextlib.contextmanager
+def on_server(api: LocalApi | None) -> Iterator[None]:
+    """Have flows inside use a server that was started for them; errors are for who called, not for Prefect's log."""
+    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    before = {name: logging.getLogger(name).level for name in _LOGGERS}
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # The heartbeat is for workers that look for zombies, and costs every flow a second at its end.
+    settings: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    if api is not None:
+        settings[PREFECT_API_URL] = api.wait()
+    try:
+        with temporary_settings(settings):
+            yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def outcome(flow: Any, request: Request) -> Any:
+    """Run a flow and return its result; our own errors, and signals, come out as they are.
+
+    Raises:
+        FlowmillError: it failed.
+        CancelledError: it was cancelled.
+    """
+    state = flow(request, return_state=True)
+    if state.is_cancelled():
+        raise CancelledError(state.message)
+    result = state.result(raise_on_failure=False)
+    if isinstance(result, BaseException):
+        stop_if_interrupted(result)
+    if isinstance(result, FlowmillError) or (isinstance(result, BaseException) and wants_traceback()):
+        raise result
+    if isinstance(result, BaseException):
+        raise FlowmillError(_explain(result)) from result
+    return result
+
+
+def stop_if_interrupted(error: BaseException) -> None:
+    """End as Ctrl-C or SIGTERM would if one of them is behind an error.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C is.
+        SystemExit: a signal is.
+    """
+    from flows.cancellation import signal_behind
+
+    found = signal_behind(error)
+    if isinstance(found, KeyboardInterrupt | SystemExit):
+        raise found
+    if found is not None:
+        sys.exit(128 + int(found.signal))
+
+
+def _explain(error: BaseException) -> str:
+    told = in_words(error)
+    if hasattr(error, "__notes__") or (isinstance(error, OSError) and error.errno is not None):
+        return f"{told} What is committed stays; mend the cause and run the same command again."
+    return f"{told} This is not a known mistake; FLOWMILL_TRACEBACK=1 shows where it happened. What is committed stays."

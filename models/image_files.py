@@ -1,0 +1,140 @@
+"""Images and clips that people give: opened here for all who need some, as a person sees them.
+
+diffusers' ``load_image`` is the model: upright as the camera noted, RGB. Transparent pixels lie on white, and 16 bit
+gray keeps its range, of which Pillow's own conversion keeps the darkest 256th.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from configs.extras import require_extra
+
+_ORIENTATION = 0x0112
+#: Modes that Pillow converts to RGB without visible loss.
+_DIRECT = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
+_ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
+#: Value of white in modes of one number per pixel: the first that is not below the highest value.
+_NUMBERS = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+_WHITES = {"F": (1.0, 255.0, 65535.0), **dict.fromkeys(_NUMBERS[2:], (65535.0,)), "I": (65535.0,)}
+
+
+def open_picture(file: Path | BinaryIO) -> np.ndarray:
+    """Return the (H, W, 3) uint8 pixels of an image file of any mode and depth, upright.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds numbers that are no brightness.
+    """
+    if is_film(file):
+        (first,) = open_clip(file, 1)
+        return np.asarray(first)
+    with Image.open(file) as image:
+        return np.array(_rgb(ImageOps.exif_transpose(image)))
+
+
+def open_clip(file: Path | BinaryIO, most: int) -> np.ndarray:
+    """Return the (F, H, W, 3) uint8 frames of a film, or of an animated image, ``most`` of them at most.
+
+    Raises:
+        ConfigError: it is a film, and the package that reads films is not installed.
+        OSError: it cannot be read.
+        ValueError: it holds numbers that are no brightness, or no frames.
+    """
+    if not is_film(file):
+        with Image.open(file) as image:
+            count = min(most, getattr(image, "n_frames", 1))
+            return np.stack([np.array(_rgb(_frame(image, number))) for number in range(count)])
+    require_extra("video", "av", label=f"the film '{getattr(file, 'name', file)}'")
+    import av
+
+    try:
+        with av.open(str(file) if isinstance(file, Path) else file) as film:
+            frames = [frame.to_ndarray(format="rgb24") for frame in islice(film.decode(video=0), most)]
+    except (av.FFmpegError, IndexError) as error:
+        raise ValueError(f"it holds no film ({error})") from None
+    if not frames:
+        raise ValueError("it holds no frames")
+    return np.stack(frames)
+
+
+def is_film(file: Path | BinaryIO) -> bool:
+    """Return whether a file is a film of MP4, QuickTime, Matroska or WebM, by its first bytes."""
+    if isinstance(file, Path):
+        with file.open("rb") as opened:
+            head = opened.read(12)
+    else:
+        file.seek(0)
+        head = file.read(12)
+        file.seek(0)
+    return head[4:8] == b"ftyp" or head[:4] == b"\x1aE\xdf\xa3"
+
+
+def film_size(file: Path | BinaryIO) -> tuple[int, int]:
+    """Return width and height of a film, as its head says.
+
+    Raises:
+        ConfigError: the package that reads films is not installed.
+        ValueError: it cannot be read.
+    """
+    require_extra("video", "av", label=f"the film '{getattr(file, 'name', file)}'")
+    import av
+
+    try:
+        with av.open(str(file) if isinstance(file, Path) else file) as film:
+            about = film.streams.video[0]
+            return about.width, about.height
+    except (av.FFmpegError, IndexError) as error:
+        raise ValueError(f"it holds no film ({error})") from None
+
+
+def within(image: Image.Image, area: int) -> Image.Image:
+    """Return an image of more pixels than ``area`` scaled down to it in its own shape, another as it is.
+
+    As diffusers' ``Flux2ImageProcessor._resize_to_target_area`` does.
+    """
+    if image.width * image.height <= area:
+        return image
+    scale = math.sqrt(area / (image.width * image.height))
+    return image.resize((int(image.width * scale), int(image.height * scale)), Image.Resampling.LANCZOS)
+
+
+def is_plain(image: Image.Image) -> bool:
+    """Return whether an opened image is seen as its pixels are stored: upright, opaque, of 8 bits per channel."""
+    # A request for data outside the header would decode a PNG as a whole.
+    noted = image.format != "PNG" or "exif" in image.info
+    upright = not noted or image.getexif().get(_ORIENTATION, 1) in (0, 1)
+    return upright and image.mode in _DIRECT and "transparency" not in image.info
+
+
+def _frame(image: Image.Image, number: int) -> Image.Image:
+    image.seek(number)
+    return image
+
+
+def _is_deep(image: Image.Image) -> bool:
+    return image.mode == "I" or image.mode.startswith("I;16")
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode in _NUMBERS:
+        return _gray(image)
+    if image.mode in _ALPHA or "transparency" in image.info:
+        seen = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+    return image.convert("RGB")
+
+
+def _gray(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.float64)
+    if not np.isfinite(values).all() or values.min(initial=0) < 0:
+        raise ValueError("it holds values that are no brightness: negative or not finite. Save it with 8 or 16 bits")
+    highest = float(values.max(initial=0))
+    white = next((each for each in _WHITES[image.mode] if highest <= each), highest)
+    return Image.fromarray((values / white * 255).round().astype(np.uint8)).convert("RGB")

@@ -1,0 +1,326 @@
+"""How much memory forwards and backwards take, without any: the real layers on tensors that have shapes only.
+
+Every operation runs on fake tensors (``torch._subclasses.FakeTensorMode``), while the storages that come and
+go are counted. Of a denoiser two blocks of a kind are built, and then three: what a further block keeps is the same for
+all of a kind, so the whole is told from a few.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from models.attention_masks import KnownLayouts, WholeMasks
+from models.maths.conditioning import Conditioning
+from models.memory.architecture_shapes import Architecture
+from models.memory.architectures import meta_decoder, meta_denoiser
+from models.memory.autocast_rules import CudaCasts
+from models.memory.conditioning_shapes import as_wide
+from models.policies.decoding import recompute_decoder
+from models.policies.diffusion import Images
+from models.policies.pipeline import PipelinePolicy
+from models.policies.trainable import Trainable
+from models.weights.lora import LoraSpec, targeted
+from models.weights.stored_weights import empty_model
+
+#: Any prompt; the shapes of conditioning do not depend on it.
+_PROMPT = "a photo"
+#: Blocks of a kind in the first measurement; one more gives the memory each keeps.
+_FEW = 2
+_CPU = torch.device("cpu")
+#: Tiles overlap by a quarter on either side.
+_OVERLAP = (4 / 3) ** 2
+
+#: Blocks by the name of their list and their place in it.
+Kept = frozenset[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Inputs of a denoiser of the requested size, one row of each."""
+
+    latents: Tensor
+    """(1, ...) noise."""
+    conditioning: Mapping[str, Tensor]
+    """(1, ...) of each input."""
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts the bytes of the storages that operations make, from their allocation until their release.
+
+    ``torch.distributed._tools.mem_tracker.MemTracker`` does so too, and cannot be used where some weights are frozen.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        super().__init__()
+        self.now = 0
+        """Bytes held."""
+        self.peak = 0
+        """The most there were."""
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation and record its outputs."""
+        given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._note(leaf, given)
+        return result
+
+    def _note(self, tensor: Tensor, given: set[int]) -> None:
+        storage = tensor.untyped_storage()
+        # Inputs are not outputs: a view of a weight, say.
+        if id(storage) in given or storage in self._known:
+            return
+        self._known.add(storage)
+        size = storage.nbytes()
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._forget, size)
+
+    def _forget(self, size: int) -> None:
+        self.now -= size
+
+
+@contextmanager
+def traced(fakes: FakeTensorMode, *, layouts: bool = False) -> Iterator[PeakMemory]:
+    """Count allocations inside, on tensors without content, with CUDA's autocast rules.
+
+    Args:
+        fakes: the mode of the tensors without content.
+        layouts: tensors that follow from sizes alone keep their content.
+    """
+    with fakes, CudaCasts(), WholeMasks(), KnownLayouts() if layouts else nullcontext(), PeakMemory() as memory:
+        yield memory
+
+
+class Footprints:
+    """Measures the model of one architecture in the hands of its family."""
+
+    def __init__(
+        self,
+        policy: PipelinePolicy,
+        architecture: Architecture,
+        lora: LoraSpec | None,
+        *,
+        guided: bool,
+        images: Images | None = None,
+    ) -> None:
+        """Bind to a model.
+
+        Args:
+            policy: a small pipeline of the family, with the settings and options in question; its parts are replaced.
+            architecture: the model.
+            lora: adapters; None: all weights are trained.
+            guided: guidance by two predictions is on.
+            images: those of one prompt to start from, for families that take them.
+        """
+        self._policy, self._architecture, self._lora, self._guided = policy, architecture, lora, guided
+        small: Any = next(iter(policy.denoisers.values()))
+        large: Any = meta_denoiser(architecture)
+        with torch.no_grad():
+            rows = policy.encode([_PROMPT], images)
+        wider = as_wide(rows, small.config, large.config, policy.settings.dtype)
+        # Sizes are those of the model, whatever the small one's are.
+        policy.scale_of(architecture.latents[1])
+        for name in policy.denoisers:
+            # Its config says how many channels latents have.
+            setattr(policy.pipeline, name, large)
+        self._rows = Rows(policy.initial_latents([torch.Generator().manual_seed(0)]), wider)
+
+    def sampling(self) -> int:
+        """Return the bytes of a forward of one row without gradient, without weights."""
+        return self._of_blocks(self._sample)
+
+    def training(self) -> int:
+        """Return the bytes of a forward and backward of one row, without weights and their gradients."""
+        return self._of_blocks(self._train)
+
+    def keeping(self) -> int:
+        """Return the bytes that a forward of one row keeps for its backward, until that begins."""
+        return self._of_blocks(self._keep)
+
+    def decoding(self) -> int:
+        """Return the bytes of decoding the final latents of one row, without the autoencoder's weights."""
+        vae, fakes = self._decoder()
+        if self._policy.settings.vae_tiling:
+            vae.enable_tiling()
+        with traced(fakes) as memory, torch.no_grad():
+            decoded = vae.decode(torch.empty(self._latents(vae)), return_dict=False)[0]
+            (decoded / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
+        return int(memory.peak)
+
+    def following(self) -> int:
+        """Return the bytes of decoding the final latents of one row and of the backward pass to them, without weights.
+
+        All tiles keep their activations at once, so tiles need the memory of the whole image, times their overlap.
+        """
+        vae, fakes = self._decoder()
+        if self._policy.settings.gradient_checkpointing:
+            recompute_decoder(vae)
+        with traced(fakes) as memory:
+            latents = torch.empty(self._latents(vae)).requires_grad_()
+            decoded = vae.decode(latents, return_dict=False)[0]
+            (decoded / 2 + 0.5).square().mean().backward()
+        return int(memory.peak * (_OVERLAP if self._policy.settings.vae_tiling else 1))
+
+    def _decoder(self) -> tuple[Any, FakeTensorMode]:
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        vae: Any = meta_decoder(self._architecture)
+        fake_module(vae.requires_grad_(False).eval(), fakes)
+        return vae, fakes
+
+    def _latents(self, vae: Any) -> tuple[int, ...]:
+        """Return the shape of the final latents of one row."""
+        settings, (channels, pixels, _) = self._policy.settings, self._architecture.latents
+        clips = any(name in vae.config for name in ("z_dim", "temporal_compression_ratio", "clip_length"))
+        frames = (self._architecture.latent_frames(settings.frames),) if clips else ()
+        return (1, channels, *frames, settings.height // pixels, settings.width // pixels)
+
+    def stored(self) -> int:
+        """Return the bytes of a training row: latents before and after a step, and conditioning."""
+        halves = 2 if self._guided else 1
+        conditioning = sum(row.numel() * row.element_size() for row in self._rows.conditioning.values())
+        return 2 * self._rows.latents.numel() * self._rows.latents.element_size() + halves * conditioning
+
+    def _of_blocks(self, measure: Callable[[Kept], int]) -> int:
+        """Return a measure of the whole model, from models with a few blocks of one kind.
+
+        The most is held while the last block of some kind works: its own memory, and that kept by all blocks before it.
+        """
+        found = kinds(meta_denoiser(self._architecture), self._policy.blocks)
+        if all(len(places) <= _FEW for _, places in found):
+            return measure(frozenset((name, place) for name, places in found for place in places))
+        largest = before = 0
+        for name, places in found:
+            few = measure(frozenset((name, place) for place in places[:_FEW]))
+            more = measure(frozenset((name, place) for place in places[: _FEW + 1])) if len(places) > _FEW else few
+            largest = max(largest, before + few + (more - few) * max(0, len(places) - _FEW))
+            before += (more - few) * len(places)
+        return largest
+
+    def _shortened(self, kept: Kept) -> nn.Module:
+        """Return the denoiser with some of its blocks."""
+        module = empty_model(lambda: meta_denoiser(self._architecture), self._policy.settings.dtype)
+        module.requires_grad_(False)
+        for name in self._policy.blocks:
+            blocks = getattr(module, name, None)
+            if isinstance(blocks, nn.ModuleList):
+                some = (block for place, block in enumerate(blocks) if (name, place) in kept)
+                setattr(module, name, nn.ModuleList(some))
+        return module
+
+    def _sample(self, kept: Kept) -> int:
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self._take(kept, fakes)
+        with traced(fakes, layouts=self._policy.asks_layout) as memory, torch.no_grad():
+            self._policy.velocity(*self._inputs(fakes))
+        return int(memory.peak)
+
+    def _train(self, kept: Kept) -> int:
+        return self._trained(kept)[0]
+
+    def _keep(self, kept: Kept) -> int:
+        return self._trained(kept)[1]
+
+    def _trained(self, kept: Kept) -> tuple[int, int]:
+        """Return the peak of a forward and backward, and the memory held between the two."""
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        for parameter in self._take(kept, fakes):
+            parameter.register_post_accumulate_grad_hook(forget_gradient)
+        with traced(fakes, layouts=self._policy.asks_layout) as memory:
+            latents, sigma, conditioning = self._inputs(fakes)
+            # Gradients go through blocks without adapters too.
+            velocity = self._policy.velocity(latents.requires_grad_(), sigma, conditioning)
+            between = int(memory.now)
+            velocity.square().mean().backward()  # type: ignore[no-untyped-call]
+        return int(memory.peak), between
+
+    def _take(self, kept: Kept, fakes: FakeTensorMode) -> list[nn.Parameter]:
+        """Give the policy denoisers with some of the blocks, and return the trained parameters."""
+        # Allocations of another measurement must not count here.
+        self._policy.forget_tables()
+        for name in self._policy.denoisers:
+            setattr(self._policy.pipeline, name, self._shortened(kept))
+        for module in self._policy.denoisers.values():
+            self._policy.prepare(module)
+        lora, merged = self._fitting(), None
+        if lora is None or lora.targets:
+            with torch.device("meta"):
+                # There drawing the initial weights of adapters costs nothing.
+                merged = Trainable(self._policy, lora, seed=0).merged
+        for module in self._policy.denoisers.values():
+            fake_module(module, fakes)
+        if merged is not None:
+            with fakes:
+                # Sums of weights and adapters are weights.
+                merged.refresh()
+        return [p for module in self._policy.denoisers.values() for p in module.parameters() if p.requires_grad]
+
+    def _fitting(self) -> LoraSpec | None:
+        """Return the adapters for which these blocks have layers; other kinds of blocks have the others, or all."""
+        if self._lora is None:
+            return None
+        names = [name for module in self._policy.denoisers.values() for name, _ in module.named_modules()]
+        return replace(self._lora, targets=tuple(t for t in self._lora.targets if any(targeted(n, [t]) for n in names)))
+
+    def _inputs(self, fakes: FakeTensorMode) -> tuple[Tensor, Tensor, Conditioning]:
+        """Return latents, noise level and conditioning of one row, counted as they are made."""
+        positive, negative = (
+            {name: _fake(row, fakes) for name, row in self._rows.conditioning.items()} for _ in range(2)
+        )
+        conditioning = Conditioning(positive, negative if self._guided else None)
+        return _fake(self._rows.latents, fakes), torch.tensor([0.5]), conditioning
+
+
+def kinds(module: nn.Module, blocks: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Return, by list of blocks, the places of blocks that are alike: one class with parameters of equal shapes."""
+    found: dict[tuple[str, Any], list[int]] = {}
+    for name in blocks:
+        held = getattr(module, name, None)
+        if isinstance(held, nn.ModuleList):
+            for place, block in enumerate(held):
+                shapes = tuple((key, tuple(p.shape)) for key, p in block.named_parameters())
+                found.setdefault((name, (type(block), shapes)), []).append(place)
+    return [(name, places) for (name, _), places in found.items()]
+
+
+def fake_module(module: nn.Module, fakes: FakeTensorMode) -> nn.Module:
+    """Give a module on the meta device, in place, parameters and buffers that claim to be in memory; ties stay."""
+    known: dict[int, Any] = {}
+    kept = []
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            for name, tensor in held.items():
+                if tensor is not None and id(tensor) not in known:
+                    made: Any = FakeTensor(fakes, tensor.detach().to("meta"), _CPU)
+                    known[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if held is part._parameters else made
+                    # While it lives no other tensor has its id.
+                    kept.append(tensor)
+                if tensor is not None:
+                    held[name] = known[id(tensor)]
+    return module
+
+
+def _fake(row: Tensor, fakes: FakeTensorMode) -> Tensor:
+    """Return a row without content; of numbers that say how long something is the content is known."""
+    with fakes:
+        return torch.empty(row.shape, dtype=row.dtype) if row.is_floating_point() else torch.tensor(row.tolist())
+
+
+def forget_gradient(parameter: Tensor) -> None:
+    """Drop a gradient as soon as it is whole: training counts gradients separately."""
+    parameter.grad = None

@@ -1,0 +1,118 @@
+"""Causal language models and critics without weights, made from their configs: of a folder, or of a published model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configs.errors import ConfigError
+from models.policies.critic_lm import ValueModel
+from models.policies.language_classes import attention_of, check_causal
+from models.policies.language_model_folders import load_language_config
+from models.weights.pretrained_loading import auto_from_config
+from models.weights.stored_weights import on_meta
+
+
+def _qwen25(hidden: int, inner: int, layers: int, heads: int, groups: int, **other: Any) -> dict[str, Any]:
+    """Return what of a Qwen2.5 differs from the class's defaults; widths as its config.json has them."""
+    shape = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+    known = {"vocab_size": 151_936, "max_position_embeddings": 32_768, "tie_word_embeddings": True}
+    attention = {"num_attention_heads": heads, "num_key_value_heads": groups}
+    return {"model_type": "qwen2", **shape, **attention, **known, **other}
+
+
+_QWEN25_05B = _qwen25(896, 4864, 24, 14, 2)
+_QWEN25_7B = _qwen25(3584, 18_944, 28, 28, 4, vocab_size=152_064, tie_word_embeddings=False)
+#: Published models, so that a config can be checked before anything is downloaded.
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "Qwen/Qwen2.5-0.5B": _QWEN25_05B,
+    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN25_05B,
+    "Qwen/Qwen2.5-1.5B": _qwen25(1536, 8960, 28, 12, 2),
+    "Qwen/Qwen2.5-1.5B-Instruct": _qwen25(1536, 8960, 28, 12, 2),
+    "Qwen/Qwen2.5-7B": _QWEN25_7B,
+    "Qwen/Qwen2.5-7B-Instruct": _QWEN25_7B,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": {
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49_152,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def language_config(path: str) -> Any:
+    """Return the transformers config of a model's folder or a published model, None of one that is not known."""
+    from transformers import AutoConfig
+
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return load_language_config(folder)
+    if path not in PUBLISHED:
+        return None
+    about = dict(PUBLISHED[path])
+    return AutoConfig.for_model(about.pop("model_type"), **about)
+
+
+def meta_language_model(config: Any, attention: str | None = None) -> Any:
+    """Return the language model without weights.
+
+    Args:
+        config: of transformers.
+        attention: ``model.attention``.
+
+    Raises:
+        ConfigError: transformers has no such class, or the class not this attention.
+    """
+    from transformers import AutoModelForCausalLM
+
+    called = attention_of(AutoModelForCausalLM, config, attention)
+    return on_meta(lambda: auto_from_config(AutoModelForCausalLM, config, attn_implementation=called))
+
+
+def meta_backbone(config: Any, attention: str | None = None, *, label: str = "critic.path") -> Any:
+    """Return the backbone of a critic without weights; see ``meta_language_model``."""
+    from transformers import AutoModel
+
+    called = attention_of(AutoModel, config, attention, label=label)
+    return on_meta(lambda: auto_from_config(AutoModel, config, attn_implementation=called))
+
+
+def meta_critic(config: Any, *, own: bool) -> ValueModel:
+    """Return the critic of such a model without weights: with a backbone of its own, or a head alone."""
+    backbone = meta_backbone(config) if own else None
+    return ValueModel(backbone, int(config.hidden_size), torch.device("meta"))
+
+
+def check_class(folder: Path, attention: str | None, *, critic: bool = False) -> None:
+    """Check that the class of a folder's model can be sampled and trained, without its weights.
+
+    Args:
+        folder: of the model.
+        attention: ``model.attention``.
+        critic: a critic's backbone is made of it.
+
+    Raises:
+        ConfigError: it cannot, or it cannot be made from its config; see ``language_classes``.
+    """
+    label = "critic.path" if critic else "model.path"
+    config = language_config(str(folder))
+    if config is None:
+        return  # loading it says what is wrong
+    try:
+        made = meta_backbone(config, attention) if critic else meta_language_model(config, attention)
+    except ConfigError:
+        raise
+    except Exception as error:  # a class may fail in any way on numbers that do not fit together
+        raise ConfigError(
+            f"{label} '{folder}' has a config.json of which no model can be made: {type(error).__name__}: {error}. "
+            "Save the model with save_pretrained(), or choose another one."
+        ) from error
+    check_causal(folder, made, label=label, draws=not critic)

@@ -1,0 +1,272 @@
+"""Sizes and activation memory of causal language models, from their configs alone.
+
+As for denoisers the real layers run on tensors without content, see ``models.memory.activation_tracing``; two
+layers are built, and then three, and the difference gives the memory of each further layer.
+
+Legend: B rows, W positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from models.maths.tokens import draw
+from models.memory.activation_tracing import fake_module, forget_gradient, traced
+from models.policies.causal_lm import CausalLM
+from models.policies.critic_lm import CriticLM, ValueModel, recompute_layers
+from models.policies.language_classes import attention_of
+from models.weights.pretrained_loading import auto_from_config
+from models.weights.stored_weights import empty_model
+
+if TYPE_CHECKING:
+    from models.policies.base import PolicySettings
+    from models.policies.causal_lm import TrainableLM
+    from models.policies.critic_lm import TrainableCritic
+    from models.policies.trainable import Trainable
+    from models.weights.lora import LoraSpec
+
+#: Layers of the first measurement; one more layer gives the memory each adds.
+_FEW = 2
+
+
+class NotMeasuredError(Exception):
+    """A model's memory is not known without its weights; the message is a note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """Bytes of the generation loop without weights."""
+
+    cache: int
+    """Keys and values of all tokens but the last."""
+    work: int
+    """Further bytes of the first or last forward."""
+
+
+class TextFootprints:
+    """Measures a language model, and its critic."""
+
+    def __init__(
+        self, config: Any, settings: PolicySettings, lora: LoraSpec | None, *, critic: PolicySettings | None, own: bool
+    ) -> None:
+        """Bind to a model.
+
+        Args:
+            config: of transformers.
+            settings: how the policy computes.
+            lora: adapters; None: all weights are trained.
+            critic: how the critic computes; None: there is none.
+            own: the critic has a backbone of its own.
+        """
+        self._config, self._settings, self._lora = config, settings, lora
+        self._critic_settings, self._own = critic, own
+
+    def sampling(self, rows: int, *, prompt: int, new: int) -> Sampled:
+        """Return the memory of sampling.
+
+        Args:
+            rows: B.
+            prompt: width that all prompts are padded to.
+            new: tokens of a completion at most.
+        """
+        kept = prompt + new - 1
+        cache = self._of_layers(lambda layers: _cache_bytes(self._filled(layers, rows, kept)[1]))
+        first = self._of_layers(lambda layers: self._begin(layers, rows, prompt))
+        last = self._of_layers(lambda layers: self._go_on(layers, rows, kept))
+        return Sampled(cache=cache, work=max(0, max(first, last) - cache))
+
+    def scoring(self, rows: int, width: int) -> int:
+        """Return the memory of log-probs of whole rows, without gradient."""
+
+        def measure(layers: int) -> int:
+            policy, fakes = self._policy(layers)
+            with traced(fakes) as memory, torch.no_grad():
+                policy.log_probs(_rows(rows, width), 1.0)
+            return int(memory.peak)
+
+        return self._of_layers(measure)
+
+    def valuing(self, rows: int, width: int, *, reference: bool) -> int:
+        """Return the memory of values of whole rows, and of the base model's log-probs if needed."""
+
+        def measure(layers: int) -> int:
+            policy, fakes = self._policy(layers)
+            critic = self._critic(layers, fakes)
+            with traced(fakes) as memory, torch.no_grad():
+                ids = _rows(rows, width)
+                if critic is not None:
+                    hidden = policy.log_probs_and_hidden(ids, 1.0)[2] if critic.reads_policy else None
+                    critic.values(ids, hidden)
+                if reference:
+                    policy.policy.logits(ids).float().log_softmax(-1)
+            return int(memory.peak)
+
+        return self._of_layers(measure)
+
+    def training(self, rows: int, width: int, *, reference: bool) -> int:
+        """Return the memory of a forward and backward of whole rows, without weights and their gradients.
+
+        Args:
+            rows: B.
+            width: W.
+            reference: log-probs of the base model are computed in between.
+        """
+
+        def measure(layers: int) -> int:
+            policy, fakes = self._policy(layers)
+            critic = self._critic(layers, fakes)
+            with traced(fakes) as memory:
+                ids = _rows(rows, width)
+                hidden = None
+                if critic is not None and critic.reads_policy:
+                    log_probs, _, hidden = policy.log_probs_and_hidden(ids, 1.0)
+                else:
+                    log_probs, _ = policy.log_probs(ids, 1.0)
+                loss = log_probs.square().mean()
+                if critic is not None:
+                    loss = loss + critic.values(ids, hidden).square().mean()
+                if reference:
+                    with torch.no_grad():
+                        policy.policy.logits(ids).float().log_softmax(-1)
+                loss.backward()  # type: ignore[no-untyped-call]
+            return int(memory.peak)
+
+        return self._of_layers(measure)
+
+    def training_of_critic(self, rows: int, width: int) -> int:
+        """Return the memory of a forward and backward of a critic with its own backbone."""
+
+        def measure(layers: int) -> int:
+            fakes = self._policy(layers)[1]
+            critic = self._critic(layers, fakes)
+            assert critic is not None
+            with traced(fakes) as memory:
+                critic.values(_rows(rows, width)).square().mean().backward()  # type: ignore[no-untyped-call]
+            return int(memory.peak)
+
+        return self._of_layers(measure)
+
+    def _of_layers(self, measure: Callable[[int], int]) -> int:
+        """Return a measure of the whole model, from models with a few layers.
+
+        Raises:
+            NotMeasuredError: the class needs numbers to compute with, as to choose experts by them.
+        """
+        try:
+            return self._extrapolated(measure)
+        except Exception as error:  # layers of any class, on tensors without numbers
+            kind = self._config.model_type
+            raise NotMeasuredError(
+                f"memory: not estimated, as layers of a '{kind}' cannot be carried out without numbers."
+            ) from error
+
+    def _extrapolated(self, measure: Callable[[int], int]) -> int:
+        total = int(self._config.num_hidden_layers)
+        if total <= _FEW + 1:
+            return measure(total)
+        few, more = measure(_FEW), measure(_FEW + 1)
+        return few + (more - few) * (total - _FEW)
+
+    def _begin(self, layers: int, rows: int, width: int) -> int:
+        """Return what the first forward takes, with the cache it makes."""
+        policy, fakes = self._policy(layers)
+        with traced(fakes) as memory, torch.no_grad():
+            _forward(policy, rows, width, None)
+        return int(memory.peak)
+
+    def _go_on(self, layers: int, rows: int, width: int) -> int:
+        """Return what one more token takes with a cache of so many, the cache that is made of it included."""
+        policy, cache, fakes = self._filled(layers, rows, width - 1)
+        with traced(fakes) as memory, torch.no_grad():
+            logits, _ = _forward(policy, rows, width, cache)
+            draw(logits, torch.zeros(rows, dtype=torch.float64), 1.0)
+        return int(memory.peak)
+
+    def _filled(self, layers: int, rows: int, width: int) -> tuple[TrainableLM, Any, FakeTensorMode]:
+        """Return the policy, and a cache of so many tokens."""
+        policy, fakes = self._policy(layers)
+        with fakes, torch.no_grad():
+            return policy, _forward(policy, rows, max(1, width), None)[1], fakes
+
+    def _shortened(self, layers: int) -> Any:
+        made = copy.deepcopy(self._config)
+        made.num_hidden_layers = layers
+        if getattr(made, "layer_types", None):
+            made.layer_types = made.layer_types[:layers]
+        return made
+
+    def _policy(self, layers: int) -> tuple[TrainableLM, FakeTensorMode]:
+        """Return a policy of so many layers on tensors without content."""
+        from transformers import AutoModelForCausalLM
+
+        config, fakes = self._shortened(layers), FakeTensorMode(allow_non_fake_inputs=True)
+        attention = attention_of(AutoModelForCausalLM, config, self._settings.attention)
+        made_of = partial(auto_from_config, AutoModelForCausalLM, config, attn_implementation=attention)
+        model: Any = empty_model(made_of, self._settings.dtype).eval()
+        if self._settings.gradient_checkpointing:
+            recompute_layers(model)
+        with torch.device("meta"):
+            # There drawing the initial weights of adapters costs nothing.
+            made = CausalLM(self._settings, model, None).trainable(self._lora, seed=0)
+        _make_fake(made, model, fakes)
+        return made, fakes
+
+    def _critic(self, layers: int, fakes: FakeTensorMode) -> TrainableCritic | None:
+        from transformers import AutoModel
+
+        settings, config = self._critic_settings, self._shortened(layers)
+        if settings is None:
+            return None
+        backbone: Any = None
+        if self._own:
+            attention = attention_of(AutoModel, config, settings.attention, label="critic.path")
+            made_of = partial(auto_from_config, AutoModel, config, attn_implementation=attention)
+            backbone = empty_model(made_of, settings.dtype).eval()
+            if settings.gradient_checkpointing:
+                recompute_layers(backbone)
+        with torch.device("meta"):
+            head = ValueModel(backbone, int(config.hidden_size), torch.device("meta"))
+            made = CriticLM(settings, head).trainable(self._lora, seed=0)
+        _make_fake(made, head, fakes)
+        return made
+
+
+def _make_fake(made: Trainable, module: Any, fakes: FakeTensorMode) -> None:
+    """Make a trained module's tensors fake, with gradients that are forgotten as soon as they are there."""
+    fake_module(module, fakes)
+    if made.merged is not None:
+        with fakes:
+            # Sums of weights and adapters are weights.
+            made.merged.refresh()
+    for parameter in made.parameters():
+        parameter.register_post_accumulate_grad_hook(forget_gradient)
+
+
+def _rows(rows: int, width: int) -> torch.Tensor:
+    """Return (B, W) ids."""
+    return torch.zeros(rows, width, dtype=torch.int64)
+
+
+def _forward(policy: TrainableLM, rows: int, width: int, cache: Any) -> tuple[torch.Tensor, Any]:
+    """Return the next token's logits after ``width`` tokens, all of them new without a cache, else the last."""
+    new = width if cache is None else 1
+    ids, mask = torch.zeros(rows, new, dtype=torch.int64), torch.zeros(rows, width, dtype=torch.int64)
+    return policy.policy.next_logits(ids, mask, ids, cache)
+
+
+def _filled_tensors(cache: Any) -> list[torch.Tensor]:
+    # Decoders of encoder-decoders have a second cache, of what they never read here.
+    layers = getattr(cache, "self_attention_cache", cache).layers
+    held = (getattr(layer, name, None) for layer in layers for name in ("keys", "values"))
+    return [tensor for tensor in held if isinstance(tensor, torch.Tensor)]
+
+
+def _cache_bytes(cache: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _filled_tensors(cache))

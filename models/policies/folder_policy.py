@@ -1,0 +1,238 @@
+"""Families whose models are folders that diffusers loads: which parts are loaded, and what is checked before.
+
+How a family's denoiser is called is in ``models.policies.pipeline``. diffusers is imported by what loads a model:
+commands that only read what a family can do should not wait seconds for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+
+from configs.errors import ConfigError
+from configs.registry import build
+from models.library_loading import diffusers_class, read_json
+from models.policies.base import Part
+from models.policies.decoding import DecodingPolicy
+from models.policies.diffusion import DiffusionSettings
+from models.policies.pipeline_configs import (
+    FLOW,
+    Fields,
+    check_index,
+    check_scheduler,
+    component_class,
+    described,
+    read_index,
+    settings_of,
+    whole,
+)
+from models.policies.pipeline_index import CLASSIC
+from models.policies.single_files import check_parts, write_folder
+from models.weights.complete import check_complete
+from models.weights.pretrained_loading import check_model_folder, check_own_code, load_pretrained
+from models.weights.single_file import HeldPart, held_parts
+from models.weights.stored_weights import StoredWeights, check_safetensors, check_variants, empty_model, on_meta
+
+
+class FolderPolicy(DecodingPolicy):
+    """Loads the folder of one diffusers pipeline class."""
+
+    pipeline_name: ClassVar[str]
+    """The diffusers class whose folder this family loads."""
+    index_name: ClassVar[str] = CLASSIC
+    """The file of a folder that says what it consists of."""
+    folders_of: ClassVar[tuple[str, ...]] = ()
+    """Further classes whose folders it loads."""
+    family: ClassVar[str]
+    """Name in the table, for messages."""
+    options_type: ClassVar[type[Any]]
+    """Dataclass of ``model.options``."""
+    text_parts: ClassVar[tuple[str, ...]]
+    """Components that only encode prompts."""
+    unused_parts: ClassVar[tuple[str, ...]] = ()
+    """Components that are never loaded."""
+    denoiser_names: ClassVar[tuple[str, ...]] = ("transformer",)
+    """Components that are trained; those a folder does not have are left out."""
+    schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": FLOW}
+    """Scheduler classes whose schedule this family reads, and what of their configs."""
+    settings_read: ClassVar[Fields] = Fields()
+    """What is read of the settings in the index, beside the components."""
+    measured_names: ClassVar[tuple[str, ...]] = ("vae",)
+    """Of the autoencoders those whose config says how large latents are."""
+    needs_autoencoder: ClassVar[bool] = False
+    """The pipeline cannot be made without an autoencoder's config, even where only prompts are encoded."""
+    size_unit: ClassVar[int] = 16
+    """Height and width must be multiples of it, where the folder's config says nothing else."""
+
+    def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
+        """Wrap a loaded pipeline; see ``load``."""
+        super().__init__(pipeline, settings)
+        self.options = options
+
+    @classmethod
+    def load(
+        cls, folder: Path, settings: DiffusionSettings, parts: frozenset[Part], options: Mapping[str, Any]
+    ) -> Self:
+        """Load the wanted parts of a pipeline folder."""
+        chosen = build(cls.options_type, cls.family, options, label="model.options of")
+        index = cls.check_folder(folder, settings)
+        cls.check_options(folder, chosen)
+        cls.check_weights(folder)
+        has = [name for name in (*cls.text_parts, *cls.denoiser_names) if index.get(name, [None])[0]]
+        absent: dict[str, Any] = {name: None for name in (*cls.text_parts, *cls.unused_parts) if name not in has}
+        absent |= {} if Part.TEXT in parts else dict.fromkeys(cls.text_parts)
+        absent |= {} if Part.DENOISER in parts and not settings.empty else dict.fromkeys(cls.denoiser_names)
+        # Without autoencoders their configs alone say how large latents are; pipelines read them when they are made.
+        unloaded = Part.VAE not in parts and (Part.DENOISER in parts or cls.needs_autoencoder)
+        shapes = {name: described(folder / name, index[name][1]) for name in cls.measured_names if unloaded}
+        absent |= {} if Part.VAE in parts else {**dict.fromkeys(cls.decoder_names), **shapes}
+        given: dict[str, Any] = {**absent, **cls.components(folder, parts)}
+        check_safetensors(folder, [name for name in index if name not in given])
+        pipeline = cls.assembled(folder, settings, given)
+        pipeline.set_progress_bar_config(disable=True)
+        for name in shapes:
+            setattr(pipeline, name, None)
+        if settings.device_map is None:
+            pipeline.to(settings.device)
+        for name in shapes if Part.DENOISER in parts else ():
+            setattr(pipeline, name, shapes[name])
+        if not shapes and pipeline.vae is not None and settings.vae_tiling:
+            pipeline.vae.enable_tiling()
+        for name in cls.denoiser_names:
+            if name in has and getattr(pipeline, name) is None:
+                module_class, config = diffusers_class(index[name][1]), read_json(folder / name / "config.json")
+                make = partial(module_class.from_config, config)
+                # Where only prompts are encoded, the widths in its config are all that is asked of it.
+                setattr(pipeline, name, empty_model(make, settings.dtype) if Part.DENOISER in parts else on_meta(make))
+        policy = cls(pipeline, settings, chosen)
+        if Part.DENOISER in parts:
+            policy.stored = {name: StoredWeights.of(folder / name, made) for name, made in policy.denoisers.items()}
+        return policy
+
+    @classmethod
+    def assembled(cls, folder: Path, settings: DiffusionSettings, given: Mapping[str, Any]) -> Any:
+        """Return the pipeline of a folder, with what is given instead of what the folder has."""
+        placing = {} if settings.device_map is None else {"device_map": settings.device_map}
+        # Decoding is a small part of the work, and rewards see its rounding.
+        kinds = {"default": settings.dtype, **dict.fromkeys(cls.decoder_names, torch.float32)}
+        loading: dict[str, Any] = {"dtype": kinds, "use_safetensors": True, **placing}
+        return load_pretrained(diffusers_class(cls.pipeline_name), folder, label="model.path", **loading, **given)
+
+    @property
+    def denoisers(self) -> dict[str, Any]:
+        """The denoisers the folder has."""
+        found = {name: getattr(self.pipeline, name, None) for name in self.denoiser_names}
+        return {name: module for name, module in found.items() if module is not None}
+
+    @classmethod
+    def missing_parts(cls, folder: Path) -> tuple[str, ...]:
+        """Return text components the folder lacks although the pipeline's class has no default for them."""
+        index = cls._index_of(folder)
+        optional = diffusers_class(cls.pipeline_name)._optional_components
+        absent = (name for name in cls.text_parts if not index.get(name, [None])[0])
+        return tuple(name for name in absent if name not in optional)
+
+    @classmethod
+    def check_single_files(cls, files: Mapping[str, str], folder: Path | None) -> frozenset[str]:
+        """Return the components that single files hold, checked to be those of a pipeline's folder."""
+        parts = cls._held_in(files)
+        if folder is not None:
+            index = {name: entry for name, entry in cls._index_of(folder).items() if name not in cls.unused_parts}
+            check_parts(parts, folder, index, cls.denoiser_names)
+        return frozenset(parts)
+
+    @classmethod
+    def write_single_files(cls, files: Mapping[str, str], folder: Path, target: Path) -> None:
+        """Write a pipeline's folder, of single files what they hold, of another folder all else."""
+        cls.check_single_files(files, folder)
+        write_folder(cls._held_in(files), folder, cls._index_of(folder), target)
+
+    @classmethod
+    def _held_in(cls, files: Mapping[str, str]) -> dict[str, HeldPart]:
+        texts = [name for name in cls.text_parts if name.startswith("text_encoder")]
+        return held_parts(files, cls.denoiser_names, texts=texts or ("text_encoder",))
+
+    @classmethod
+    def _index_of(cls, folder: Path) -> dict[str, Any]:
+        return read_index(folder, cls.pipeline_name, cls.family, others=cls.folders_of, name=cls.index_name)
+
+    @classmethod
+    def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
+        """Check that a folder is of this family and its size, and all of it is read; return its index."""
+        index = cls._index_of(folder)
+        check_model_folder(folder, label="model.path")
+        check_own_code(folder, index, label="model.path")
+        with whole(folder):
+            check_variants(folder, [name for name in index if name not in cls.unused_parts])
+            cls.check_size(folder, settings)
+            cls._check_scheduler(folder, index)
+            defaults = cls.setting_defaults()
+            check_index(folder, cls.family, index, defaults, cls.settings_read, name=cls.index_name)
+        return index
+
+    @classmethod
+    def check_weights(cls, folder: Path) -> None:
+        """Check that a folder, which ``check_folder`` found in order, has all weights of its components."""
+        index = cls._index_of(folder)
+        with whole(folder):
+            for name in (name for name in index if name not in cls.unused_parts and (folder / name).is_dir()):
+                made = component_class(index, name)
+                if made is not None:
+                    check_complete(folder / name, made, label="model.path")
+
+    @classmethod
+    def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
+        """Return the denoisers of a folder on the meta device."""
+        index = cls._index_of(folder)
+        found = {name: index.get(name, [None, None])[1] for name in cls.denoiser_names}
+        return {name: described(folder / name, made) for name, made in found.items() if made and not critic}
+
+    @classmethod
+    def setting_defaults(cls) -> Mapping[str, Any]:
+        """Return the settings that the pipeline takes from its index beside components, with their defaults."""
+        return settings_of(cls.pipeline_name)
+
+    @classmethod
+    def check_options(cls, folder: Path, options: Any) -> None:
+        """Check that options of the family can be had of a folder, which ``check_folder`` found in order.
+
+        Raises:
+            ConfigError: one cannot.
+        """
+
+    @classmethod
+    def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
+        """Check that the model can make images of this size: one of ``unit``, or of what its files or the family say.
+
+        Raises:
+            ConfigError: it cannot; the message names the nearest sizes.
+        """
+        unit = unit or (cls.size_unit if folder is None else cls.unit_of(folder))
+        for name in ("height", "width"):
+            size = getattr(settings, name)
+            if size % unit or size < unit:
+                below = max(unit, size // unit * unit)
+                raise ConfigError(
+                    f"model.{name} is {size}, but this model takes multiples of {unit}. "
+                    f"The nearest are {below} and {below + unit}."
+                )
+        if settings.frames != 1:
+            raise ConfigError(f"model.frames is {settings.frames}, but '{cls.family}' makes images. Set it to 1.")
+
+    @classmethod
+    def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
+        """Return components the pipeline's own loader cannot load."""
+        return {}
+
+    @classmethod
+    def unit_of(cls, folder: Path) -> int:
+        """Return what height and width must be multiples of."""
+        return cls.size_unit
+
+    @classmethod
+    def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        check_scheduler(folder, cls.family, index, cls.schedulers)

@@ -1,0 +1,201 @@
+"""Folders of causal language models: what is read of them, and checked, before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from models.library_loading import read_json
+from models.weights.complete import check_complete
+from models.weights.pretrained_loading import check_model_folder, load_pretrained
+
+_TOKENIZER = "tokenizer.json"
+
+
+def load_tokenizer(folder: Path, *, label: str = "model.path") -> Any:
+    """Return a model's tokenizer.
+
+    Args:
+        folder: of a model.
+        label: the setting that names it.
+
+    Raises:
+        ConfigError: the folder has none that can be read.
+    """
+    from transformers import AutoTokenizer
+
+    remedy = "Save a tokenizer beside the model with tokenizer.save_pretrained()."
+    return load_pretrained(AutoTokenizer, folder, label=f"{label}: the tokenizer of", remedy=remedy)
+
+
+def load_language_config(folder: Path, *, label: str = "model.path") -> Any:
+    """Return a model's config of transformers.
+
+    Args:
+        folder: of a model.
+        label: the setting that names it.
+
+    Raises:
+        ConfigError: there is none that can be read.
+    """
+    from transformers import AutoConfig
+
+    return load_pretrained(AutoConfig, folder, label=label)
+
+
+#: What the tokens are that a model takes at most, for messages.
+CONTEXT = "max_position_embeddings, or of two rotary tables (rope_type 'longrope') the length of the first"
+
+
+def context_length_of(folder: Path) -> int | None:
+    """Return the tokens that a folder's model takes at most, prompt and completion; None where there is no limit."""
+    return context_length(load_language_config(folder))
+
+
+def context_length(config: Any) -> int | None:
+    """Return what a model's config of transformers names as that.
+
+    Two rotary tables, one for rows up to a length (``longrope``), are taken for a model of that length: keys that a
+    cache holds are turned by the first table when the second begins, which no forward over a whole row computes.
+    """
+    config = config.get_text_config(decoder=True)
+    found = getattr(config, "max_position_embeddings", None)
+    lengths = [*([] if found is None else [int(found)]), *_first_tables(config)]
+    return min(lengths, default=None)
+
+
+def _first_tables(config: Any) -> list[int]:
+    """Return up to which length rotary tables of a config reach that are then replaced by another."""
+    stated = getattr(config, "rope_parameters", None) or {}
+    tables = [stated, *(each for each in stated.values() if isinstance(each, Mapping))]
+    usual = getattr(config, "original_max_position_embeddings", None)
+    found = [each.get("original_max_position_embeddings") or usual for each in tables if two_tables(each)]
+    return [int(length) for length in found if length]
+
+
+def two_tables(table: Mapping[str, Any]) -> bool:
+    """Return whether rotary parameters of transformers are of two tables, by the length of what is read."""
+    return bool(table.get("rope_type", table.get("type")) == "longrope")
+
+
+def read_generation_config(folder: Path, model: Any) -> Any:
+    """Return what ``from_pretrained`` of a model reads as its generation config; the model's own where there is none.
+
+    Args:
+        folder: of the model.
+        model: of transformers, made from its config alone.
+    """
+    from transformers import GenerationConfig
+
+    if not (folder / "generation_config.json").is_file():
+        return model.generation_config
+    return load_pretrained(GenerationConfig, folder, label="model.path: the generation config of")
+
+
+def check_vocabulary(folder: Path, *, label: str = "model.path") -> None:
+    """Check that a folder's model has an embedding for every token of its tokenizer.
+
+    Args:
+        folder: of a model.
+        label: the setting that names it.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    config, tokenizer = load_language_config(folder, label=label), load_tokenizer(folder, label=label)
+    vocabulary, size = tokenizer.get_vocab(), getattr(config, "vocab_size", None)
+    beyond = sorted(((number, token) for token, number in vocabulary.items() if size is not None and number >= size))
+    if not beyond:
+        return
+    named = ", ".join(repr(token) for _, token in beyond[:5]) + (f" and {len(beyond) - 5} more" * (len(beyond) > 5))
+    found = (
+        f"{label} '{folder}' has a tokenizer with ids up to {beyond[-1][0]}, but its model has {size} embeddings, so "
+        "some prompts could not be read"
+    )
+    written = written_tokens(folder)
+    if written and not any(token in written for _, token in beyond):
+        raise ConfigError(
+            f"{found}. The files do not hold {named}: the class {type(tokenizer).__name__} adds what it takes for "
+            "granted when it is loaded. Save the tokenizer as a class that adds nothing, transformers."
+            f"PreTrainedTokenizerFast(tokenizer_file='{folder / _TOKENIZER}', eos_token=...)"
+            f".save_pretrained('{folder}') with tokens that are there, or give the model embeddings for them with "
+            f"model.resize_token_embeddings({beyond[-1][0] + 1}) and save it."
+        )
+    raise ConfigError(
+        f"{found}: the tokens are {named}. Save the tokenizer that belongs to the model, or give the model embeddings "
+        f"for them with model.resize_token_embeddings({beyond[-1][0] + 1})."
+    )
+
+
+def written_tokens(folder: Path) -> set[str]:
+    """Return the tokens in a folder's ``tokenizer.json``, empty where there is none that can be read."""
+    try:
+        found = read_json(folder / _TOKENIZER)
+        listed, vocabulary = found.get("added_tokens") or [], (found.get("model") or {}).get("vocab") or {}
+        tokens = vocabulary if isinstance(vocabulary, dict) else [each[0] for each in vocabulary]
+        return {*map(str, tokens), *(str(each["content"]) for each in listed)}
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return set()
+
+
+def check_critic(folder: Path, policy: Path) -> None:
+    """Check that a critic's model reads the tokens a policy writes.
+
+    Args:
+        folder: of the model that the critic begins as.
+        policy: of the base model.
+
+    Raises:
+        ConfigError: it is no language model, or its tokenizer is another.
+    """
+    check_folder(folder, label="critic.path")
+    own, written = (
+        load_tokenizer(each, label=label) for each, label in ((folder, "critic.path"), (policy, "model.path"))
+    )
+    tokens, found = written.get_vocab(), own.get_vocab()
+    strange = next((token for token, number in sorted(tokens.items()) if found.get(token) != number), None)
+    if strange is not None:
+        has = f"the id {found[strange]}" if strange in found else "no id"
+        raise ConfigError(
+            f"critic.path '{folder}' has a tokenizer that gives {strange!r} {has}, but to that of the policy, "
+            f"'{policy}', it is {tokens[strange]}: the critic would value other words than were written. "
+            "Choose a model with the policy's tokenizer, or remove critic.path."
+        )
+    check_vocabulary(folder, label="critic.path")
+
+
+def check_folder(folder: Path, *, label: str = "model.path") -> None:
+    """Check that a folder holds a causal language model.
+
+    Args:
+        folder: of a model.
+        label: the setting that names it.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    check_model_folder(folder, label=label)
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"{label} '{folder}' holds no config.json; it is no folder of a transformers model. Write one with "
+            "model.save_pretrained() and tokenizer.save_pretrained()."
+        )
+    classes: Sequence[str] = read_json(path).get("architectures") or ()
+    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+        raise ConfigError(
+            f"{label} '{folder}': architectures in its config.json is {classes!r}, not a list of classes."
+        )
+    if classes and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in classes):
+        raise ConfigError(
+            f"{label} '{folder}' holds a {', '.join(classes)}, but model.policy 'causal_lm' needs a causal language "
+            "model (...ForCausalLM). Choose another model."
+        )
+    from transformers import AutoModelForCausalLM
+
+    try:
+        check_complete(folder, AutoModelForCausalLM, label=label)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{label} '{folder}' cannot be loaded: {str(error)[:300]}. Save it again.") from None

@@ -1,0 +1,72 @@
+"""Checks that outputs of models and schedules are finite, and lead from noise to images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from configs.errors import ConfigError, SamplingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.policies.diffusion import DiffusionPolicy
+
+
+def noise_levels(policy: DiffusionPolicy, steps: int) -> Tensor:
+    """Return the (T + 1,) sigmas of a policy, checked to lead from noise to data.
+
+    Raises:
+        ConfigError: they do not: samples would be NaN, or no samples of the model.
+    """
+    levels = policy.sigmas(steps)
+    falls = bool((levels[1:] < levels[:-1]).all())
+    if falls and bool(torch.isfinite(levels).all()) and float(levels[0]) <= 1 + 1e-6 and float(levels[-1]) >= 0:
+        return levels
+    shown = ", ".join(f"{level:.4g}" for level in levels.tolist())
+    raise ConfigError(
+        f"With {steps} steps the scheduler of model.path gives the noise levels {shown}. They have to fall from 1 or "
+        "less to 0 or more, one after the other. Correct the scheduler's config, or change the number of steps."
+    )
+
+
+def pixels(unit: Tensor) -> Tensor:
+    """Return values in [0, 1] as uint8, rounded as pipelines round them.
+
+    Raises:
+        SamplingError: some are not finite, which would become black.
+    """
+    finite(unit, "decoded images")
+    return (unit.float() * 255).round().to(torch.uint8)
+
+
+def waves(unit: Tensor) -> Tensor:
+    """Return (B, C, N) waveforms in [-1, 1] as (B, N, C) int16, rounded and clipped.
+
+    Raises:
+        SamplingError: some are not finite, which would become silence.
+    """
+    finite(unit, "decoded sounds")
+    return (unit.float().clamp(-1, 1) * 32767).round().to(torch.int16).transpose(1, 2).contiguous()
+
+
+def finite(values: Tensor, label: str) -> None:
+    """Check that a model's output is finite: NaN would become black images that are scored and trained on.
+
+    Args:
+        values: (B, ...).
+        label: their name in messages.
+
+    Raises:
+        SamplingError: some are not.
+    """
+    good = torch.isfinite(values).flatten(1).all(1) if values.ndim > 1 else torch.isfinite(values)
+    if bool(good.all()):
+        return
+    rows = (~good).nonzero().flatten().tolist()
+    raise SamplingError(
+        f"The {label} of {len(rows)} of {len(good)} rows are not finite (NaN or infinite), the first is row {rows[0]} "
+        "of its batch. Set model.dtype to 'bfloat16' or 'float32' if it is 'float16'; else the weights or the noise "
+        "schedule of model.path are at fault, or training has destroyed the policy: lower optimize.learning_rate."
+    )

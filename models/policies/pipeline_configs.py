@@ -1,0 +1,330 @@
+"""Which fields of a pipeline folder's scheduler and index a family reads; what it does not read must be the default.
+
+A config field that is loaded and never read is a model of another meaning, trained without a word. Adding a scheduler:
+a ``Fields`` in the family's table, with every field of its class that is followed, or that does not matter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from configs.errors import ConfigError
+from models.library_loading import diffusers_class, read_json
+from models.policies.pipeline_index import CLASSIC, read_index_file
+from models.weights.stored_weights import on_meta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """What becomes of the fields of a class's config; all others must have the class's defaults."""
+
+    followed: frozenset[str] = frozenset()
+    """Read, whatever they say."""
+    moot: frozenset[str] = frozenset()
+    """How that scheduler itself takes a step, for which rollouts have a solver of their own, or what only counts beside
+    a value that is refused."""
+    allowed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The values of the others that are understood, where that is not the default alone."""
+    read_as: str | None = None
+    """Class that is made of the config instead, whose fields count too where the file has them."""
+
+
+#: What only counts with ``thresholding``, which is refused.
+_THRESHOLD = {"dynamic_thresholding_ratio", "sample_max_value"}
+#: The flow schedule, walked as the scheduler sets it.
+FLOW = Fields(
+    followed=frozenset(
+        {
+            "shift",
+            "use_dynamic_shifting",
+            "base_shift",
+            "max_shift",
+            "base_image_seq_len",
+            "max_image_seq_len",
+            "shift_terminal",
+            "use_karras_sigmas",
+            "use_exponential_sigmas",
+            "use_beta_sigmas",
+            "time_shift_type",
+        }
+    )
+)
+#: The Euler grid of one shift, whatever the scheduler would walk.
+SHIFT_ALONE = Fields(
+    followed=frozenset({"shift"}),
+    moot=frozenset({"base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len"}),
+)
+#: Flow sigmas come of no betas.
+_BETAS = {"beta_start", "beta_end", "beta_schedule", "trained_betas", "timestep_spacing", "steps_offset"}
+_FLOWING: Mapping[str, tuple[Any, ...]] = {"prediction_type": ("flow_prediction",), "use_flow_sigmas": (True,)}
+UNIPC_FLOW = Fields(
+    followed=frozenset({"flow_shift"}),
+    moot=frozenset(
+        {
+            *_THRESHOLD,
+            *_BETAS,
+            "solver_order",
+            "solver_type",
+            "solver_p",
+            "predict_x0",
+            "lower_order_final",
+            "disable_corrector",
+        }
+    ),
+    allowed=_FLOWING,
+)
+#: How a multistep DPM solver steps, which nobody does here.
+_DPM_STEPS = {
+    *_THRESHOLD,
+    "solver_order",
+    "algorithm_type",
+    "solver_type",
+    "lower_order_final",
+    "euler_at_final",
+    "lambda_min_clipped",
+}
+DPM_FLOW = Fields(followed=frozenset({"flow_shift"}), moot=frozenset({*_DPM_STEPS, *_BETAS}), allowed=_FLOWING)
+#: The training schedule, which DDIM follows whichever scheduler the folder names.
+_TRAINED = {
+    "num_train_timesteps",
+    "beta_start",
+    "beta_end",
+    "beta_schedule",
+    "trained_betas",
+    "steps_offset",
+    "rescale_betas_zero_snr",
+}
+_PREDICTIONS = ("epsilon", "v_prediction", "sample")
+_SPACINGS = ("leading", "trailing")
+_AS_DDIM: Mapping[str, Any] = {
+    "allowed": {"prediction_type": _PREDICTIONS, "timestep_spacing": _SPACINGS},
+    "read_as": "DDIMScheduler",
+}
+DISCRETE: Mapping[str, Fields] = {
+    "DDIMScheduler": Fields(
+        followed=frozenset({*_TRAINED, "set_alpha_to_one"}),
+        # StableDiffusionPipeline itself sets it to false.
+        moot=frozenset({*_THRESHOLD, "clip_sample", "clip_sample_range"}),
+        allowed={"prediction_type": _PREDICTIONS, "timestep_spacing": _SPACINGS},
+    ),
+    "PNDMScheduler": Fields(
+        followed=frozenset({*_TRAINED, "set_alpha_to_one"}), moot=frozenset({"skip_prk_steps"}), **_AS_DDIM
+    ),
+    "EulerDiscreteScheduler": Fields(followed=frozenset(_TRAINED), **_AS_DDIM),
+    "DPMSolverMultistepScheduler": Fields(
+        followed=frozenset(_TRAINED),
+        # The shift counts with flow sigmas, which are refused.
+        moot=frozenset({*_DPM_STEPS, "flow_shift"}),
+        **_AS_DDIM,
+    ),
+}
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[None]:
+    """Say of a file that is missing, unreadable or has a value of another type in here that the folder is not whole.
+
+    Raises:
+        ConfigError: one is.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        said = str(error) if isinstance(error, OSError | ValueError) else f"{type(error).__name__} {error}"
+        raise ConfigError(
+            f"model.path '{folder}' is not a whole pipeline: {said}. Copy or download the folder again."
+        ) from None
+
+
+def read_index(
+    folder: Path, pipeline: str, family: str, *, others: Collection[str] = (), name: str = CLASSIC
+) -> dict[str, Any]:
+    """Return the index of a folder, checked to be one of a pipeline class, or of others whose folders are alike.
+
+    Args:
+        folder: of the pipeline.
+        pipeline: class.
+        family: for messages.
+        others: further classes.
+        name: of the index's file.
+
+    Raises:
+        ConfigError: there is none, or it is of another.
+    """
+    path = folder / name
+    if not path.is_file():
+        raise ConfigError(f"model.path '{folder}' holds no {name}; it is not a diffusers pipeline folder.")
+    with whole(folder):
+        index = read_index_file(path)
+    if index.get("_class_name") not in (pipeline, *others):
+        raise ConfigError(
+            f"model.path '{folder}' holds a {index.get('_class_name')}, but model.policy '{family}' needs a "
+            f"{pipeline}. Choose the policy of that family, or another model."
+        )
+    return index
+
+
+def _component(index: Mapping[str, Any], name: str) -> str | None:
+    """Return the class of a component that a pipeline's index lists, or None where the folder has none.
+
+    Raises:
+        ValueError: the index says something else of it.
+    """
+    entry = index.get(name)
+    if entry is None:
+        return None
+    if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(each, str | None) for each in entry):
+        raise ValueError(f"model_index.json says of '{name}' {entry!r}, not its library and class")
+    return None if entry[1] is None else str(entry[1])
+
+
+def component_class(index: Mapping[str, Any], name: str) -> type[nn.Module] | None:
+    """Return the class of a component that is a module of diffusers or transformers, or None where it is none.
+
+    Raises:
+        ValueError: the index says something else of it.
+    """
+    import transformers
+
+    made = _component(index, name) if isinstance(index.get(name), list) else None
+    library = {"transformers": transformers, "diffusers": diffusers_class("models")}.get(str(index[name][0]))
+    found = None if made is None else getattr(library, made, None)
+    return found if isinstance(found, type) and issubclass(found, nn.Module) else None
+
+
+def check_scheduler(
+    folder: Path, family: str, index: Mapping[str, Any], known: Mapping[str, Fields], *, part: str = "scheduler"
+) -> None:
+    """Check that a folder's scheduler means what the family reads of it.
+
+    Args:
+        folder: of the pipeline.
+        family: for messages.
+        index: of the folder.
+        known: what is read of each scheduler class that the family follows.
+        part: the component, of pipelines that have several.
+
+    Raises:
+        ConfigError: it is another class, a field that is not read differs from its default, or there is no config.
+    """
+    name = _component(index, part)
+    if name is None or name not in known:
+        raise ConfigError(
+            f"model.path '{folder}' has the {part} {name}, whose schedule '{family}' cannot follow: "
+            f"log-probs need steps of known noise. Save the pipeline with {' or '.join(known)}."
+        )
+    path = folder / part / "scheduler_config.json"
+    if not path.is_file():
+        raise ConfigError(f"model.path '{folder}' has no {part}/scheduler_config.json. Copy or download it again.")
+    config = read_json(path)
+    for key, value, wanted in _unread(config, settings_of(name), known[name]):
+        raise ConfigError(
+            f"model.path '{folder}': {key} of its {part} {name} is {value!r}, which '{family}' does not follow: it "
+            f"would draw and train as if it were {' or '.join(repr(each) for each in wanted)}, not what the model was "
+            f"made for. Take a model, or save this pipeline with a scheduler, whose {key} is that."
+        )
+    scheduler_of(folder, index, part=part)
+
+
+def scheduler_of(folder: Path, index: Mapping[str, Any], *, part: str = "scheduler") -> Any:
+    """Return the scheduler of a pipeline folder.
+
+    Raises:
+        ConfigError: diffusers makes none of what its config says.
+    """
+    name = str(_component(index, part))
+    try:
+        return diffusers_class(name).from_config(read_json(folder / part / "scheduler_config.json"))
+    except (ArithmeticError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model.path '{folder}': diffusers can make no {name} of {part}/scheduler_config.json: {error}. "
+            "Correct the file, or copy or download it again."
+        ) from None
+
+
+def check_guider(folder: Path, family: str, index: Mapping[str, Any]) -> None:
+    """Check that a folder's guider guides as the family does, at whatever scale.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    made, config = index["guider"][1], read_json(folder / "guider" / "guider_config.json")
+    if made != "ClassifierFreeGuidance":
+        raise ConfigError(
+            f"model.path '{folder}' has the guider {made}, but model.policy '{family}' guides as "
+            "ClassifierFreeGuidance does. Save the pipeline with that."
+        )
+    for key, default in settings_of(made).items():
+        if key != "guidance_scale" and config.get(key, default) != default:
+            raise ConfigError(
+                f"model.path '{folder}': {key} of its guider {made} is {config[key]!r}, which '{family}' does "
+                f"not follow; it knows {default!r}. Save this pipeline with a guider whose {key} is that."
+            )
+
+
+def check_index(
+    folder: Path, family: str, index: Mapping[str, Any], defaults: Mapping[str, Any], fields: Fields, *, name: str
+) -> None:
+    """Check that a pipeline's own settings, beside its components, mean what the family reads of them.
+
+    Args:
+        folder: of the pipeline.
+        family: for messages.
+        index: of the folder.
+        defaults: of the settings that the pipeline knows.
+        fields: what is read of them.
+        name: of the index's file.
+
+    Raises:
+        ConfigError: one that is not read differs from its default.
+    """
+    settings = {key: value for key, value in index.items() if not isinstance(value, list)}
+    for key, value, wanted in _unread(settings, defaults, fields):
+        raise ConfigError(
+            f"model.path '{folder}': {key} in its {name} is {value!r}, which '{family}' does not follow; it "
+            f"knows {' or '.join(repr(each) for each in wanted)}. Choose another model or family."
+        )
+
+
+def described(folder: Path, class_name: str) -> nn.Module:
+    """Return a component of which only the config is of use, on the meta device."""
+    return on_meta(partial(diffusers_class(class_name).from_config, read_json(folder / "config.json")))
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Return the fields of a diffusers class's config that have a default, with it."""
+    parameters = inspect.signature(diffusers_class(name).__init__).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+
+
+def _unread(
+    config: Mapping[str, Any], known: Mapping[str, Any], fields: Fields
+) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    """Yield every field that means something which is not read: its name, value, and the values that are understood."""
+    defaults, converted = dict(known), fields.read_as is not None
+    if fields.read_as is not None:
+        others = settings_of(fields.read_as)
+        table = DISCRETE[fields.read_as]
+        defaults |= {key: value for key, value in others.items() if key in config and key not in defaults}
+        fields = Fields(
+            followed=fields.followed, moot=fields.moot | table.moot | table.followed, allowed=fields.allowed
+        )
+    for key, default in defaults.items():
+        # A field that the file leaves out has the default of what it is read as.
+        if key in fields.followed or key in fields.moot or (converted and key not in config):
+            continue
+        value, wanted = config.get(key, default), fields.allowed.get(key, (default,))
+        if not any(_same(value, each) for each in wanted):
+            yield key, value, wanted
+
+
+def _same(value: Any, other: Any) -> bool:
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)

@@ -1,0 +1,72 @@
+"""Error messages of rewards: which prompt, sample and shard, which shapes, and where the traceback is."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from configs.user_directories import user_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the media of a call come from."""
+
+    samples: Sequence[str] = ()
+    """Sample ids, one per prompt."""
+    shard: str = ""
+    """Artifact and shard."""
+
+    def take(self, rows: Sequence[int]) -> Origin:
+        """Return that of some rows."""
+        return Origin(samples=[self.samples[row] for row in rows] if self.samples else (), shard=self.shard)
+
+
+def describe(origin: Origin | None, row: int | None, prompts: Sequence[str]) -> str:
+    """Return ``prompt '...' (sample ..., shard ...)`` of one row of a call, or of all rows where None is at fault."""
+    parts = []
+    if origin is not None and origin.samples:
+        parts.append(f"sample {origin.samples[row or 0]}" if row is not None else f"samples from {origin.samples[0]}")
+    if origin is not None and origin.shard:
+        parts.append(f"shard {origin.shard}")
+    where = f" ({', '.join(parts)})" if parts else ""
+    if row is None:
+        return f"{len(prompts)} samples together, though for none of them alone{where}"
+    return f"prompt {prompts[row]!r}{where}"
+
+
+def expected(media: np.ndarray) -> str:
+    """Return inputs and required result of a reward."""
+    images = "(B, F, H, W, 3) clips" if media.ndim == 5 else "(B, H, W, 3) images"
+    kind = {np.dtype(np.uint8): images, np.dtype(object): "(B,) texts"}.get(media.dtype, "(B, ...) latents or sounds")
+    given = f"It was given media of shape {media.shape}, {kind} in {media.dtype}"
+    return f"{given}, and must return scores of shape ({len(media)},)"
+
+
+def log_traceback(error: BaseException, name: str, where: str) -> Path:
+    """Write an error's traceback to a file of its own and return its path.
+
+    It lies in the user's state folder (see ``configs.user_directories``), or in the system's temporary one if that
+    cannot be written.
+    """
+    text = f"reward {name}, {where}\n\n{''.join(traceback.format_exception(error))}"
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    file = f"reward-{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    for folder in (user_state() / "logs", Path(tempfile.gettempdir()) / f"flowmill-{os.getuid()}"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # The error of a user's own code may be private.
+            (folder / file).touch(mode=0o600)
+            (folder / file).write_text(text, encoding="utf-8")
+        except OSError:
+            continue
+        return folder / file
+    return Path(os.devnull)

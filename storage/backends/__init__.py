@@ -1,0 +1,36 @@
+"""Roots: the file systems a store can live on.
+
+A new one is one file here with a class that fulfils ``base.Root``, and one line in the table.
+"""
+
+from __future__ import annotations
+
+from configs.errors import StoreError
+from configs.registry import Table, resolve
+from configs.schema import StoreSection
+from storage.backends.base import Root
+
+ROOTS = Table(
+    {
+        "file": "storage.backends.local:LocalBackend",
+        "s3": "storage.backends.s3:S3Backend",
+    },
+    like="storage.backends.base:Root",
+)
+
+
+def open_backend(section: StoreSection) -> Root:
+    """Return the root a config names, made if needed.
+
+    Raises:
+        StoreError: the scheme is unknown, or the place cannot be used.
+    """
+    if not section.root:
+        raise StoreError("store.root is empty: it names nothing. Give a folder or s3://bucket/prefix.")
+    scheme, separator, rest = section.root.partition("://")
+    if not separator:
+        scheme, rest = "file", section.root
+    if scheme not in ROOTS:
+        known = ", ".join(f"{name}://" for name in ROOTS)
+        raise StoreError(f"store.root '{section.root}': there is no store for '{scheme}://'; there are {known}.")
+    return resolve(ROOTS, scheme, label="store.root")(rest, section)  # type: ignore[no-any-return]

@@ -1,0 +1,202 @@
+"""The few operations a store needs from a file system.
+
+A root creates small objects exclusively, publishes folders of finished files, and reads. Everything above it is the
+same for every kind of storage. Paths are relative to the root, with forward slashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from storage.backends.process_tags import is_gone, tag
+from storage.layout import STAGING
+from storage.names import digest, inside
+
+#: Seconds after which a staging folder counts as abandoned, on whatever machine its process ran.
+_STALE_S = 7 * 86400.0
+BLOCK = 1 << 20
+"""Bytes of the blocks that are checked on their own: small enough to be in the processor's cache when they are used."""
+PART = 4 << 20
+"""Bytes that are read at a time on remote roots; blocks of records up to version 3."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One committed file."""
+
+    name: str
+    """Path below the shard's folder."""
+    size: int
+    """Bytes."""
+    xxh3: str
+    """xxh3-128, hex: of the content of a file of one block, of the digests of the blocks of a larger one."""
+    blocks: tuple[str, ...] = ()
+    """xxh3-128 of each MiB of the content, hex; absent in records of version 1 and for files of one block.
+
+    Up to version 3 xxh3-64 of each 4 MiB, and ``xxh3`` is that of the content at any size.
+    """
+
+    @property
+    def by_blocks(self) -> bool:
+        """Whether ``xxh3`` is the checksum of the blocks' checksums."""
+        return bool(self.blocks) and len(self.blocks[0]) == len(self.xxh3)
+
+    @property
+    def block_size(self) -> int:
+        """Bytes of each block but the last."""
+        return BLOCK if self.by_blocks else PART
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> FileEntry:
+        """Return the entry a record of any version holds.
+
+        Raises:
+            TypeError: it is no entry.
+            ValueError: its name leads out of the shard's folder, or a checksum is none.
+        """
+        entry = cls(**{**data, "blocks": tuple(data.get("blocks", ()))})
+        inside(entry.name)
+        digest(entry.xxh3)
+        if type(entry.size) is not int or entry.size < 0:
+            raise ValueError(f"'{entry.name}' has {entry.size!r} bytes")
+        for block in entry.blocks:
+            digest(block)
+        if entry.blocks and len(entry.blocks) != -(-entry.size // entry.block_size):
+            raise ValueError(f"'{entry.name}' of {entry.size} bytes has checksums of {len(entry.blocks)} blocks")
+        return entry
+
+
+class Blob(Protocol):
+    """A committed file that is read in ranges."""
+
+    size: int
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """Return the bytes of a range; read-only, a view of the file where that is possible.
+
+        Raises:
+            CorruptError: the range lies outside the file, or its content differs from the commit.
+        """
+        ...
+
+
+class Root(Protocol):
+    """The operations a store needs from a file system."""
+
+    uri: str
+    disk: str
+    """Local folder that new files are written to first."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a small object exclusively and durably; False when it exists already."""
+        ...
+
+    def publish(self, folder: Path, path: str) -> None:
+        """Make a folder of finished files visible under ``path``, durably. Its name carries the content's digest."""
+        ...
+
+    def read(self, path: str) -> bytes | None:
+        """Return the bytes of a small object, or None when it does not exist."""
+        ...
+
+    def read_many(self, paths: list[str]) -> list[bytes | None]:
+        """Return the bytes of several small objects, None for those that do not exist."""
+        ...
+
+    def list(self, path: str) -> list[str]:
+        """Return the sorted names directly below ``path``; empty when it does not exist."""
+        ...
+
+    def files(self, path: str) -> Mapping[str, int]:
+        """Return the size of every file below ``path`` by its path below it."""
+        ...
+
+    def fetch(self, path: str, entry: FileEntry) -> Path:
+        """Return a local path of the committed file ``path``/``entry.name``, checked once per process.
+
+        Raises:
+            CorruptError: it is missing, truncated or changed.
+        """
+        ...
+
+    def check(self, path: str, entry: FileEntry) -> None:
+        """Read the committed file ``path``/``entry.name`` again and compare every byte.
+
+        Raises:
+            CorruptError: it is missing, truncated or changed.
+        """
+        ...
+
+    def blob(self, path: str, entry: FileEntry) -> Blob:
+        """Open the committed file ``path``/``entry.name`` for reading in ranges.
+
+        Raises:
+            CorruptError: it is missing, truncated or changed.
+        """
+        ...
+
+    def move(self, path: str, target: str) -> None:
+        """Move an object or folder, which has no other writer, within the root."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove an object or folder; a no-op when it does not exist."""
+        ...
+
+    def staging(self) -> contextlib.AbstractContextManager[Path]:
+        """Give a private local folder to write to; it is removed afterwards, whatever happens."""
+        ...
+
+    def sweep(self) -> int:
+        """Remove half-written files of killed processes of this host; return how many entries."""
+        ...
+
+    def lock(self, path: str, label: str) -> contextlib.AbstractContextManager[None]:
+        """Hold an advisory lock, or raise RunConflictError naming ``label`` when another process holds it."""
+        ...
+
+    def locked(self, path: str) -> bool:
+        """Return whether a process holds a lock; nothing is written."""
+        ...
+
+
+class Staging:
+    """Private local folders below one folder; their names tell whose they are."""
+
+    def __init__(self, folder: Path) -> None:
+        """Create the folder if needed."""
+        self.folder = folder / STAGING
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def make(self) -> Iterator[Path]:
+        """Give a private folder; removed afterwards."""
+        folder = self.folder / tag()
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def sweep(self) -> int:
+        """Remove files of killed processes, and files too old to be in use; return how many entries."""
+        swept = 0
+        for entry in self.folder.iterdir():
+            if is_gone(entry.name.removesuffix(".tmp")) or _age_s(entry) > _STALE_S:
+                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+                swept += 1
+        return swept
+
+
+def _age_s(entry: Path) -> float:
+    """Return the seconds since something was changed; 0 if it is gone meanwhile."""
+    try:
+        return time.time() - entry.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

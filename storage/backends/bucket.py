@@ -1,0 +1,328 @@
+"""Requests to one prefix of an S3 bucket, through s3fs: retried, range-exact, with a conditional put that is proven.
+
+Some servers ignore the condition of a put without saying so; it is tried once per process before anything is committed.
+Multipart completion ignores it on more servers still, so nothing relies on that.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tenacity
+
+from configs.errors import CorruptError, StoreError
+from configs.proxies import by_proxy
+from storage.backends.connection import DENIED, UNREACHED, check_bucket, connection, refusal, server, status_of
+from storage.backends.obstore_client import LARGEST, LEAST, Quick
+from storage.backends.process_tags import tag
+from storage.layout import is_file
+
+_Result = TypeVar("_Result")
+_ATTEMPTS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """A call that lists part of a bucket, and how it goes on."""
+
+    call: str
+    """Name of the operation."""
+    tokens: Mapping[str, str]
+    """Arguments of the next call by name, each with the field of the answer that it is."""
+
+
+_OBJECTS = Listing(call="list_objects_v2", tokens={"ContinuationToken": "NextContinuationToken"})
+_UPLOADS = Listing(
+    call="list_multipart_uploads", tokens={"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+)
+
+#: Answers of the probe by uri, one probe per process.
+_conditional: dict[str, bool] = {}
+_probe_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a server says of an object."""
+
+    version: str
+    """Its ETag."""
+    age_s: float
+    """Seconds since it was written, by the server's clock."""
+
+
+class Bucket:
+    """Objects below ``s3://bucket/prefix``; endpoint and credentials come from the usual AWS variables and files."""
+
+    def __init__(self, path: str) -> None:
+        """Connect, and check that the bucket is there.
+
+        Raises:
+            StoreError: it is not, or credentials are missing or refused.
+        """
+        self.bucket, _, self.prefix = path.strip("/").partition("/")
+        if not self.bucket:
+            raise StoreError(f"store.root 's3://{path}' names no bucket. Write s3://bucket/prefix.")
+        self.uri = "s3://" + "/".join(part for part in (self.bucket, self.prefix) if part)
+        self._fs = connection(attempts=_ATTEMPTS, connect_s=10, read_s=60)
+        self._quick = Quick(self._fs, self.bucket)
+        check_bucket(self.uri, self.bucket)
+
+    def put(self, path: str, data: bytes, **arguments: Any) -> None:
+        """Put an object in one request."""
+        self._steady(self._fs.call_s3, "put_object", Bucket=self.bucket, Key=self._name(path), Body=data, **arguments)
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        """Put an object on condition that there is none; False when there is.
+
+        A refusal may be the answer to a second try of a put that had succeeded, so the object's writer is read back
+        before it is believed.
+
+        Raises:
+            StoreError: this server does not keep conditions.
+        """
+        self._require_conditions()
+        writer = tag()
+        if self._quick.put(self._name(path), data, writer=writer):
+            return True
+        try:
+            self.put(path, data, IfNoneMatch="*", Metadata={"writer": writer})
+        except OSError as error:
+            if not _refused(error):
+                raise
+            about = self._steady(self._fs.call_s3, "head_object", Bucket=self.bucket, Key=self._name(path))
+            return bool(about.get("Metadata", {}).get("writer") == writer)
+        return True
+
+    def about(self, path: str) -> About | None:
+        """Return which version of an object there is, and its age by the server's clock; None if there is none."""
+        try:
+            found = self._steady(self._fs.call_s3, "head_object", Bucket=self.bucket, Key=self._name(path))
+        except FileNotFoundError:
+            return None
+        now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
+        return About(version=str(found["ETag"]), age_s=(now - found["LastModified"]).total_seconds())
+
+    def replace(self, path: str, data: bytes, version: str) -> str | None:
+        """Put an object in the place of a known version of it; return its own version, None if that one is gone.
+
+        A server that does not know the condition replaces whatever is there.
+        """
+        # Ceph up to release 18 compares with the version without its quotes.
+        for condition in (version, version.strip('"')):
+            try:
+                self.put(path, data, IfMatch=condition)
+                break
+            except OSError as error:
+                if status_of(error) in (400, 501):
+                    if condition != version:
+                        # It knows conditions: it has refused one.
+                        return None
+                    self.put(path, data)
+                    break
+                if not (_refused(error) or status_of(error) == 404 or isinstance(error, FileNotFoundError)):
+                    raise
+            found = self.about(path)
+            if found is None or found.version != version:
+                # Another's, or the refusal answers the client's own second try.
+                return found.version if found is not None and self.get(path) == data else None
+        else:
+            return None
+        found = self.about(path)
+        return None if found is None else found.version
+
+    def upload(self, file: Path, path: str) -> None:
+        """Upload a file; a large one in parts, which are aborted when one fails. No truncated object is left."""
+        if file.stat().st_size <= LARGEST and self._quick.put(self._name(path), file.read_bytes()):
+            return
+        self._steady(self._fs.put_file, str(file), self._key(path))
+
+    def get(self, path: str) -> bytes | None:
+        """Return an object, or None when it does not exist."""
+        try:
+            # Never in concurrent parts: s3fs fills what is missing of those with zeros.
+            data: bytes = self._steady(self._fs.cat_file, self._key(path), max_concurrency=1)
+        except FileNotFoundError:
+            return None
+        return data
+
+    def get_many(self, paths: list[str]) -> list[bytes | None]:
+        """Return several small objects, fetched concurrently; None for those that do not exist."""
+        known: list[tuple[bool, bytes | None]] = [(False, None)] * len(paths)
+        if paths and (self._quick.is_proven or len(paths) >= LEAST):
+            known = self._quick.get([self._name(path) for path in paths])
+        got = [data for _, data in known]
+        left = [number for number, (is_known, _) in enumerate(known) if not is_known]
+        keys, none = [self._key(paths[number]) for number in left], [None] * len(left)
+        # Not s3fs's 'cat', which takes names with brackets for patterns.
+        options = {"on_error": "return", "max_concurrency": 1}
+        found = self._steady(self._fs.cat_ranges, keys, none, none, **options) if left else []
+        # One failure does not fail the others; what did not come is asked for again on its own.
+        for number, answer in zip(left, found, strict=True):
+            if isinstance(answer, bytes):
+                got[number] = answer
+            elif not isinstance(answer, FileNotFoundError):
+                got[number] = self.get(paths[number])
+        return got
+
+    def get_range(self, path: str, start: int, stop: int) -> bytes:
+        """Return some bytes of an object.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+            CorruptError: it ends before ``stop``.
+        """
+        if stop == start:
+            return b""
+        data: bytes = self._steady(self._fs.cat_file, self._key(path), start=start, end=stop)
+        if len(data) != stop - start:
+            raise CorruptError(f"{path}: bytes {start} to {stop} were asked for, {len(data)} came: it is too short.")
+        return data
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names directly below ``path``."""
+        top = f"{self._name(path)}/"
+        found = set()
+        for page in self._pages(Prefix=top, Delimiter="/"):
+            found |= {entry["Prefix"] for entry in page.get("CommonPrefixes", ())}
+            found |= {entry["Key"] for entry in page.get("Contents", ())}
+        return sorted({name.removeprefix(top).rstrip("/") for name in found} - {""})
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """Return the size of every object below ``path`` by its path below it."""
+        top = f"{self._name(path)}/"
+        found = (entry for page in self._pages(Prefix=top) for entry in page.get("Contents", ()))
+        return {entry["Key"].removeprefix(top): int(entry["Size"]) for entry in found if entry["Key"] != top}
+
+    def copy(self, path: str, target: str) -> None:
+        """Copy an object."""
+        self._steady(self._fs.cp_file, self._key(path), self._key(target))
+
+    def delete(self, path: str) -> None:
+        """Delete an object or everything below a folder; a no-op when there is nothing."""
+        name = self._name(path)
+        for page in self._pages(Prefix=name):
+            keys = [entry["Key"] for entry in page.get("Contents", ())]
+            doomed = [{"Key": key} for key in keys if key == name or key.startswith(f"{name}/")]
+            if not doomed:
+                continue
+            about = {"Bucket": self.bucket, "Delete": {"Objects": doomed, "Quiet": True}}
+            for error in self._steady(self._fs.call_s3, "delete_objects", **about).get("Errors", ()):
+                raise OSError(f"{self.uri}: '{error['Key']}' cannot be deleted: {error.get('Message', error['Code'])}")
+
+    def abort_uploads(self, older_than_s: float) -> int:
+        """Abort this store's multipart uploads that began before some seconds ago; return how many.
+
+        Uploads of other stores are never touched, below the prefix or beside it: their keys are no files of this one.
+
+        Raises:
+            StoreError: the listing of uploads does not end.
+        """
+        top = self._name("")
+        limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=older_than_s)
+        try:
+            uploads = [each for page in self._pages(_UPLOADS, Prefix=top) for each in page.get("Uploads", ())]
+        except (OSError, NotImplementedError):
+            return 0  # several servers cannot list them
+        own = [each for each in uploads if each["Key"].startswith(top) and is_file(each["Key"].removeprefix(top))]
+        stale = [each for each in own if each["Initiated"] < limit]
+        for upload in stale:
+            about = {"Bucket": self.bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+            self._fs.call_s3("abort_multipart_upload", **about)
+        return len(stale)
+
+    def _require_conditions(self) -> None:
+        with _probe_lock:
+            if self.uri not in _conditional:
+                _conditional[self.uri] = self._probe()
+        if not _conditional[self.uri]:
+            raise StoreError(
+                f"'{self.uri}': this S3 server ignores 'If-None-Match', so two writers would silently overwrite each "
+                "other's commits. Use a server (or an unversioned bucket) with conditional writes, or, if only one "
+                "process ever writes here, set store.single_writer=true."
+            )
+
+    def _probe(self) -> bool:
+        """Return whether a second conditional put of one key is refused."""
+        path = f".probe/{tag()}"
+        try:
+            self.put(path, b"first", IfNoneMatch="*")
+            try:
+                self.put(path, b"second", IfNoneMatch="*")
+            except OSError as error:
+                return _refused(error)
+            return False
+        except OSError as error:
+            if status_of(error) in (400, 404, 501):
+                return False  # the header itself is not understood
+            raise
+        finally:
+            self.delete(path)
+
+    def _steady(self, call: Callable[..., _Result], *arguments: Any, **options: Any) -> _Result:
+        """Call, and call again with growing pauses on what may pass: throttling, server errors, broken connections.
+
+        Raises:
+            ConnectionError: the server could not be reached to the last.
+            StoreError: credentials are missing, expired or refused.
+        """
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_transient),
+            stop=tenacity.stop_after_attempt(_ATTEMPTS),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=10),
+            reraise=True,
+        )
+        try:
+            result: _Result = retrying(call, *arguments, **options)
+        except UNREACHED as error:
+            raise ConnectionError(f"{self.uri}: {error}{by_proxy(server())}") from error
+        except DENIED as error:
+            raise refusal(self.uri, self.bucket, error) from None
+        return result
+
+    def _pages(self, listing: Listing = _OBJECTS, **arguments: str) -> Iterator[Mapping[str, Any]]:
+        """Yield a listing, up to a thousand entries at a time.
+
+        Raises:
+            StoreError: the server sends the same continuation token again, or none: the listing would not end.
+        """
+        more: dict[str, Any] = {}
+        sent = set()
+        while True:
+            page = self._steady(self._fs.call_s3, listing.call, Bucket=self.bucket, **arguments, **more)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            more = {name: page.get(said) for name, said in listing.tokens.items()}
+            token = tuple(more.values())
+            if not all(token) or token in sent:
+                raise StoreError(
+                    f"'{self.uri}': the listing of '{arguments.get('Prefix', '')}' does not end: {server()} says there "
+                    "is more, and sends no continuation token or one that it sent before. Check the server, or a proxy "
+                    "in between."
+                )
+            sent.add(token)
+
+    def _name(self, path: str) -> str:
+        return f"{self.prefix}/{path}" if self.prefix else path
+
+    def _key(self, path: str) -> str:
+        return f"{self.bucket}/{self._name(path)}"
+
+
+def _refused(error: OSError) -> bool:
+    """Return whether a put was refused because the object exists; s3fs says so in different ways per server."""
+    return isinstance(error, FileExistsError) or status_of(error) == 412
+
+
+def _transient(error: BaseException) -> bool:
+    if isinstance(error, (ConnectionError, TimeoutError, *UNREACHED)):
+        return True
+    # 409: another conditional put of the same key is under way.
+    return isinstance(error, OSError) and (status_of(error) >= 500 or status_of(error) in (409, 429))

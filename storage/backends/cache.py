@@ -1,0 +1,191 @@
+"""The local cache of a remote root: whole small files, and checked parts of large ones, within a size limit.
+
+Everything in it can be removed at any time but the files of folders in use, which their processes hold a lock on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from configs.errors import StoreError
+from storage.backends.base import PART, Staging
+from storage.backends.memory_cache import Known
+from storage.backends.process_tags import tag
+
+_IN_USE = ".in-use"
+#: Parts kept in memory.
+_RECENT = 16
+#: Folders held at a time; each takes an open file.
+_HELD = 64
+
+
+class Cache:
+    """Files below a folder; those not used for longest go first when there are too many bytes."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        """Bind to a folder, which is made when something is kept: small objects are read without it.
+
+        Args:
+            folder: the cache's own folder.
+            limit: bytes to keep at most.
+        """
+        self.folder = folder
+        self.limit = limit
+        self._staging: Staging | None = None
+        self._held: OrderedDict[Path, IO[bytes]] = OrderedDict()
+        self._recent = Known(limit=_RECENT * PART, largest=PART)
+        self._size: int | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def staging(self) -> Staging:
+        """Where files are written before they count.
+
+        Raises:
+            StoreError: the cache cannot be written.
+        """
+        if self._staging is None:
+            with self.writing():
+                self._staging = Staging(self.folder)
+        return self._staging
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say which folder cannot be written, and how to have another.
+
+        Raises:
+            StoreError: inside, it could not.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"The cache of the store, '{self.folder}', cannot be written: {error.strerror or error}. What is "
+                "committed stays: make room there, or set store.cache or XDG_CACHE_HOME to another folder."
+            ) from None
+
+    def hold(self, folder: Path) -> None:
+        """Keep the files of a folder until this process has held many others since, or ends.
+
+        Raises:
+            StoreError: the cache cannot be written.
+        """
+        with self._lock, self.writing():
+            if folder in self._held:
+                self._held.move_to_end(folder)
+                return
+            if len(self._held) >= _HELD:
+                self._held.popitem(last=False)[1].close()
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / _IN_USE).open("ab")
+            fcntl.flock(file, fcntl.LOCK_SH)
+            self._held[folder] = file
+
+    def part(self, key: str) -> bytes | None:
+        """Return a part of a file, or None."""
+        known = self._recent.get(key)
+        if known is not None:
+            return known
+        path = self._part_path(key)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        self._recent.add(key, data)
+        return data
+
+    def put_part(self, key: str, data: bytes) -> None:
+        """Keep a part of a file; a reader sees it whole or not at all. Where there is no room it is fetched again."""
+        self._recent.add(key, data)
+        path = self._part_path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.staging.folder / tag()
+            try:
+                temporary.write_bytes(data)
+                temporary.rename(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except (OSError, StoreError):
+            return
+        self.added(len(data))
+
+    def drop_part(self, key: str) -> None:
+        """Drop a damaged part."""
+        self._recent.forget(key)
+        with contextlib.suppress(OSError):
+            self._part_path(key).unlink(missing_ok=True)
+
+    def added(self, count: int) -> None:
+        """Account for new bytes, and remove the oldest files when there are too many."""
+        with self._lock:
+            if self._size is not None:
+                self._size += count
+            if self._size is None or self._size > self.limit:
+                self._size = self._trim()
+
+    def _part_path(self, key: str) -> Path:
+        return self.folder / "blocks" / key[:2] / key
+
+    def _trim(self) -> int:
+        """Remove the least recently used files until a tenth of the limit is free; return the bytes that stay."""
+        found = []
+        for path in self.folder.rglob("*"):
+            try:
+                if path.is_file() and path.name != _IN_USE:
+                    status = path.stat()
+                    found.append((status.st_mtime, status.st_size, path))
+            except FileNotFoundError:
+                continue  # another process removed it
+        total = sum(size for _, size, _ in found)
+        if total <= self.limit:
+            return total
+        held = _Holders(self.folder)
+        for _, size, path in sorted(found):
+            if total <= self.limit * 9 // 10:
+                break
+            if self.staging.folder in path.parents or held.holds(path):
+                continue
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                continue  # of another user, say
+            total -= size
+        return total
+
+
+class _Holders:
+    """Which folders of a cache some process holds."""
+
+    def __init__(self, top: Path) -> None:
+        self._top = top
+        self._known: dict[Path, bool] = {}
+
+    def holds(self, path: Path) -> bool:
+        """Return whether a folder around ``path`` is held."""
+        return any(self._held(folder) for folder in path.parents if self._top in folder.parents)
+
+    def _held(self, folder: Path) -> bool:
+        if folder not in self._known:
+            self._known[folder] = _locked(folder / _IN_USE)
+        return self._known[folder]
+
+
+def _locked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

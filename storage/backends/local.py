@@ -1,0 +1,300 @@
+"""A folder on a local or POSIX network file system."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from configs.errors import RunConflictError, StoreError
+from configs.schema import StoreSection
+from storage.backends.base import Blob, FileEntry, Staging
+from storage.backends.mapped_file import MappedFile
+from storage.backends.process_tags import tag
+from storage.checksums import check_file, check_size, hash_file
+from storage.layout import STAGING
+from storage.names import below, inside
+
+#: Longer than anybody takes to look whether a lock is held.
+_LOOKED_S = 0.2
+
+
+class LocalBackend:
+    """Objects are files; a link is exclusive, a rename is atomic."""
+
+    def __init__(self, path: str, section: StoreSection | None = None) -> None:
+        """Create the folder if needed; nothing is written to an existing one, as readers may lack the permission.
+
+        Raises:
+            StoreError: it cannot be created.
+        """
+        self.folder = Path(path).expanduser().absolute()
+        self.uri = self.disk = str(self.folder)
+        self._known_staging: Staging | None = None
+        if not self.folder.is_dir():
+            _ = self._staging
+        self._checked: set[str] = set()
+        #: Folders below the root that no link leads to.
+        self._inside: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def _staging(self) -> Staging:
+        """Where files are written before they count.
+
+        Raises:
+            StoreError: nothing can be written.
+        """
+        try:
+            if self._known_staging is None:
+                self._known_staging = Staging(self.folder)
+        except OSError as error:
+            raise _unusable(self.folder, error) from None
+        if not os.access(self._known_staging.folder, os.W_OK):
+            raise StoreError(
+                f"store.root '{self.folder}' is not writable. Choose a folder you can write to with --root."
+            )
+        return self._known_staging
+
+    def _at(self, path: str) -> Path:
+        """Return where a path of the store is.
+
+        Raises:
+            StoreError: it leads out of the root.
+        """
+        try:
+            inside(path)
+            folder, _, _ = path.rpartition("/")
+            found = os.path.join(self.uri, path)
+            if not self._is_inside(folder) or os.path.islink(found):
+                below(self.folder, path)
+        except ValueError as error:
+            raise StoreError(
+                f"{self.uri}: {error}. Nothing outside a store's root is read or written; remove it from the store."
+            ) from None
+        return Path(found)
+
+    def _is_inside(self, folder: str) -> bool:
+        """Return whether no link leads to a folder of the store, so that paths need no check."""
+        if not folder or folder in self._inside:
+            return True
+        try:
+            mode = os.lstat(os.path.join(self.uri, folder)).st_mode
+        except OSError:
+            # A missing path may become a link.
+            mode = 0
+        if stat.S_ISLNK(mode) or not self._is_inside(folder.rpartition("/")[0]):
+            return False
+        if stat.S_ISDIR(mode):
+            self._inside.add(folder)
+        return True
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a small object exclusively and durably (write, fsync, link); False when it exists."""
+        target, staging = self._at(path), self._staging.folder
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = staging / f"{tag()}.tmp"
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(target.parent)
+        return True
+
+    def publish(self, folder: Path, path: str) -> None:
+        """Sync every file and rename the folder into place.
+
+        An existing target should be equal, as its name carries the digest: it stays if it is, and is replaced if not.
+        """
+        target = self._at(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for file in sorted(folder.rglob("*")):
+            _sync_folder(file) if file.is_dir() else _sync_file(file)
+        _sync_folder(folder)
+        while not _moved(folder, target) and not _equal(folder, target):
+            self._make_room(target)
+        _sync_folder(target.parent)
+
+    def read(self, path: str) -> bytes | None:
+        """Return the bytes of a small object, or None when it does not exist."""
+        try:
+            return self._at(path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+
+    def read_many(self, paths: list[str]) -> list[bytes | None]:
+        """Return the bytes of several small objects."""
+        return [self.read(path) for path in paths]
+
+    def list(self, path: str) -> list[str]:
+        """Return the sorted names directly below ``path``."""
+        try:
+            return sorted(os.listdir(self._at(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def files(self, path: str) -> Mapping[str, int]:
+        """Return the size of every file below ``path`` by its path below it."""
+        top = self._at(path)
+        found = (file for file in top.rglob("*") if file.is_file() and STAGING not in file.parts)
+        return {file.relative_to(top).as_posix(): file.stat().st_size for file in sorted(found)}
+
+    def fetch(self, path: str, entry: FileEntry) -> Path:
+        """Return the path itself, checked once per process."""
+        where = f"{path}/{entry.name}"
+        with self._lock:
+            known = where in self._checked
+        if not known:
+            check_file(self._at(where), entry, where=where)
+            self._note_checked(where)
+        return self._at(where)
+
+    def check(self, path: str, entry: FileEntry) -> None:
+        """Read a committed file again and compare every byte."""
+        check_file(self._at(f"{path}/{entry.name}"), entry, where=f"{path}/{entry.name}")
+
+    def blob(self, path: str, entry: FileEntry) -> Blob:
+        """Map a committed file; a large one is checked block by block, as far as it is read."""
+        where = f"{path}/{entry.name}"
+        with self._lock:
+            known = where in self._checked
+        if known or not entry.blocks:
+            return MappedFile(self.fetch(path, entry), where=where)
+        file = self._at(where)
+        check_size(file.stat().st_size if file.exists() else None, entry, where=where)
+        return MappedFile(file, where=where, entry=entry, on_checked=lambda: self._note_checked(where))
+
+    def _note_checked(self, where: str) -> None:
+        with self._lock:
+            self._checked.add(where)
+
+    def move(self, path: str, target: str) -> None:
+        """Rename an object or folder."""
+        self._at(target).parent.mkdir(parents=True, exist_ok=True)
+        self._at(path).rename(self._at(target))
+        with self._lock:
+            self._checked.clear()
+
+    def remove(self, path: str) -> None:
+        """Remove an object or folder."""
+        target = self._at(path)
+        try:
+            target.unlink(missing_ok=True)
+        except IsADirectoryError:
+            self._make_room(target)
+        with self._lock:
+            self._checked.clear()
+
+    def staging(self) -> contextlib.AbstractContextManager[Path]:
+        """Give a private folder on the same file system; removed afterwards."""
+        return self._staging.make()
+
+    def sweep(self) -> int:
+        """Remove staging files of killed processes of this host; return how many entries."""
+        return self._staging.sweep()
+
+    def _make_room(self, target: Path) -> None:
+        # Moved before it is deleted: no other process sees half of it, and several may do so at once.
+        aside = self._staging.folder / tag()
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def lock(self, path: str, label: str) -> Iterator[None]:
+        """Hold an flock that the kernel releases when the process dies, however it dies."""
+        target = self._at(path)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            opened = target.open("a+")
+        except OSError as error:
+            raise _unusable(self.folder, error) from None
+        with opened as file:
+            if not _locks(file, fcntl.LOCK_EX):
+                file.seek(0)
+                raise RunConflictError(
+                    f"{label} is being executed by another process (pid {file.read().strip() or 'unknown'}). "
+                    "Wait for it, stop it, or choose another name with --name."
+                )
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def locked(self, path: str) -> bool:
+        """Return whether a process holds a lock."""
+        try:
+            with self._at(path).open("rb") as file:
+                return not _locks(file, fcntl.LOCK_SH, patience_s=0.0)
+        except FileNotFoundError:
+            return False
+
+
+def _locks(file: IO[Any], kind: int, *, patience_s: float = _LOOKED_S) -> bool:
+    """Return whether an open file could be locked; others may look for a moment whether it is."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOKED_S / 10)
+        else:
+            return True
+
+
+def _unusable(folder: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"store.root '{folder}' cannot be used: {error.strerror}. Choose a folder you can write to with --root."
+    )
+
+
+def _moved(folder: Path, target: Path) -> bool:
+    try:
+        folder.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
+
+
+def _equal(folder: Path, target: Path) -> bool:
+    try:
+        return _hashes(folder) == _hashes(target)
+    except FileNotFoundError:  # another process made room meanwhile
+        return False
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): hash_file(file) for file in files}
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

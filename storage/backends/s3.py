@@ -1,0 +1,293 @@
+"""A prefix of an S3 bucket.
+
+Large files are published under names that carry their digest, and count only once a small record, put on condition that
+there is none, names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+from configs.errors import CorruptError
+from configs.fingerprint import fingerprint
+from configs.schema import StoreSection
+from configs.user_directories import user_cache
+from storage.backends.base import PART, Blob, FileEntry
+from storage.backends.bucket import Bucket
+from storage.backends.cache import Cache
+from storage.backends.lease import Lease, holder_of
+from storage.backends.mapped_file import MappedFile
+from storage.backends.memory_cache import Known
+from storage.backends.process_tags import tag
+from storage.checksums import check_block, check_content, check_file, check_range, check_size
+
+_PIECE = 4 * PART
+#: Files of a shard that go up at once.
+_TOGETHER = 4
+_STALE_UPLOAD_S = 24 * 3600.0
+
+#: Bytes of records kept in memory, and of one: larger objects are none.
+_RECORDS, _RECORD = 64_000_000, 4_000_000
+
+
+class S3Backend:
+    """Objects below ``s3://bucket/prefix``, with local copies in a cache."""
+
+    def __init__(self, path: str, section: StoreSection) -> None:
+        """Connect.
+
+        Raises:
+            StoreError: there is no such bucket, or credentials are missing or refused.
+        """
+        self._bucket = Bucket(path)
+        self.uri = self._bucket.uri
+        self._single_writer = section.single_writer
+        top = Path(section.cache).expanduser() if section.cache else user_cache()
+        name = fingerprint([self.uri, os.environ.get("AWS_ENDPOINT_URL", "")])[:16]
+        self._cache = Cache(top / name, section.cache_size)
+        self.disk = str(self._cache.folder)
+        self._known = Known(limit=_RECORDS, largest=_RECORD)
+        self._checked: set[str] = set()
+        self._leases: list[Lease] = []
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Put a small object on condition that there is none; False when there is.
+
+        Raises:
+            RunConflictError: another process has taken a lease of this one.
+        """
+        for lease in self._leases:
+            lease.check()
+        if self._known.get(path) is not None or not self._create(path, data):
+            return False
+        self._known.add(path, data)
+        return True
+
+    def _create(self, path: str, data: bytes) -> bool:
+        if not self._single_writer:
+            return self._bucket.put_new(path, data)
+        if self._bucket.get(path) is not None:
+            return False
+        self._bucket.put(path, data)
+        return True
+
+    def publish(self, folder: Path, path: str) -> None:
+        """Upload every file. What is there already is the same, as the name carries the digest, or was damaged.
+
+        The files stay in the cache, from where they are read by the stages that follow.
+        """
+        files = sorted(file for file in folder.rglob("*") if file.is_file())
+        with ThreadPoolExecutor(_TOGETHER, thread_name_prefix="upload") as pool:
+            names = [file.relative_to(folder).as_posix() for file in files]
+            for _ in pool.map(self._bucket.upload, files, (f"{path}/{name}" for name in names)):
+                pass
+        for file, name in zip(files, names, strict=True):
+            self._adopt(file, path, name)
+
+    def read(self, path: str) -> bytes | None:
+        """Return the bytes of a small object, or None when it does not exist; one read before is as it was."""
+        known = self._known.get(path)
+        if known is None:
+            known = self._bucket.get(path)
+            self._known.add(path, known)
+        return known
+
+    def read_many(self, paths: list[str]) -> list[bytes | None]:
+        """Return the bytes of several small objects, fetched concurrently; those read before are as they were."""
+        found = {path: self._known.get(path) for path in paths}
+        missing = [path for path, data in found.items() if data is None]
+        for path, data in zip(missing, self._bucket.get_many(missing), strict=True):
+            self._known.add(path, data)
+            found[path] = data
+        return [found[path] for path in paths]
+
+    def list(self, path: str) -> list[str]:
+        """Return the sorted names directly below ``path``."""
+        return self._bucket.names(path)
+
+    def files(self, path: str) -> Mapping[str, int]:
+        """Return the size of every object below ``path`` by its path below it."""
+        return self._bucket.sizes(path)
+
+    def fetch(self, path: str, entry: FileEntry) -> Path:
+        """Download a committed file into the cache, where it stays while it is in use, and check it once."""
+        where = f"{path}/{entry.name}"
+        folder, target = self._cache.folder / "files" / path, self._local(path, entry.name)
+        if where in self._checked and target.exists():
+            return target
+        self._cache.hold(folder)
+        if not target.exists() or target.stat().st_size != entry.size:
+            self._download(where, entry, target)
+        try:
+            check_file(target, entry, where=where)
+        except CorruptError:
+            # The copy may be at fault; a second error is the object's own.
+            self._download(where, entry, target)
+            check_file(target, entry, where=where)
+        with contextlib.suppress(OSError):
+            os.utime(target)
+        self._checked.add(where)
+        return target
+
+    def check(self, path: str, entry: FileEntry) -> None:
+        """Download a committed file in pieces and compare every byte; nothing is kept."""
+        where = f"{path}/{entry.name}"
+        try:
+            check_content(self._pieces(where, entry), entry, where=where)
+        except FileNotFoundError:
+            check_size(None, entry, where=where)
+
+    def blob(self, path: str, entry: FileEntry) -> Blob:
+        """Open a committed file for range requests; in whole where its record, of version 1, has no block checksums."""
+        if not entry.blocks and entry.size > PART:
+            return MappedFile(self.fetch(path, entry), where=f"{path}/{entry.name}")
+        if f"{path}/{entry.name}" in self._checked:
+            with contextlib.suppress(FileNotFoundError):
+                # What is mapped stays readable when the cache makes room.
+                return MappedFile(self._local(path, entry.name), where=f"{path}/{entry.name}")
+        return RemoteFile(self._bucket, f"{path}/{entry.name}", entry, self._cache)
+
+    def move(self, path: str, target: str) -> None:
+        """Copy an object or folder, then remove the original."""
+        names = [f"/{name}" for name in self.files(path)] or [""]
+        for name in names:
+            self._bucket.copy(path + name, target + name)
+        self.remove(path)
+
+    def remove(self, path: str) -> None:
+        """Remove an object or everything below a folder."""
+        self._bucket.delete(path)
+        self._known.forget(path)
+        self._checked -= {where for where in list(self._checked) if where == path or where.startswith(f"{path}/")}
+
+    def staging(self) -> contextlib.AbstractContextManager[Path]:
+        """Give a private local folder; removed afterwards."""
+        return self._cache.staging.make()
+
+    def sweep(self) -> int:
+        """Remove what killed processes left: local staging folders, and multipart uploads older than a day."""
+        return self._cache.staging.sweep() + self._bucket.abort_uploads(_STALE_UPLOAD_S)
+
+    @contextlib.contextmanager
+    def lock(self, path: str, label: str) -> Iterator[None]:
+        """Hold a lease: an object that names its holder and is renewed while the holder lives.
+
+        A lease of a dead process of this machine, or one that was not renewed for a minute of the server's clock, is
+        taken over. Only its holder renews it, and one that lost it commits nothing more. It spares work done twice;
+        correctness rests on conditional commits alone.
+        """
+        lease = Lease(self._bucket, path, label, self._create)
+        lease.take()
+        self._leases.append(lease)
+        try:
+            yield
+        finally:
+            self._leases.remove(lease)
+            lease.give_back()
+
+    def locked(self, path: str) -> bool:
+        """Return whether a process that may live holds a lease."""
+        return holder_of(self._bucket, path, self._bucket.about(path)) is not None
+
+    def _local(self, path: str, name: str) -> Path:
+        return self._cache.folder / "files" / path / name
+
+    def _adopt(self, file: Path, path: str, name: str) -> None:
+        """Keep a file that was published in the cache; whoever made it has its checksums from its bytes."""
+        target = self._local(path, name)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
+            os.link(file, target)
+        except OSError:
+            return  # made elsewhere than in the cache's staging folder: it is downloaded when it is needed
+        self._cache.added(file.stat().st_size)
+        self._checked.add(f"{path}/{name}")
+
+    def _pieces(self, where: str, entry: FileEntry) -> Iterator[bytes]:
+        for start in range(0, entry.size, _PIECE):
+            yield self._bucket.get_range(where, start, min(start + _PIECE, entry.size))
+
+    def _download(self, where: str, entry: FileEntry, target: Path) -> None:
+        temporary = self._cache.staging.folder / tag()
+        with self._cache.writing():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = temporary.open("xb", buffering=0)
+        try:
+            with file:
+                for piece in self._pieces(where, entry):
+                    with self._cache.writing():
+                        _write(file, piece)
+            with self._cache.writing():
+                temporary.rename(target)
+        except FileNotFoundError:
+            check_size(None, entry, where=where)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self._cache.added(entry.size)
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    """Write all of something to a file without a buffer, whose own errors would come when it is closed."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
+class RemoteFile:
+    """A committed object read by range requests of parts of 4 MiB, each checked and cached on its own."""
+
+    def __init__(self, bucket: Bucket, path: str, entry: FileEntry, cache: Cache) -> None:
+        """Bind to an object; nothing is read yet."""
+        self.size = entry.size
+        self._bucket = bucket
+        self._path = path
+        self._entry = entry
+        self._cache = cache
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """Return the bytes of a range.
+
+        Raises:
+            CorruptError: the range lies outside the object, or a block is not what was committed.
+        """
+        check_range(offset, size, self.size, where=self._path)
+        if size == 0:
+            return memoryview(b"")
+        first, last = offset // PART, (offset + size - 1) // PART
+        start = offset - first * PART
+        parts = [memoryview(self._part(number)) for number in range(first, last + 1)]
+        joined = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+        return joined[start : start + size]
+
+    def _part(self, number: int) -> bytes:
+        key = f"{self._entry.xxh3}-{number}"
+        data = self._cache.part(key)
+        if data is not None:
+            try:
+                self._check(data, number)
+            except CorruptError:
+                self._cache.drop_part(key)  # the copy is at fault
+            else:
+                return data
+        try:
+            data = self._bucket.get_range(self._path, number * PART, min((number + 1) * PART, self.size))
+        except FileNotFoundError:
+            check_size(None, self._entry, where=self._path)
+            raise
+        self._check(data, number)
+        self._cache.put_part(key, data)
+        return data
+
+    def _check(self, data: bytes, number: int) -> None:
+        view, step, begin = memoryview(data), self._entry.block_size, number * PART
+        size = min(PART, self.size - begin)
+        for start in range(0, size, step):
+            # The last takes all that came, so that more or less than was asked for is noticed.
+            block = view[start : start + step] if start + step < size else view[start:]
+            check_block(block, (begin + start) // step, self._entry, where=self._path)

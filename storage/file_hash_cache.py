@@ -1,0 +1,75 @@
+"""Checksums of files outside any store, kept in the user's cache by path, size, time of last change and links.
+
+A file of the same size whose time was set back is not noticed; ``deep`` reads everything again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import xxhash
+
+from configs.folders import led_to
+from configs.user_directories import user_cache
+from storage.checksums import hash_file
+
+#: A file may change again without its time changing within this; hashes of younger files are not kept.
+_YOUNG_NS = 2_000_000_000
+
+
+def file_hashes(folder: Path, names: Sequence[str], *, deep: bool = False) -> dict[str, str]:
+    """Return the xxh3-128 of files by name.
+
+    Args:
+        folder: the folder they lie in.
+        names: their paths below it.
+        deep: read them again, whatever is kept.
+    """
+    kept, asked = _load(folder), set(names)
+    hashes: dict[str, str] = {}
+    # Hashes of other files of the folder stay: requests may name single files.
+    entries = {name: entry for name, entry in kept.items() if name not in asked and (folder / name).exists()}
+    for name in names:
+        now = time.time_ns()
+        stat = (folder / name).stat()
+        # A link may lead elsewhere without any file having changed.
+        place = [each for each in (led_to(folder, name),) if each]
+        known = None if deep else kept.get(name)
+        fresh = known is not None and [*known[:2], *known[3:]] == [stat.st_size, stat.st_mtime_ns, *place]
+        hashes[name] = str(known[2]) if known is not None and fresh else hash_file(folder / name)
+        if stat.st_mtime_ns < now - _YOUNG_NS:
+            entries[name] = [stat.st_size, stat.st_mtime_ns, hashes[name], *place]
+    if entries != kept:
+        _save(folder, entries)
+    return hashes
+
+
+def _load(folder: Path) -> dict[str, list[int | str]]:
+    try:
+        data = json.loads(_place(folder).read_text())
+        return {
+            str(name): [int(size), int(mtime), str(xxh3), *map(str, place)]
+            for name, (size, mtime, xxh3, *place) in data["files"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # A cache that is not there or cannot be read costs a pass over the files, nothing else.
+        return {}
+
+
+def _save(folder: Path, entries: Mapping[str, Sequence[int | str]]) -> None:
+    place = _place(folder)
+    temporary = place.with_suffix(f".{os.getpid()}.tmp")
+    # Without a writable home everything works, only slower.
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps({"folder": str(folder.resolve()), "files": entries}))
+        temporary.replace(place)
+
+
+def _place(folder: Path) -> Path:
+    return user_cache() / "hashes" / f"{xxhash.xxh3_64_hexdigest(str(folder.resolve()).encode())}.json"

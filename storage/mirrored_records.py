@@ -1,0 +1,171 @@
+"""Records of runs are written twice, so that lost, damaged, swapped or duplicated ones are detected and restored.
+
+A record is created after its copy, which lies below ``copies/`` of its run; both say where the record belongs. Readers
+read the record alone. Records of earlier versions have no copy and do not say where they belong.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from configs.errors import CorruptError
+from storage import layout
+from storage.backends.base import Root
+from storage.checksummed_json import seal, unseal
+from storage.layout import QUARANTINE
+
+#: Key that says where a record belongs.
+_AT = "at"
+#: Seconds within which the writer of a copy also writes the record.
+_UNDER_WAY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A record of a run that is missing or differs from its written content."""
+
+    path: str
+    """Where it is or should be: of the record or of its copy."""
+    kind: str
+    """missing or corrupt."""
+    message: str
+    """Evidence and remedy."""
+
+
+def write(root: Root, path: str, data: Mapping[str, Any]) -> bool:
+    """Write a record and its copy; False when there is another of this path, or was one.
+
+    Another that has only its copy, as who wrote it was stopped between the two, is written to the end.
+    """
+    sealed, copy = seal({**data, _AT: path}), layout.copy_of(path)
+    if not root.create(copy, sealed) and (other := root.read(copy)) != sealed:
+        if other is not None and _is_whole(other, path):
+            root.create(path, other)
+        return False
+    return root.create(path, sealed)
+
+
+def content(data: bytes, path: str) -> dict[str, Any]:
+    """Return the content of a record.
+
+    Args:
+        data: its bytes, or those of its copy.
+        path: where the record belongs.
+
+    Raises:
+        CorruptError: it is damaged, or another record lies in its place.
+    """
+    value = unseal(data, path)
+    at = value.pop(_AT, path)
+    if at != path:
+        raise CorruptError(
+            f"{path} is the record of {at}, which was copied or moved. 'flowmill store repair' restores the "
+            "record that belongs there."
+        )
+    return value
+
+
+def number_of(path: str) -> int:
+    """Return the number in the name of a record, 0 if it has none."""
+    number = path.rpartition("/")[2].removesuffix(".json").rpartition(".")[2]
+    return int(number) if number.isascii() and number.isdigit() else 0
+
+
+def losses(root: Root, run: str) -> list[Loss]:
+    """Return records of a run that are lost, damaged or misplaced, whatever their content."""
+    # Copies first: a record that is written meanwhile has its copy before.
+    copies = _read(root, layout.copies(run))
+    records = _read(root, layout.run(run))
+    copies = {layout.record_of(path): data for path, data in copies.items()}
+    missing = [path for path in copies if path not in records]
+    if missing:
+        time.sleep(_UNDER_WAY_S)
+        records |= {path: data for path, data in zip(missing, root.read_many(missing), strict=True) if data is not None}
+    found = [
+        loss for path in sorted({*records, *copies}) for loss in _compare(path, records.get(path), copies.get(path))
+    ]
+    known = {*records, *copies}
+    lost = dict.fromkeys([*_gaps(run, known), *_set_aside(root, run, known)])
+    return [*found, *(_gone(path) for path in lost)]
+
+
+def put_back(root: Root, path: str) -> dict[str, bytes]:
+    """Return the correct content of a record and its copy, empty if both are damaged.
+
+    Args:
+        root: where the run is.
+        path: of the record or its copy.
+    """
+    record = layout.record_of(path)
+    for place in (record, layout.copy_of(record)):
+        data = root.read(place)
+        if data is not None and _is_whole(data, record):
+            return {record: data, layout.copy_of(record): data}
+    return {}
+
+
+def _compare(path: str, record: bytes | None, copy: bytes | None) -> Iterator[Loss]:
+    if record is None:
+        yield Loss(path, "missing", f"{path} is lost; its copy is there. 'flowmill store repair' puts it back.")
+        return
+    try:
+        content(record, path)
+    except CorruptError as error:
+        yield Loss(path, "corrupt", str(error))
+        return
+    place = layout.copy_of(path)
+    if copy is None and _is_whole(record, path):
+        yield Loss(place, "missing", f"{place} is lost; the record is there. 'flowmill store repair' copies it again.")
+    elif copy is not None and copy != record:
+        yield Loss(place, "corrupt", f"{place} differs from its record. 'flowmill store repair' copies it again.")
+
+
+def _is_whole(data: bytes, path: str) -> bool:
+    """Return whether this is a record that says it belongs there, as it was written."""
+    try:
+        return unseal(data, path).get(_AT) == path
+    except CorruptError:
+        return False
+
+
+def _gone(path: str) -> Loss:
+    return Loss(
+        path,
+        "missing",
+        f"{path} is lost, and has no copy. 'flowmill run' with the run's config writes what it still knows anew; else "
+        "restore it from a copy of the store, or give the run up with 'flowmill store gc --forget'.",
+    )
+
+
+def _gaps(run: str, known: Collection[str]) -> list[str]:
+    """Return the records that must have been there: a run has a first one, and numbers follow one another."""
+    first, series = layout.run_record(run), dict[str, dict[int, str]]()
+    for path in known:
+        stem, number = path.removesuffix(".json"), number_of(path)
+        if number:
+            series.setdefault(stem.rstrip("0123456789"), {})[number] = path
+    lost = [] if first in known else [first]
+    for stem, paths in sorted(series.items()):
+        width = len(paths[min(paths)]) - len(stem) - len(".json")
+        # No name in a store makes this long.
+        newest = min(max(paths), 10 * len(paths) + 100)
+        lost += [f"{stem}{number:0{width}d}.json" for number in range(1, newest) if number not in paths]
+    return lost
+
+
+def _set_aside(root: Root, run: str, known: Collection[str]) -> list[str]:
+    """Return the records that were set aside, and that nothing was written in the place of."""
+    top = f"{QUARANTINE}/{layout.run(run)}"
+    names = [name.partition(".json")[0] + ".json" for name in root.files(top) if ".json" in name]
+    paths = [f"{layout.run(run)}/{name}" for name in names]
+    return [path for path in paths if path not in known and layout.record_of(path) == path]
+
+
+def _read(root: Root, top: str) -> dict[str, bytes]:
+    """Return the records in a folder of a run by their paths, copies apart."""
+    paths = [f"{top}/{name}" for name in root.files(top) if name.endswith(".json")]
+    paths = [path for path in paths if layout.is_record(path, top)]
+    return {path: data for path, data in zip(paths, root.read_many(paths), strict=True) if data is not None}

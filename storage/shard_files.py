@@ -1,0 +1,69 @@
+"""The files of one shard, as readers see them: opened by name, read in ranges, checked against the commit record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from configs.errors import CorruptError
+from storage.backends.base import Blob, FileEntry, Root
+from storage.backends.mapped_file import MappedFile
+
+
+class Files(Protocol):
+    """The files of one shard."""
+
+    where: str
+    """Their name in messages."""
+
+    def blob(self, name: str) -> Blob:
+        """Open one for reading in ranges.
+
+        Raises:
+            CorruptError: there is none of this name, or its content differs from the commit.
+        """
+        ...
+
+
+class ShardFiles:
+    """The committed files of one shard; each is checked when it is first used."""
+
+    def __init__(self, root: Root, path: str, files: Sequence[FileEntry]) -> None:
+        """Bind to the files ``files`` below ``path``."""
+        self.where = path
+        self._root = root
+        self._entries = {file.name: file for file in files}
+
+    def blob(self, name: str) -> Blob:
+        """Open a file for reading in ranges."""
+        return self._root.blob(self.where, self._entry(name))
+
+    def path(self, name: str) -> Path:
+        """Return a local path of a file.
+
+        Raises:
+            CorruptError: there is none of this name, or its content differs from the commit.
+        """
+        return self._root.fetch(self.where, self._entry(name))
+
+    def _entry(self, name: str) -> FileEntry:
+        if name not in self._entries:
+            held = ", ".join(self._entries) or "nothing"
+            raise CorruptError(f"{self.where} has no '{name}'; its commit record names {held}.")
+        return self._entries[name]
+
+
+class FolderFiles:
+    """Files of a plain folder, outside a store."""
+
+    def __init__(self, folder: Path) -> None:
+        """Bind to a folder."""
+        self.where = str(folder)
+        self._folder = folder
+
+    def blob(self, name: str) -> Blob:
+        """Open a file for reading in ranges."""
+        if not (self._folder / name).is_file():
+            raise CorruptError(f"{self._folder / name} is missing.")
+        return MappedFile(self._folder / name)

@@ -1,0 +1,135 @@
+"""Preflight: refuses what cannot work before any work starts, and says what a run will cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from configs.critic import CriticSection
+from configs.errors import ConfigError
+from configs.registry import Table, resolve
+from configs.schema import RunConfig
+from models.policies import POLICIES
+from storage.trajectories import TRAJECTORY_STORES
+from tasks.advantages.estimators import make_estimator
+from tasks.algorithms.base import Requirements
+from tasks.checks.check_execution import check_execution
+from tasks.checks.check_render import check_render
+from tasks.checks.check_rewards import check_followed, check_rewards
+from tasks.inputs.components import make_algorithm
+from tasks.inputs.model_settings import check_model, check_reference_images
+from tasks.inputs.policy_kind import kind_name
+from tasks.inputs.prompts import SOURCE, Prompt, source_prompts
+from tasks.inputs.trained_weights import check_teachers, check_trained
+from tasks.modalities.forward_cost import Cost
+from tasks.modalities.modality import Kind, make_kind
+from tasks.runs.seeds import most_of_each
+from tasks.training.optimizers import check_optimizer
+
+
+def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
+    """Check every component, every combination and the prompts; return what the run costs.
+
+    Args:
+        config: the config.
+        rewards: also build the rewards, which finds missing packages and wrong values.
+
+    Raises:
+        ConfigError: something cannot work.
+        PromptError: a prompt source cannot be used.
+    """
+    _known("model.policy", config.model.policy, POLICIES)
+    if config.render is not None:
+        _known("render.model.policy", config.render.model.policy, POLICIES)
+    _known("rollout.store", config.rollout.store, TRAJECTORY_STORES)
+    _check_registered(config)
+    kind, requires = make_kind(config), make_algorithm(config).requires
+    _check_kind(config, requires)
+    _check_estimator(config, kind, requires)
+    # What the base model is comes first: all that is asked of its architecture depends on it.
+    check_model(config)
+    check_execution(config)
+    check_render(config)
+    check_optimizer(config)
+    kind.check(config, requires)
+    check_trained(config)
+    check_teachers(config)
+    sources = source_prompts(config)
+    check_reference_images(config, [*sources["train"], *sources["heldout"]])
+    check_rewards(config, sources, build=rewards)
+    check_followed(config, requires)
+    prompts = {split: len(items) for split, items in sources.items()}
+    _check_prompts(config, prompts)
+    _check_mixture(config, sources["train"])
+    return kind.cost(config, requires, prompts)
+
+
+def _check_kind(config: RunConfig, requires: Requirements) -> None:
+    """Check that the algorithm trains policies of the run's kind."""
+    name = kind_name(config)
+    if requires.kind != name:
+        raise ConfigError(
+            f"optimize.algorithm '{config.optimize.algorithm.name}' trains policies of the kind '{requires.kind}', but "
+            f"model.policy '{config.model.policy}' is of the kind '{name}'. Choose an algorithm of that kind."
+        )
+
+
+def _check_estimator(config: RunConfig, kind: Kind, requires: Requirements) -> None:
+    """Check that samples have what advantages are estimated of, and that no critic is set which nobody trains."""
+    if make_estimator(config).per_token and not kind.per_token:
+        raise ConfigError(
+            f"advantage.estimator is '{config.advantage.estimator.name}', which gives every token an advantage, but "
+            f"model.policy '{config.model.policy}' makes no tokens. Set it to 'group', or remove it."
+        )
+    overlong, longest = config.advantage.overlong, kind.longest(config)
+    if overlong is not None and (longest is None or overlong.buffer > longest):
+        reason = "makes no texts" if longest is None else f"ends texts after {longest} tokens (rollout.tokens.max_new)"
+        raise ConfigError(
+            f"advantage.overlong has a buffer of {overlong.buffer} tokens, but model.policy '{config.model.policy}' "
+            f"{reason}. {'Remove it' if longest is None else 'Lower the buffer'}."
+        )
+    if not requires.critic and config.critic != CriticSection():
+        raise ConfigError(
+            f"critic is set, but optimize.algorithm '{config.optimize.algorithm.name}' trains none, so it would do "
+            "nothing. Remove it, or choose the algorithm 'ppo'."
+        )
+
+
+def _check_registered(config: RunConfig) -> None:
+    """Check a name that MLflow would refuse after all training."""
+    name = config.tracking.registered_model
+    if name is not None and (not name.strip() or set("/:") & set(name)):
+        raise ConfigError(
+            f"tracking.registered_model is {name!r}, but names of MLflow's model registry are not empty and hold "
+            "neither '/' nor ':', so the trained model could not be registered. Choose another, such as "
+            f"'{re.sub('[/:]+', '-', name).strip(' -') or 'my-model'}'."
+        )
+
+
+def _check_prompts(config: RunConfig, prompts: Mapping[str, int]) -> None:
+    wanted = config.rollout.prompts_per_epoch
+    if wanted > prompts["train"]:
+        raise ConfigError(
+            f"rollout.prompts_per_epoch is {wanted}, but prompts.train holds {prompts['train']} prompts and an epoch "
+            f"takes each at most once. Lower it to {prompts['train']} or add prompts."
+        )
+
+
+def _check_mixture(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    sources, wanted = config.prompts.sources, config.rollout.prompts_per_epoch
+    if not sources:
+        return
+    weights = [source.weight for source in sources]
+    for source, most in zip(sources, most_of_each(weights, wanted, config.run.epochs), strict=True):
+        has = sum(prompt.metadata[SOURCE] == source.name for prompt in prompts)
+        if most > has:
+            raise ConfigError(
+                f"rollout.prompts_per_epoch is {wanted}, of which an epoch takes up to {most} of the source "
+                f"'{source.name}', which holds {has} prompts, each at most once. Lower it, or the source's weight."
+            )
+
+
+def _known(label: str, name: str, table: Table) -> None:
+    """Check a table name without importing what it stands for; import strings are imported."""
+    if name not in table:
+        resolve(table, name, label=label)

@@ -1,0 +1,217 @@
+"""Refuses rewards that do not exist, ask for what a run does not have, or are set to do what they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from configs.errors import ConfigError
+from configs.registry import resolve
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from configs.suggestions import did_you_mean
+from models.policies import UNFOLLOWED
+from models.rewards import REWARDS
+from models.rewards.base import Needs
+from models.rewards.differentiable import is_differentiable
+from models.rewards.factory import check_section, make_reward, needs_of, why_not_spread
+from tasks.algorithms.base import Requirements
+from tasks.inputs.prompts import SOURCE, Prompt
+from tasks.inputs.renderer import reads_images
+from tasks.modalities.modality import make_kind
+
+#: What file systems and MLflow take in names, beside letters and digits.
+_IN_LABELS = "_-.: "
+_LONGEST_LABEL = 100
+#: Settings that only say something about rewards that are optimized, with the value at which they say nothing.
+_OPTIMIZED = {"weight": 1.0, "threshold": None, "standardize": False, "modality": None}
+#: Why settings of scoring have no place where rewards are followed back, but for those that act on scores.
+_UNFOLLOWED = {
+    "server": "a server gives scores alone",
+    "spread": "each rank follows samples of its own back, whenever it gets to them",
+}
+
+
+def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *, build: bool) -> None:
+    """Check rewards, monitors and judges.
+
+    Args:
+        config: the config.
+        prompts: by split.
+        build: also make them, which finds missing packages and wrong values.
+
+    Raises:
+        ConfigError: one cannot work.
+    """
+    sections = [*config.scored, *config.evaluate.judges]
+    _check_labels(sections)
+    _check_watched(config)
+    _check_every_source(config)
+    for section in sections:
+        check_section(section)
+        _check_sources(section, config)
+        _check_spread(section, config)
+        if section.server is not None:
+            _check_served(section)
+            continue
+        _check_needs(section, needs_of(section.name, section.options), config, prompts)
+        if build:
+            make_reward(section.name, section.options, device=section.device)
+
+
+def check_followed(config: RunConfig, requires: Requirements) -> None:
+    """Check that rewards can be followed back to samples, where the algorithm trains on their gradients.
+
+    Raises:
+        ConfigError: one cannot be, or a setting of it would do nothing.
+    """
+    if not (requires.gradients or requires.rewards):
+        return
+    algorithm = f"optimize.algorithm '{config.optimize.algorithm.name}'"
+    if config.model.policy in UNFOLLOWED:
+        raise ConfigError(
+            f"{algorithm} trains on gradients of rewards, but clips of model.policy '{config.model.policy}' are "
+            "decoded with the image they start from, which these are not given. Choose an algorithm that needs no "
+            "gradients, such as grpo."
+        )
+    for section in config.rewards:
+        label = resolve(REWARDS, section.name, label="reward")
+        if is_differentiable(label) and not is_differentiable(label, section.options):
+            raise ConfigError(
+                f"rewards: '{section.slot}' has no gradient with options {dict(section.options)}, which {algorithm} "
+                "trains on. Remove those that choose another form of it, or move it to monitors."
+            )
+        if not is_differentiable(label):
+            known = [name for name in REWARDS if is_differentiable(resolve(REWARDS, name, label="reward"))]
+            raise ConfigError(
+                f"rewards: '{section.slot}' has no gradient, which {algorithm} trains on. Take one of "
+                f"{', '.join(known)}, give your own a method 'differentiable', or move it to monitors."
+            )
+        if needs_of(section.name, section.options).groupwise:
+            raise ConfigError(
+                f"rewards: '{section.slot}' compares samples, but {algorithm} follows the score of each back to itself "
+                "alone. Choose a reward that looks at one sample at a time."
+            )
+        settings = {
+            "server": section.server,
+            "threshold": section.threshold,
+            "standardize": section.standardize or None,
+            "spread": section.spread or None,
+        }
+        for name, value in settings.items():
+            if value is not None:
+                why = _UNFOLLOWED.get(name, "it acts on scores, not on their gradients")
+                raise ConfigError(
+                    f"rewards: '{section.slot}' has {name} set, but {algorithm} trains on gradients, and {why}. Remove "
+                    "it."
+                )
+        if section.frames == "clip":
+            raise ConfigError(
+                f"rewards: '{section.slot}' is given whole clips, but {algorithm} follows the scores of frames back. "
+                "Set its 'frames' to a number or 'first'."
+            )
+
+
+def asked_of(section: RewardSection, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts whose samples a reward scores."""
+    return [prompt for prompt in prompts if not section.sources or prompt.metadata.get(SOURCE) in section.sources]
+
+
+def _check_spread(section: RewardSection, config: RunConfig) -> None:
+    """Refuse a reward whose calls ranks cannot make together.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if not section.spread:
+        return
+    found, runner = why_not_spread(section), config.execution.runner.name
+    if found is None and runner != "threads":
+        found = f"execution.runner '{runner}' scores, whose workers know nothing of each other", "Remove one of the two"
+    if found is not None:
+        why, remedy = found
+        raise ConfigError(f"rewards: '{section.slot}' has spread set, but {why}. {remedy}.")
+
+
+def _check_sources(section: RewardSection, config: RunConfig) -> None:
+    known = [source.name for source in config.prompts.sources]
+    for name in section.sources:
+        if name not in known:
+            raise ConfigError(
+                f"rewards: '{section.slot}' scores the source '{name}', which prompts.sources does not have. "
+                f"{did_you_mean(name, known)}"
+            )
+
+
+def _check_every_source(config: RunConfig) -> None:
+    """Refuse a source whose prompts no reward scores.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for source in config.prompts.sources:
+        if not any(not section.sources or source.name in section.sources for section in config.rewards):
+            raise ConfigError(
+                f"prompts.sources: no reward scores the prompts of '{source.name}', so nothing can be learned from "
+                "them. Add it to the 'sources' of a reward, or remove it."
+            )
+
+
+def _check_labels(sections: Sequence[RewardSection]) -> None:
+    slots = [section.slot for section in sections]
+    for slot in slots:
+        if slots.count(slot) > 1:
+            raise ConfigError(f"rewards: '{slot}' appears {slots.count(slot)} times. Give each its own 'label'.")
+        odd = "".join(dict.fromkeys(each for each in slot if not (each.isalnum() or each in _IN_LABELS)))
+        if odd or len(slot.encode()) > _LONGEST_LABEL:
+            found = f"holds {odd!r}" if odd else f"has {len(slot.encode())} bytes"
+            raise ConfigError(
+                f"rewards: label '{slot[:_LONGEST_LABEL]}' {found}. Labels become names of files and curves: "
+                f"give one of letters, digits, '_', '-', '.', ':' and spaces, of {_LONGEST_LABEL} bytes at most."
+            )
+
+
+def _check_watched(config: RunConfig) -> None:
+    """Refuse settings of monitors and judges that would do nothing."""
+    watched = [("monitors", section) for section in config.monitors]
+    for place, section in [*watched, *(("evaluate.judges", section) for section in config.evaluate.judges)]:
+        for name, nothing in _OPTIMIZED.items():
+            value = getattr(section, name)
+            if value != nothing:
+                raise ConfigError(
+                    f"{place}: '{section.slot}' has {name} {value!r}, but what is listed there is not optimized. "
+                    "Remove it, or move the reward to 'rewards'."
+                )
+
+
+def _check_served(section: RewardSection) -> None:
+    if section.device is not None:
+        raise ConfigError(
+            f"rewards: '{section.slot}' has the device '{section.device}' and a server, which does the work where it "
+            "is. Remove one of the two; 'flowmill serve-reward --device' says where a server works."
+        )
+
+
+def _check_needs(
+    section: RewardSection, needs: Needs, config: RunConfig, prompts: Mapping[str, Sequence[Prompt]]
+) -> None:
+    if not reads_images(config, section):
+        make_kind(config).check_scored(section, needs, config)
+    elif needs.media not in ("samples", "images"):
+        remedy = "Set its 'reads' to 'texts'" if needs.media == "texts" else "Choose a reward that looks at images"
+        raise ConfigError(
+            f"rewards: '{section.slot}' scores {needs.media}, but with a section 'render' rewards get the images that "
+            f"it draws. {remedy}."
+        )
+    if needs.references and config.prompts.image is None:
+        raise ConfigError(
+            f"rewards: '{section.slot}' compares with the images that prompts start from, but prompts.image is not "
+            "set. Name the column with their paths, with a model.policy that takes images, or choose another reward."
+        )
+    for split in ("train", "heldout"):
+        for prompt in asked_of(section, prompts[split]):
+            for column in needs.columns:
+                if column not in prompt.metadata:
+                    raise ConfigError(
+                        f"rewards: '{section.slot}' needs the column '{column}' of the prompt source, which prompt "
+                        f"{prompt.text!r} of prompts.{split} does not have. Add it, or choose another reward."
+                    )

@@ -1,0 +1,138 @@
+"""Which share of the time of all processes a stage leaves them waiting for the last, counted from the config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from configs.load import override_config
+from configs.schema import RunConfig
+from models.rewards.factory import scored_by_ranks
+from tasks.modalities.forward_cost import Cost
+from tasks.modalities.modality import make_kind
+from tasks.runs.sharding import encoding_cuts, evaluation_cuts, idle_share, rollout_cuts
+
+#: Share of a stage's time from which a person is told.
+_MUCH = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """What a stage leaves idle."""
+
+    stage: str
+    """Its name."""
+    parts: int
+    """Shards, or micro-batches of an update, that are dealt out."""
+    share: float
+    """Share of the time of all processes, where all are equally fast, in which they wait or compute what only pads."""
+
+
+class Dealt(NamedTuple):
+    """What the processes of a run share of a stage."""
+
+    ends: Sequence[int]
+    """Where each part ends, in samples."""
+    batch: int
+    """Samples that are computed at a time."""
+    times: int = 1
+    """How often all of it is done."""
+
+
+def idle_shares(config: RunConfig, cost: Cost) -> list[Idle]:
+    """Return what every stage leaves idle that the processes of a run share, in the order of the work."""
+    encode = sum(cost.prompts.values()) if make_kind(config).encodes else 0
+    by_ranks = partial(scored_by_ranks, nodes=config.execution.nodes)
+    on_ranks = {
+        "encode": encode > 0,
+        "score": any(map(by_ranks, config.scored)),
+        "judge": any(map(by_ranks, (*config.rewards, *config.evaluate.judges))),
+    }
+    return [_idle(config, cost, stage) for stage in _DEALT if on_ranks.get(stage, True)]
+
+
+def _idle(config: RunConfig, cost: Cost, stage: str) -> Idle:
+    dealt = _DEALT[stage](config, cost)
+    share = idle_share(dealt.ends, batch=dealt.batch, ranks=_processes(config, stage), times=dealt.times)
+    return Idle(stage=stage, parts=len(dealt.ends) * dealt.times, share=max(0.0, share))
+
+
+def idle_notes(config: RunConfig, cost: Cost, found: Sequence[Idle]) -> list[str]:
+    """Return what leaves processes idle for a tenth of a stage or more, and which size of its batches does not."""
+    return [_note(config, cost, idle) for idle in found if idle.share >= _MUCH and idle.stage in _BATCHES]
+
+
+def _note(config: RunConfig, cost: Cost, idle: Idle) -> str:
+    setting, name = _BATCHES[idle.stage], _BATCHES[idle.stage].rpartition(".")[2]
+    processes, size = _processes(config, idle.stage), getattr(config.execution, name)
+    label = "micro-batches of an update" if idle.stage == "optimize" else "shards"
+    now = {stage: _idle(config, cost, stage).share for stage, of in _BATCHES.items() if of == setting}
+    better = next(_better(config, cost, setting, {**now, idle.stage: 0.0}), None)
+    remedy = "There is too little to do for so many." if better is None else f"With {better} it is less than a tenth."
+    return (
+        f"{idle.stage}: {idle.share:.0%} of the time of {processes} processes makes nothing: they wait for the last of "
+        f"its {idle.parts} {label}, or compute rows that pad, with {setting} {size}. {remedy}"
+    )
+
+
+def _better(config: RunConfig, cost: Cost, setting: str, now: Mapping[str, float]) -> Iterator[int]:
+    """Yield smaller sizes of batches, largest first, with which stages leave little idle, or no more than now."""
+    for smaller in range(getattr(config.execution, setting.rpartition(".")[2]) - 1, 0, -1):
+        other = override_config(config, [f"{setting}={smaller}"])
+        if all(_idle(other, cost, stage).share <= max(share, _MUCH - 1e-9) for stage, share in now.items()):
+            yield smaller
+
+
+def _processes(config: RunConfig, stage: str) -> int:
+    execution = config.execution
+    return execution.ranks // (execution.context_parallel if stage == "optimize" else 1)
+
+
+def _encode(config: RunConfig, cost: Cost) -> Dealt:
+    return Dealt(encoding_cuts(sum(cost.prompts.values())), config.execution.encode_batch_size)
+
+
+def _rollout(config: RunConfig, cost: Cost) -> Dealt:
+    return Dealt(rollout_cuts(config), config.execution.rollout_batch_size)
+
+
+def _score(config: RunConfig, cost: Cost) -> Dealt:
+    return Dealt(rollout_cuts(config), 1)
+
+
+def _optimize(config: RunConfig, cost: Cost) -> Dealt:
+    """Return the micro-batches of an update; how full they are is said apart."""
+    rows = cost.optimize_rows * config.run.epochs / max(1, cost.updates)
+    return Dealt(range(1, math.ceil(rows / config.execution.micro_batch_size) + 1), 1)
+
+
+def _evaluate(config: RunConfig, cost: Cost) -> Dealt:
+    return Dealt(evaluation_cuts(config), config.execution.rollout_batch_size, _splits(cost))
+
+
+def _judge(config: RunConfig, cost: Cost) -> Dealt:
+    return Dealt(evaluation_cuts(config), 1, _splits(cost))
+
+
+def _splits(cost: Cost) -> int:
+    return sum(1 for split in ("train", "heldout") if cost.prompts[split])
+
+
+#: What the processes share of each stage, in the order of the work.
+_DEALT: Mapping[str, Callable[[RunConfig, Cost], Dealt]] = {
+    "encode": _encode,
+    "rollout": _rollout,
+    "score": _score,
+    "optimize": _optimize,
+    "evaluate": _evaluate,
+    "judge": _judge,
+}
+#: The size of the batches of stages whose parts cannot be smaller.
+_BATCHES = {
+    "rollout": "execution.rollout_batch_size",
+    "optimize": "execution.micro_batch_size",
+    "evaluate": "execution.rollout_batch_size",
+}

@@ -1,0 +1,228 @@
+"""Refuses misspelled components, options and files from the text of things alone: nothing heavy is imported.
+
+``check_config`` finds all of this too, and much more, but only after torch is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from configs import introspection
+from configs.base import Component
+from configs.components import components
+from configs.errors import ConfigError, FlowmillError, PromptError
+from configs.import_paths import PACKAGES
+from configs.model import ModelSection
+from configs.overrides import blamed
+from configs.path_types import looks_local
+from configs.registry import missing_attribute, missing_module, unknown_option
+from configs.rewards import RewardSection
+from configs.schema import PROMPT_FILES, RunConfig
+from configs.suggestions import did_you_mean, near_path, nearest
+from models.engines import ENGINES
+from models.maths import KERNELS, PLANS, SOLVERS
+from models.policies import POLICIES
+from models.quickstart import BUILDERS
+from models.rewards import REWARDS
+from models.weights.pretrained_loading import check_model_folder, holds_model
+from storage.trajectories import TRAJECTORY_STORES
+from tasks.algorithms import algorithms_of
+from tasks.execution.launchers import LAUNCHERS
+from tasks.execution.runners import RUNNERS
+from tasks.inputs.option_paths import Place, places, taken
+from tasks.inputs.policy_kind import kind_name
+
+_SEEN_FROM = "Paths in options are relative to the working directory."
+
+
+def check_names(
+    config: RunConfig, *, source: Path | None = None, overrides: Sequence[str] = (), later: bool = False
+) -> None:
+    """Check that every component, option and local file a config names exists.
+
+    Args:
+        config: the config.
+        source: the config file; what it names may be meant relative to its folder.
+        overrides: ``section.key=value`` strings laid over it, to blame.
+        later: of what options name (``configs.path_types``) only that of overrides must be there by now.
+
+    Raises:
+        ConfigError: a component or option does not exist, or the model's folder, or what an option names.
+        PromptError: a prompt file does not exist.
+    """
+    folders = (Path.cwd(), *(() if source is None else (source.parent,)))
+    for setting, problem in _problems(config, folders):
+        by = blamed(setting.split("."), overrides)
+        raise type(problem)(f"{by}: {problem}") if by else problem
+    check_places(config, overrides=overrides, later=later)
+
+
+def check_places(config: RunConfig, *, overrides: Sequence[str] = (), later: bool = False) -> None:
+    """Check that what options name (``configs.path_types``) is there; see ``check_names``.
+
+    Raises:
+        ConfigError: something is not.
+    """
+    for setting, problem in _lacking_places(config):
+        by = blamed(setting.split("."), overrides)
+        if by or not later:
+            raise ConfigError(f"{by}: {problem}") if by else problem
+
+
+def check_stage(name: str) -> None:
+    """Check that a stage exists.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    stages = introspection.table("tasks.stages:STAGES")
+    if name not in stages:
+        raise ConfigError(f"stage '{name}' does not exist. {did_you_mean(name, stages)}")
+
+
+def _problems(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, FlowmillError]]:
+    tables = _tables(config)
+    for setting, component in components(config):
+        table = tables[setting.rstrip(".0123456789")]
+        yield from _component(setting, component, table, label="reward" if table is REWARDS else setting)
+    yield from _family_options(config)
+    yield from _files(config, folders)
+
+
+def _tables(config: RunConfig) -> dict[str, Mapping[str, str]]:
+    """Return the tables of components by setting; of those in lists, by that of the list."""
+    solvers = SOLVERS
+    return {
+        "model.policy": POLICIES,
+        "model.build": BUILDERS,
+        "rollout.sampler": KERNELS,
+        "rollout.plan": PLANS,
+        "rollout.solver": solvers,
+        "rollout.store": TRAJECTORY_STORES,
+        "rollout.tokens.engine": ENGINES,
+        "advantage.estimator": introspection.table("tasks.advantages.estimators:ESTIMATORS"),
+        "evaluate.solver": solvers,
+        "render.model.policy": POLICIES,
+        "render.model.build": BUILDERS,
+        "render.solver": solvers,
+        "optimize.algorithm": algorithms_of(kind_name(config)),
+        "optimize.optimizer": introspection.table("tasks.training.optimizers:OPTIMIZERS"),
+        "execution.launcher": LAUNCHERS,
+        "execution.runner": RUNNERS,
+        "rewards": REWARDS,
+        "monitors": REWARDS,
+        "evaluate.judges": REWARDS,
+    }
+
+
+def _component(
+    setting: str, component: Component, table: Mapping[str, str], *, label: str
+) -> Iterator[tuple[str, FlowmillError]]:
+    name, place = component.name, f"{setting}.name"
+    import_string = table.get(name, name)
+    module, _, attribute = import_string.partition(":")
+    if name not in table and ":" not in name:
+        yield place, ConfigError(f"{label} '{name}' does not exist. {did_you_mean(name, table)}")
+    elif introspection.find_module(module) is None:
+        yield place, missing_module(name, _missing_part(module), label=label)
+    elif introspection.defines(module, attribute) is False:
+        yield place, missing_attribute(name, module, attribute, label=label)
+    else:
+        valid = taken(name, table) if component.options else None
+        yield from _options(f"{setting}.options", name, valid, component.options, label=label)
+
+
+def _missing_part(module: str) -> str:
+    """Return the first part of a dotted name that is nowhere; the whole name where a package of ours lacks the rest."""
+    parts = module.split(".")
+    if parts[0] in PACKAGES:
+        return module
+    return next(
+        ".".join(parts[:n]) for n in range(1, len(parts) + 1) if introspection.find_module(".".join(parts[:n])) is None
+    )
+
+
+def _options(
+    setting: str, name: str, valid: Mapping[str, str] | None, options: Mapping[str, object], *, label: str
+) -> Iterator[tuple[str, FlowmillError]]:
+    if valid is None:
+        return
+    for option in options:
+        if option not in valid:
+            yield f"{setting}.{option}", unknown_option(name, option, valid, label=label)
+
+
+def _lacking_places(config: RunConfig) -> Iterator[tuple[str, ConfigError]]:
+    """Yield what options of components name (``configs.path_types``) that is not there, by setting."""
+    tables = _tables(config)
+    for setting, component in components(config):
+        if isinstance(component, RewardSection) and component.server is not None:
+            # What it reads is where it is served.
+            continue
+        for named in places(component, tables[setting.rstrip(".0123456789")], label=setting):
+            place, lacking = f"{setting}.options.{named.option}", _lacking(named)
+            if lacking:
+                yield place, ConfigError(f"{place} '{named.path}' {lacking}{_SEEN_FROM}")
+            elif not named.is_file and ("ModelPlace" in named.kind or holds_model(Path(named.path))):
+                yield from ((place, error) for error in _unusable(Path(named.path), place))
+
+
+def _unusable(folder: Path, place: str) -> Iterator[ConfigError]:
+    """Yield why the folder of a model cannot be loaded as one; nothing of a model on the hub."""
+    try:
+        if folder.is_dir():
+            check_model_folder(folder, label=place)
+    except ConfigError as error:
+        yield error
+
+
+def _lacking(named: Place) -> str:
+    """Return what is wrong with what an option names; empty: nothing."""
+    path = Path(named.path)
+    if named.is_file and not path.is_file():
+        return f"is no file. {_hint(named.path, (Path.cwd(),))}"
+    if not named.is_file and not named.may_be_hub and not path.is_dir():
+        return f"is no folder. {_hint(named.path, (Path.cwd(),), only_folders=True)}"
+    return ""
+
+
+def _family_options(config: RunConfig) -> Iterator[tuple[str, FlowmillError]]:
+    for where, model in _models(config).items():
+        kind = introspection.class_attribute(POLICIES.get(model.policy, model.policy), "options_type")
+        if kind is not None:
+            valid = introspection.options(kind) if model.options else None
+            yield from _options(f"{where}.options", model.policy, valid, model.options, label=f"{where}.options of")
+
+
+def _models(config: RunConfig) -> dict[str, ModelSection]:
+    """Return the models a config names, by setting."""
+    return {"model": config.model, **({} if config.render is None else {"render.model": config.render.model})}
+
+
+def _files(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, FlowmillError]]:
+    for key, source in {**config.prompts.lists("train"), **config.prompts.lists("heldout")}.items():
+        if not Path(source).is_file() and _is_prompt_file(source, folders):
+            problem = (
+                f"{key}: prompt file '{source}' does not exist. {_hint(source, folders)}Paths are relative to "
+                "the config file."
+            )
+            yield key, PromptError(problem)
+    for where, model in _models(config).items():
+        path = model.path
+        if path is not None and looks_local(path) and not Path(path).expanduser().is_dir():
+            problem = f"{where}.path '{path}' is no folder. {_hint(path, folders, only_folders=True)}"
+            yield f"{where}.path", ConfigError(f"{problem}Paths are relative to the config file.")
+
+
+def _is_prompt_file(source: str, folders: Sequence[Path]) -> bool:
+    """Return whether a prompt source is meant as a file, misspelled ending included; others are dataset ids."""
+    suffix = Path(source).suffix.lower()
+    if suffix in PROMPT_FILES:
+        return True
+    return bool(suffix and nearest(suffix, PROMPT_FILES)) and near_path(source, folders) is not None
+
+
+def _hint(path: str, folders: Sequence[Path], *, only_folders: bool = False) -> str:
+    near = near_path(path, folders, only_folders=only_folders)
+    return f"Did you mean '{near}'? " if near else ""

@@ -1,0 +1,108 @@
+"""What a person should know about a training config that works: printed by ``flowmill check``, never refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.registry import build, resolve
+from configs.schema import RunConfig
+from models.policies import POLICIES
+from models.policies.tokenization import cut_notes as cut_of
+from models.policies.tokenization import load_tokenizers
+from models.rewards.factory import needs_of
+from tasks.inputs.components import make_algorithm
+from tasks.inputs.prompts import source_prompts, uses_guidance
+from tasks.modalities.rows import padded
+from tasks.runs.sharding import costs, rollout_cuts
+from tasks.training.learning_rates import learning_rate
+
+if TYPE_CHECKING:
+    from tasks.modalities.forward_cost import Cost
+
+#: Rows that are computed over rows that count, from which a person is told.
+_WASTE = 1.1
+
+
+def training_notes(config: RunConfig, *, updates: int) -> list[str]:
+    """Return notes on a config of ``updates`` optimizer updates in the whole run."""
+    found = [note for note in (_guidance(config), _schedule(config, updates)) if note is not None]
+    return [*found, *make_algorithm(config).requires.notes, *_unwatched(config)]
+
+
+def cut_notes(config: RunConfig) -> list[str]:
+    """Return which prompts a local model's tokenizers cut off; of other models 'flowmill run' says it."""
+    folder = Path(str(config.model.path)).expanduser()
+    if config.model.path is None or not folder.is_dir() or config.model.policy not in POLICIES:
+        return []
+    family, notes = resolve(POLICIES, config.model.policy, label="model.policy"), []
+    options = build(family.options_type, config.model.policy, config.model.options, label="model.options of")
+    tokenizers = load_tokenizers(folder, family.readers)
+    for split, prompts in source_prompts(config).items():
+        texts = [prompt.text for prompt in prompts]
+        notes += [f"prompts.{split}: {note}" for note in cut_of(family.readers, tokenizers, options, texts)]
+    return notes
+
+
+def padding_notes(config: RunConfig, cost: Cost) -> list[str]:
+    """Return what of the rows that are computed only pads, where that is a tenth or more."""
+    rollout, execution = config.rollout, config.execution
+    notes, batch, size = [], execution.rollout_batch_size, execution.micro_batch_size
+    samples = rollout.prompts_per_epoch * rollout.group_size
+    computed = sum(costs(rollout_cuts(config), batch)) * batch
+    branching = cost.samples_per_epoch > rollout.prompts_per_epoch * rollout.group_size
+    if computed >= _WASTE * samples and not branching:
+        notes.append(
+            f"rollout: the {samples} samples of an epoch are computed as {computed} rows in "
+            f"{len(rollout_cuts(config))} shards, as every batch has execution.rollout_batch_size {batch}. One that "
+            f"divides rollout.group_size {rollout.group_size} wastes nothing."
+        )
+    rows = cost.optimize_rows * config.run.epochs // cost.updates
+    chunks = -(-rows // size)
+    computed = chunks * padded(-(-rows // chunks), size) if chunks else 0
+    if chunks and computed >= _WASTE * rows:
+        notes.append(
+            f"optimize: the {rows} rows of an update are computed as {computed}, in {chunks} micro-batches of "
+            f"execution.micro_batch_size {size} at most. Numbers of rows are sixteenths of it, and at least 4."
+        )
+    return notes
+
+
+def _unwatched(config: RunConfig) -> list[str]:
+    """Return which monitors should stand beside rewards that are known to be fooled, and do not."""
+    present = {section.name for section in config.monitors}
+    return [
+        f"rewards: {why} ('{section.name}'). The monitor '{monitor}' tells when: monitors=[{{name: {monitor}}}]."
+        for section in config.rewards
+        if section.server is None
+        for monitor, why in needs_of(section.name, section.options).watched_by
+        if monitor not in present
+    ]
+
+
+def _guidance(config: RunConfig) -> str | None:
+    if not uses_guidance(config) or config.optimize.guidance_gradient != "conditional":
+        return None
+    scale = config.model.guidance_scale
+    return (
+        f"optimize.guidance_gradient 'conditional' is not the gradient of the log-prob that is replayed: with "
+        f"model.guidance_scale {scale:g} its slope is about {scale:g} times too large, and its direction another "
+        "(cosine 0.93 on SD3, 0.99 on Qwen-Image). 'both' is exact and takes a backward pass through both halves."
+    )
+
+
+def _schedule(config: RunConfig, updates: int) -> str | None:
+    schedule = config.optimize.schedule
+    if schedule is None or updates == 0:
+        return None
+    if schedule.warmup_updates >= updates:
+        return (
+            f"optimize.schedule.warmup_updates is {schedule.warmup_updates}, but the run has {updates} at most: "
+            "the full learning rate is never reached."
+        )
+    if schedule.total_updates is not None and learning_rate(config.optimize, updates - 1) == 0:
+        return (
+            f"optimize.schedule.total_updates is {schedule.total_updates}, but the run has up to {updates} updates: "
+            "from there on the learning rate is 0 and nothing is learned. Raise it, or set 'final' above 0."
+        )
+    return None

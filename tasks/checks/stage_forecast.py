@@ -1,0 +1,120 @@
+"""What a run would compute under a config, why, and what it would cost; nothing is made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from configs.schema import RunConfig
+from storage.commit import ArtifactStore
+from storage.lineage import RunFolder
+from tasks.runs.chain import Chain
+from tasks.runs.context import RunContext
+from tasks.runs.locks import run_name
+from tasks.runs.opening import finished_result
+from tasks.runs.staleness import Standing, State, standings
+from tasks.specs.graph import run_nodes
+
+if TYPE_CHECKING:
+    from tasks.modalities.forward_cost import Cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageForecast:
+    """One stage over all epochs."""
+
+    stage: str
+    """Its name."""
+    fresh: int
+    """Artifacts that count already."""
+    reused: int
+    """Artifacts another run made."""
+    due: int
+    """Artifacts to compute."""
+    rows: int | None
+    """Rows through policy, critic and base model, at most; None for stages that run none of them."""
+    seconds: float | None
+    """Estimated from what this run needed so far; None without experience."""
+    reason: str
+    """Why the first of them is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A whole run."""
+
+    stages: tuple[StageForecast, ...]
+    """By stage, in the order of the work."""
+
+    @property
+    def due(self) -> int:
+        """Artifacts to compute."""
+        return sum(stage.due for stage in self.stages)
+
+
+def forecast(config: RunConfig, found: RunContext | None = None) -> Forecast:
+    """Return what ``flowmill run`` would do.
+
+    Args:
+        config: what is asked for.
+        found: the run, if it exists with these settings.
+
+    Raises:
+        ConfigError: something in the config cannot work.
+        PromptError: a prompt source cannot be used.
+    """
+    if found is not None and finished_result(found) is not None:
+        # As the run itself would end here: nothing is checked or loaded for it.
+        return Forecast(stages=_finished(config))
+    from tasks.checks.check import check_config
+
+    cost = check_config(config, rewards=False)
+    store = ArtifactStore(config.store)
+    chain = Chain(RunContext(store, config, RunFolder(store, run_name(config))))
+    standing = standings(chain)
+    names = list(dict.fromkeys(each.node.stage for each in standing))
+    of_stage = {name: [each for each in standing if each.node.stage == name] for name in names}
+    return Forecast(stages=tuple(_stage(chain, name, of_stage[name], cost) for name in names))
+
+
+def _finished(config: RunConfig) -> tuple[StageForecast, ...]:
+    counts = Counter(node.stage for node in run_nodes(config))
+    return tuple(
+        StageForecast(stage=name, fresh=count, reused=0, due=0, rows=None, seconds=None, reason="")
+        for name, count in counts.items()
+    )
+
+
+def _stage(chain: Chain, name: str, found: Sequence[Standing], cost: Cost) -> StageForecast:
+    due = [each for each in found if each.state is not State.FRESH and not each.reusable]
+    spent = [_seconds(chain, each) for each in found if each.state is State.FRESH]
+    per_artifact = {
+        "rollout": cost.rollout_forwards,
+        "render": cost.drawing_forwards,
+        "depict": cost.depicting_forwards,
+        "optimize": cost.optimize_forwards + cost.reference_forwards,
+        "value": cost.value_forwards,
+        "evaluate": cost.evaluate_forwards,
+    }.get(name)
+    return StageForecast(
+        stage=name,
+        fresh=sum(each.state is State.FRESH for each in found),
+        reused=sum(each.state is not State.FRESH and each.reusable for each in found),
+        due=len(due),
+        rows=None if per_artifact is None or not due else per_artifact * len(due),
+        seconds=sum(spent) / len(spent) * len(due) if spent and due else None,
+        reason=_reason(due[0]) if due else "",
+    )
+
+
+def _seconds(chain: Chain, each: Standing) -> float:
+    records = chain.store.records(chain.ref(each.node))
+    return sum(float(record.producer.get("seconds", 0.0)) for record in records)
+
+
+def _reason(first: Standing) -> str:
+    if first.state is State.MISSING:
+        return f"{first.node} was not made yet"
+    return f"{first.node}: " + "; ".join(cause.text for cause in first.causes)

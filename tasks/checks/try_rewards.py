@@ -1,0 +1,160 @@
+"""Tries every reward on one sample before anything is sampled: the mistakes of a reward show in the first minute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from configs.errors import RewardError
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.rewards.base import Batch, Needs, Origin, Reward
+from models.rewards.factory import MadeRewards, check_section, needs_of, works_on_accelerator
+from models.rewards.invocation import Handling, needs_of_made, score
+from models.rewards.remote import RemoteReward
+from tasks.checks.check_rewards import asked_of
+from tasks.execution.runners import score_workers
+from tasks.inputs.prompt_rows import read_picture
+from tasks.inputs.prompts import Prompt, source_prompts, stored_metadata
+from tasks.inputs.renderer import reads_images, renderer_config
+from tasks.modalities.forward_cost import Cost
+from tasks.modalities.modality import make_kind
+
+#: Prompts, and samples of one of them, that a reward is tried with.
+_TRIED = 2
+
+
+def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float], None] = time.sleep) -> MadeRewards:
+    """Build every reward and judge and score made-up samples with each, of the first two prompts; return them.
+
+    Of one sample, one score for all would pass. A reward that compares the samples of a group gets two of each prompt.
+
+    Rewards that the ranks score with are left to them, and only their options are checked.
+
+    What made-up samples score means nothing, only that they can be scored. A reward whose connection fails is tried
+    again, as a shard would be.
+
+    Args:
+        config: the config.
+        load: also those that load, or download, a model; of others the options are checked.
+        sleep: waits some seconds before another try.
+
+    Raises:
+        ConfigError: a reward cannot be built.
+        RewardError: a reward fails, or returns something that is no score.
+        PromptError: a prompt source cannot be used.
+    """
+    made = MadeRewards()
+    for section, asked in _tried(config):
+        # The ranks' devices are theirs: the process that started them keeps off.
+        if (config.execution.ranks > 1 and works_on_accelerator(section)) or (not load and loads_model(section)):
+            check_section(section)
+            continue
+        _try(made.of(section), section, asked, config, sleep)
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringTime:
+    """How long a reward takes, estimated."""
+
+    reward: str
+    """Its label."""
+    seconds: float
+    """Of one process, for a made-up sample."""
+    samples: int
+    """That it scores per epoch."""
+    workers: int
+    """Of them scored at a time, on a machine with as many cores as this one."""
+
+
+def time_rewards(config: RunConfig, made: MadeRewards, cost: Cost) -> list[ScoringTime]:
+    """Return how long scoring an epoch takes with the rewards that take no accelerator, tried once more.
+
+    Args:
+        config: a config whose rewards were tried.
+        made: those.
+        cost: what an epoch takes.
+
+    Raises:
+        RewardError: a reward fails.
+    """
+    execution, sections = config.execution, {section.slot: section for section in config.scored}
+    several = execution.nodes > 1
+    workers = score_workers(execution, on_rank=several) * (execution.ranks if several else 1)
+    found = []
+    for slot, asked in ((section.slot, asked) for section, asked in _tried(config) if section.slot in sections):
+        section = sections[slot]
+        if section.server is None and not loads_model(section) and needs_of_made(made.of(section)).media != "latents":
+            batch = _trial_of(made.of(section), section, asked, config)
+            began = time.perf_counter()
+            score(made.of(section), slot, batch, Handling.of(section))
+            took = (time.perf_counter() - began) / len(batch)
+            found.append(ScoringTime(reward=slot, seconds=took, samples=cost.samples_per_epoch, workers=workers))
+    return found
+
+
+def _tried(config: RunConfig) -> list[tuple[RewardSection, Sequence[Prompt]]]:
+    """Return rewards, monitors and judges, each with prompts to try it with."""
+    prompts = source_prompts(config)
+    heldout = prompts["heldout"] or prompts["train"]
+    listed = [(s, prompts["train"]) for s in config.scored] + [(s, heldout) for s in config.evaluate.judges]
+    return [(s, (asked_of(s, given) or asked_of(s, prompts["train"]))[:_TRIED]) for s, given in listed]
+
+
+def loads_model(section: RewardSection) -> bool:
+    """Return whether a reward loads a model of a size that works on an accelerator."""
+    return section.server is None and needs_of(section.name, section.options).accelerated
+
+
+def _trial_of(reward: Reward, section: RewardSection, asked: Sequence[Prompt], config: RunConfig) -> Batch:
+    """Return made-up samples of prompts, with the images they start from where the reward looks at those."""
+    needs = needs_of_made(reward)
+    each = _TRIED if needs.groupwise or len(asked) == 1 else 1
+    return _trial([prompt for prompt in asked for _ in range(each)], section, config, needs)
+
+
+def _trial(prompts: Sequence[Prompt], section: RewardSection, config: RunConfig, needs: Needs) -> Batch:
+    """Return a made-up sample of each prompt, with the images it starts from where they are needed."""
+    seen, started = renderer_config(config) if reads_images(config, section) else config, needs.references
+    made = _noise(needs) if needs.media == "sounds" else make_kind(seen).trial(seen)
+    shard = "none yet: rewards are tried before sampling"
+    return Batch(
+        media=np.concatenate([made] * len(prompts)),
+        prompts=[prompt.text for prompt in prompts],
+        metadata=[stored_metadata(prompt.metadata) for prompt in prompts],
+        groups=[prompt.id for prompt in prompts],
+        references=[[read_picture(path) for path in prompt.images] for prompt in prompts] if started else (),
+        origin=Origin(samples=("made up for the trial",) * len(prompts), shard=shard),
+    )
+
+
+def _noise(needs: Needs) -> np.ndarray:
+    """Return a second of noise, (1, N, 2) float32."""
+    return np.random.default_rng(0).uniform(-0.5, 0.5, (1, needs.rate or 16_000, 2)).astype(np.float32)
+
+
+def _try(
+    reward: Reward, section: RewardSection, asked: Sequence[Prompt], config: RunConfig, sleep: Callable[[float], None]
+) -> None:
+    if isinstance(reward, RemoteReward):
+        reward.introduce()
+    needs = needs_of_made(reward)
+    if needs.media == "latents":
+        # Their shape is the model's affair, which is not loaded yet.
+        return
+    delay = config.execution.retry_delay_s
+    batch = _trial_of(reward, section, asked, config)
+    for left in reversed(range(config.execution.retries + 1)):
+        try:
+            score(reward, section.slot, batch, replace(Handling.of(section), exclude=False))
+            return
+        except OSError as error:
+            if not left or not isinstance(error, ConnectionError | TimeoutError):
+                told = " ".join(error.__notes__)
+                raise RewardError(f"{type(error).__name__}: {error}. {told} Nothing was sampled yet.") from error
+        sleep(delay)
+        delay *= 2

@@ -1,0 +1,208 @@
+"""Where torchrun's agents meet: one store, on one address.
+
+torchrun's own rendezvous listen on every interface, and c10d's unpickles any data sent there. This one listens on
+the address it is given alone, and agents exchange only numbers; docs/security.md names trusted parties.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import psutil
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+
+from configs.addresses import is_address, is_loopback
+from configs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+#: Name for torchrun's --rdzv-backend.
+BACKEND = "flowmill"
+#: Agents of a scheduler that starts them one by one may be minutes apart.
+_TIMEOUT_S = 600.0
+#: Another process, or another machine, has the address.
+_TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+
+
+class Rendezvous(RendezvousHandler):
+    """The store of one start of ranks: made by the agent that can listen at the endpoint, reached by the others."""
+
+    def __init__(self, host: str, port: int, nodes: int, run_id: str, timeout_s: float = _TIMEOUT_S) -> None:
+        """Take note of where to meet; nothing listens yet.
+
+        Args:
+            host: name or address of one of the nodes.
+            port: of the store; 0 for any free one, where there is a single node.
+            nodes: agents that meet.
+            run_id: of this start; agents of another are not met.
+            timeout_s: seconds after which missing agents are given up.
+        """
+        self._host, self._port, self._nodes, self._run_id = host, port, nodes, run_id
+        self._timeout = timedelta(seconds=timeout_s)
+        self._store: Store | None = None
+
+    def get_backend(self) -> str:
+        """Name of this kind of rendezvous."""
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """True: ranks use the agents' store and listen nowhere with one of their own."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Open the store and return it, this agent's number and how many there are.
+
+        Raises:
+            RendezvousConnectionError: no process can listen at the address, or there are more agents
+                than nodes.
+        """
+        first = listening(self._host, self._port)
+        if first is not None:
+            self._port = first.getsockname()[1]
+        self._store = self._opened(first)
+        meeting = PrefixStore(self._run_id, self._store)
+        number = 0 if first is not None else int(meeting.add("agents", 1))
+        if number >= self._nodes:
+            raise RendezvousConnectionError(f"More than {self._nodes} agents came to {self._host}:{self._port}.")
+        return RendezvousInfo(meeting, number, self._nodes, RendezvousStoreInfo(self._host, self._port))
+
+    def _opened(self, first: socket.socket | None) -> Store:
+        handed = None if first is None else first.detach()
+        try:
+            return TCPStore(
+                self._host,
+                self._port,
+                is_master=first is not None,
+                timeout=self._timeout,
+                wait_for_workers=False,
+                master_listen_fd=handed,
+            )
+        except RuntimeError as error:
+            raise RendezvousConnectionError(
+                f"No rendezvous at {self._host}:{self._port}: {str(error).splitlines()[0]} The endpoint must be an "
+                "address of one of the nodes, with a free port."
+            ) from error
+
+    def is_closed(self) -> bool:
+        """False: ranks are started once, never again by torchrun."""
+        return False
+
+    def set_closed(self) -> None:
+        """Do nothing."""
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: no agent joins later."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Return which start this is."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Let go of the store."""
+        self._store = None
+        return True
+
+
+def make_rendezvous(parameters: RendezvousParameters) -> Rendezvous:
+    """Return the rendezvous of torchrun's ``--rdzv-endpoint`` and ``--rdzv-id``."""
+    host, _, port = parameters.endpoint.rpartition(":")
+    nodes = parameters.max_nodes
+    return Rendezvous(reachable(host, nodes), int(port), nodes, parameters.run_id)
+
+
+def reachable(host: str, nodes: int) -> str:
+    """Return the address of a host that other machines reach too, where agents of several meet.
+
+    Debian writes a machine's own name into /etc/hosts as 127.0.1.1, which others cannot reach: its address is
+    taken in its place, if it has a single one. Loopback that is named as such is meant: all agents are on one machine.
+
+    Raises:
+        ConfigError: this machine has several addresses, or none, and its name stands for loopback alone.
+        OSError: the host is not known.
+    """
+    if nodes == 1 or host == "localhost" or is_address(host):
+        return host
+    found = list(dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
+    others = [address for address in found if not is_loopback(address)]
+    if others:
+        return others[0]
+    own = own_addresses()
+    if len(own) == 1:
+        return own[0]
+    known = f"has {', '.join(own)}: use the one that the others reach" if own else "has no other address"
+    raise ConfigError(
+        f"execution.launcher: the endpoint's host '{host}' is {' and '.join(found)} on this machine (a line of "
+        f"/etc/hosts), which no other machine reaches. This machine {known}."
+    )
+
+
+def own_addresses() -> list[str]:
+    """Return the IPv4 addresses of this machine that others may reach: those of interfaces that are up."""
+    running = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = [
+        each.address
+        for name, addresses in sorted(psutil.net_if_addrs().items())
+        for each in addresses
+        if name in running and each.family == socket.AF_INET
+    ]
+    return [each for each in found if not (is_loopback(each) or ipaddress.ip_address(each).is_link_local)]
+
+
+def listening(host: str, port: int) -> socket.socket | None:
+    """Return a socket that listens at one address alone; None if it is another process' or machine's.
+
+    Raises:
+        OSError: it cannot be listened at, or not be found, for another reason.
+    """
+    family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family, kind, number)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind(address)
+        found.listen(socket.SOMAXCONN)
+    except OSError as error:
+        found.close()
+        if error.errno in _TAKEN:
+            return None
+        raise
+    return found
+
+
+def stay_on_interface(host: str) -> None:
+    """Let ranks talk over the interface that leads to the endpoint alone, unless the environment names another."""
+    name = interface_to(host)
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        # NCCL takes names for beginnings of names without the sign.
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
+
+
+def interface_to(host: str) -> str | None:
+    """Return the name of the interface through which a host is reached; None where the system does not say.
+
+    Raises:
+        OSError: the host is not known.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        # Sends nothing: only the route is looked up.
+        probe.connect(address)
+        own: str = probe.getsockname()[0]
+    interfaces = psutil.net_if_addrs().items()
+    found = (name for name, addresses in interfaces if any(each.address.partition("%")[0] == own for each in addresses))
+    return next(found, None)

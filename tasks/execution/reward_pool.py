@@ -1,0 +1,199 @@
+"""A pool of scoring processes, so that rewards without an accelerator do not block sampling.
+
+The pool is loky's, which joblib ships: unlike the standard library's it does not run a person's own script again in
+every process, and says when one is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
+from typing import Any
+
+from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
+from joblib.externals.loky.process_executor import ShutdownExecutorError
+
+from configs.errors import LostRankError, WorkerError
+from tasks.execution.job_context import JobExecution, stage_of_job
+from tasks.execution.job_spec import JobSpec
+from tasks.execution.runners import make_runner, score_workers
+from tasks.runs.context import RunContext
+from tasks.runs.sharding import evaluation_cuts, rollout_cuts
+from tasks.stages.scoring import Scoring
+from tasks.stages.stage import Shard, Stage
+from tasks.stages.stage_run import StageRun
+
+#: Seconds that scoring must have taken here, and must take of a shard, until processes are started, which takes some.
+_WORTH_S, _SLOW_S = 8.0, 0.2
+#: Seconds after which a process that has nothing to score ends.
+_IDLE_S = 60.0
+_LOOK_S = 0.5
+
+#: Messages of a scoring process, reported by its parent.
+_Said = list[tuple[str, int, int, int, str]]
+
+
+class RewardPool:
+    """The scoring processes of one run in one process: started when it is worth it, ended with the run."""
+
+    def __init__(self, context: RunContext, *, on_rank: bool = False) -> None:
+        """Bind to a run; nothing is started.
+
+        Args:
+            context: execution settings, ledger of scoring time, and reporter.
+            on_rank: this process is one of several that score.
+        """
+        config = context.config
+        self._config, self._ledger, self._reporter = config, context.ledger, context.reporter
+        shards = max(len(rollout_cuts(config)), 2 * len(evaluation_cuts(config)))
+        workers = 1 if make_runner(config.execution).elsewhere else score_workers(config.execution, on_rank=on_rank)
+        self.count = min(workers, shards)
+        """Processes at most."""
+        self._pool: Any = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._here = threading.Lock()
+
+    def fit(self, stage: Stage) -> bool:
+        """Return whether processes may score the shards of a stage, and there are several.
+
+        Never with a reward that a server gives, nor with one on an accelerator, whose memory is one process's.
+        """
+        scores = isinstance(stage, Scoring) and not stage.needs_accelerator and stage.section.server is None
+        return self.count > 1 and scores
+
+    def take(self, stage: Stage) -> bool:
+        """Return whether they do from now on: a cheap reward has scored all sooner than a process is started."""
+        spent, each = self._ledger.seconds(stage.name), self._ledger.typical(stage.name)
+        return self.fit(stage) and spent >= _WORTH_S and each >= _SLOW_S
+
+    def carry_out(self, run: StageRun, order: JobSpec, shards: Iterable[Shard]) -> int:
+        """Make shards of a stage one after the other, by a process if it is of those; return how many."""
+        if not self.take(run.stage):
+            return self._carry_out_here(run, shards)
+        done = 0
+        for shard in shards:
+            with run.named(shard), self._ledger.work(run.stage.name):
+                self._score(run, order, shard)
+            done += 1
+        return done
+
+    def spread(self, run: StageRun, order: JobSpec, shards: Iterable[Shard], on_commit: Callable[[str], None]) -> None:
+        """Make all shards of a stage that fits: here, and once that is worth it by all processes at once."""
+        left, lock, failed = iter(shards), threading.Lock(), threading.Event()
+
+        def work(until: Callable[[], bool]) -> None:
+            while not until():
+                with lock:
+                    shard = next(left, None)
+                if shard is None:
+                    return
+                try:
+                    self.carry_out(run, order, [shard])
+                except BaseException:
+                    failed.set()
+                    raise
+                on_commit(shard.name)
+
+        work(lambda: self.take(run.stage))
+        if not self.take(run.stage):
+            return
+        with ThreadPoolExecutor(self.count) as threads:
+            for done in [threads.submit(work, failed.is_set) for _ in range(self.count)]:
+                done.result()
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing; none is started any more."""
+        with self._lock:
+            pool, self._pool, self._closed = self._pool, None, True
+        if pool is not None:
+            pool.shutdown(wait=True, kill_workers=True)
+
+    def _carry_out_here(self, run: StageRun, shards: Iterable[Shard]) -> int:
+        stage = run.stage
+        if isinstance(stage, Scoring) and stage.section.server is None:
+            # Rewards need not be made for several threads.
+            with self._here:
+                return run.run_shards(shards)
+        return run.run_shards(shards)
+
+    def _score(self, run: StageRun, order: JobSpec, shard: Shard) -> None:
+        """Have one shard scored; a process that something ends from outside is replaced.
+
+        Raises:
+            LostRankError: they are ended again and again.
+            WorkerError: they were ended as the run was.
+        """
+        for left in reversed(range(self._config.execution.retries + 1)):
+            pool = self._started()
+            try:
+                said = pool.submit(_scored, order.line(), astuple(shard)).result()
+            except (BrokenProcessPool, ShutdownExecutorError):
+                self._forget(pool)
+                if not left:
+                    raise LostRankError(
+                        f"{run.stage.node}: processes that score were ended from outside again and again, as the "
+                        "system does when memory runs out. Lower execution.score_workers, which is "
+                        f"{self.count} here; committed shards stay."
+                    ) from None
+                continue
+            for each in said:
+                self._reporter.progress(*each)
+            return
+
+    def _started(self) -> Any:
+        with self._lock:
+            if self._closed:
+                raise WorkerError("The processes that score were ended with the run; committed shards stay.")
+            if self._pool is None:
+                self._pool = ProcessPoolExecutor(
+                    self.count, timeout=_IDLE_S, initializer=_begin, initargs=(os.getpid(),)
+                )
+            return self._pool
+
+    def _forget(self, pool: Any) -> None:
+        with self._lock:
+            if self._pool is pool:
+                self._pool = None
+
+
+class _Kept:
+    """Keeps the messages of a stage."""
+
+    def __init__(self) -> None:
+        self.said: _Said = []
+
+    def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
+        self.said.append((stage, epoch, done, total, detail))
+
+    def message(self, text: str) -> None:
+        """Report nothing: errors are raised."""
+
+
+_execution, _kept = JobExecution(), _Kept()
+
+
+def _begin(parent: int) -> None:
+    """Make a process one that scores: interrupts are its parent's to hear, and it ends when that is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True, name="parent").start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _scored(line: str, shard: tuple[str, int, int]) -> _Said:
+    """Score and commit a shard of a job's stage; return its messages."""
+    order = JobSpec.parse(line)
+    execution = _execution.of(order, lambda: _kept, lambda made: None)
+    _kept.said = []
+    StageRun(stage_of_job(order, execution), ordered=True).run_shard(Shard(*shard))
+    return _kept.said

@@ -1,0 +1,191 @@
+"""What options of components name on this machine (``configs.path_types``), and what it holds.
+
+Which options do is read from the text of components, so that nothing heavy is imported and an option that is annotated
+counts without being named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from configs import introspection
+from configs.base import Component
+from configs.components import components
+from configs.fingerprint import fingerprint
+from configs.folders import changed_ns, files_below
+from configs.path_types import looks_local
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.rewards import GIVEN, REWARDS
+from storage.file_hash_cache import file_hashes
+from tasks.algorithms import algorithms_of
+from tasks.inputs.policy_kind import kind_name
+from tasks.inputs.weight_sources import model_files
+
+#: The column of prompts that names files of a ``ColumnFolderPlace``, where no option says another.
+_COLUMN = "image"
+
+#: The types of ``configs.path_types`` that name something; that of a column is among those of a folder.
+_KINDS = ("FilePlace", "FolderPlace", "ModelPlace")
+
+#: What prompts say of themselves, one mapping each.
+Metadata = Iterable[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What an option of a component names."""
+
+    component: Component
+    """The component."""
+    label: str
+    """What it is, such as ``reward``."""
+    option: str
+    """The option; of a reward inside another with that of the other before it."""
+    path: str
+    """Its value: a path, or the id of a model on the hub."""
+    kind: str
+    """Its type as the component's text has it, which holds a name of ``configs.path_types``."""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file, or a folder."""
+        return "FilePlace" in self.kind
+
+    @property
+    def may_be_hub(self) -> bool:
+        """Whether it is the id of a model on the hub, unless there is a folder of that name."""
+        # Old repositories of the hub have no owner in their names.
+        return "ModelPlace" in self.kind and not (looks_local(self.path) and "/" in self.path)
+
+    @property
+    def column(self) -> str | None:
+        """Of a folder that prompts name files of, the column they do it in."""
+        named = self.component.options.get("column", _COLUMN)
+        return str(named) if "ColumnFolderPlace" in self.kind else None
+
+    def __str__(self) -> str:
+        """Return it as a sentence about it begins."""
+        kind = "file" if self.is_file else "folder"
+        return f"{self.label} '{self.component.name}': the {kind} at '{self.path}' (option '{self.option}')"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is at a place."""
+
+    digest: str
+    """Checksum of the file; of a folder the hash of those of its files."""
+    changed_ns: int
+    """When any of it changed last, nanoseconds since 1970."""
+
+
+def places(component: Component, table: Mapping[str, str], *, label: str) -> Iterator[Place]:
+    """Yield what the options of a component name.
+
+    Args:
+        component: the component.
+        table: the components it is one of, by name.
+        label: what it is, for messages.
+    """
+    for option, path, kind in _named(component.name, component.options, table, ""):
+        yield Place(component=component, label=label, option=option, path=path, kind=kind)
+
+
+def taken(name: str, table: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the options of a component with their types; None when its text does not tell."""
+    return _taken(table.get(name, name), len(GIVEN) if table is REWARDS else 0)
+
+
+@cache
+def _taken(import_string: str, given: int) -> dict[str, str] | None:
+    return introspection.options(import_string, given=given)
+
+
+def _named(
+    name: str, options: Mapping[str, Any], table: Mapping[str, str], above: str
+) -> Iterator[tuple[str, str, str]]:
+    kinds = (taken(name, table) if options else None) or {}
+    for option, value in options.items():
+        kind = kinds.get(option, "")
+        if "RewardOptions" in kind and isinstance(value, Mapping):
+            yield from _named(str(options.get("reward")), value, REWARDS, f"{above}{option}.")
+        elif any(each in kind for each in _KINDS):
+            yield from ((f"{above}{option}", path, kind) for path in _leaves(value))
+
+
+def _leaves(value: object) -> Iterator[str]:
+    """Yield the strings of an option, those in lists and mappings too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (found for each in value.values() for found in _leaves(each))
+    elif isinstance(value, list | tuple):
+        yield from (found for each in value for found in _leaves(each))
+
+
+def reward_places(section: RewardSection) -> tuple[Place, ...]:
+    """Return what a reward, monitor or judge reads."""
+    return tuple(places(section, REWARDS, label="reward"))
+
+
+def algorithm_places(config: RunConfig) -> tuple[Place, ...]:
+    """Return what the algorithm of a run reads: the teachers of one that has them."""
+    return tuple(places(config.optimize.algorithm, algorithms_of(kind_name(config)), label="algorithm"))
+
+
+def config_places(config: RunConfig) -> dict[str, tuple[Place, ...]]:
+    """Return all that the components of a config read, by the setting of each that reads anything."""
+    found = {"optimize.algorithm": algorithm_places(config)}
+    for setting, component in components(config):
+        if isinstance(component, RewardSection):
+            found[setting] = reward_places(component)
+    return {setting: each for setting, each in found.items() if each}
+
+
+def held(place: Place, metadata: Callable[[], Metadata], *, deep: bool = False) -> Held | None:
+    """Return what is at a place; None where there is nothing, or it cannot be read.
+
+    Args:
+        place: the place.
+        metadata: gives what all prompts say of themselves, where that counts.
+        deep: read all of it again, see ``storage.file_hash_cache``.
+    """
+    try:
+        folder, names = _files(place, metadata)
+        if not names:
+            return None
+        hashes = file_hashes(folder, names, deep=deep)
+        changed = max(changed_ns(folder, name) for name in names)
+    except OSError:
+        return None
+    return Held(hashes[names[0]] if place.is_file else fingerprint(hashes), changed)
+
+
+def changed_places(config: RunConfig, metadata: Callable[[], Metadata]) -> list[str] | None:
+    """Read all that options name again; return the paths of what changed unnoticed, None where nothing is local."""
+    named = {place.path: place for places in config_places(config).values() for place in places}
+    believed = {path: found for path, place in named.items() if (found := held(place, metadata)) is not None}
+    return [path for path in believed if held(named[path], metadata, deep=True) != believed[path]] if believed else None
+
+
+def _files(place: Place, metadata: Callable[[], Metadata]) -> tuple[Path, list[str]]:
+    """Return the files that count of a place, by their paths below a folder; none where it is not there."""
+    path = Path(place.path)
+    if place.is_file:
+        return path.parent, [path.name] if path.is_file() else []
+    if not path.is_dir():
+        return path, []
+    if place.column is not None:
+        named = {row.get(place.column) for row in metadata()}
+        return path, sorted(name for name in named if isinstance(name, str) and (path / name).is_file())
+    return path, model_files(path) if "ModelPlace" in place.kind else _visible_files(path)
+
+
+def _visible_files(folder: Path) -> list[str]:
+    """Return all files of a folder but those that programs keep there for themselves."""
+    return [name for name in files_below(folder) if not any(part.startswith(".") for part in name.split("/"))]

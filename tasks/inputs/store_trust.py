@@ -1,0 +1,213 @@
+"""What a run's config in a store would carry out, and whether it may: a store's content is not trusted, a config is.
+
+Import strings run code, launchers run commands, clusters do what they are told, trackers and reward servers are sent
+what was made, judges are sent a key, paths and hub ids say what is read. Those of a config that was given on this
+machine are remembered; those that are only found in a store want a word of the user's.
+
+What a setting is, is not looked up: every text counts, but for those that are known to be harmless. A new setting, and
+any option of a component, counts from the day it exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import typing
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from configs.base import Component, Section
+from configs.errors import TrustError
+from configs.escaping import visible
+from configs.fingerprint import canonical_json, hash_text
+from configs.rewards import ServerSection
+from configs.schema import RunConfig
+from configs.user_directories import user_state
+
+#: Settings with a text of a person's that leads nowhere: names, columns, prompts, devices, parts of a model.
+#: ``store.root`` is always given, whatever a record says.
+HARMLESS = frozenset(
+    {
+        "run.name",
+        "store.root",
+        "model.negative_prompt",
+        "render.model.negative_prompt",
+        "render.model.device_map",
+        "model.lora.targets",
+        "model.device_map",
+        "prompts.column",
+        "prompts.image",
+        "prompts.split",
+        "prompts.sources.*.name",
+        "rewards.*.label",
+        "rewards.*.sources",
+        "rewards.*.device",
+        "tracking.experiment",
+        "tracking.parent",
+        "execution.device",
+        "execution.render_device",
+        "critic.device",
+    }
+)
+#: Settings with a name of one of the tables, or an import string, which has a colon.
+NAMES = frozenset(
+    {
+        "model.policy",
+        "model.kind",
+        "render.model.policy",
+        "render.model.kind",
+        "render.solver",
+        "rollout.solver",
+        "rollout.store",
+        "evaluate.solver",
+        "optimize.optimizer",
+    }
+)
+#: Whose own classes are imported where a run is only read, too: they say what its stages and samples are.
+READ = frozenset({"model.kind", "rollout.store", "advantage.estimator"})
+#: Lists of rewards, which are alike.
+_REWARDS = ("monitors", "evaluate.judges")
+#: Whose options are commands, classes or addresses of who carries something out: all count, numbers too.
+_COMMANDS = "execution."
+
+
+def remember(config: RunConfig) -> None:
+    """Take note of what a config that was given on this machine carries out; without a writable home, of nothing."""
+    with contextlib.suppress(OSError):
+        for _, label in carried_out(config):
+            note = _note(label)
+            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            note.touch(mode=0o600)
+
+
+def check_trusted(stored: RunConfig, config: RunConfig, *, run: str, only: Collection[str] | None = None) -> None:
+    """Check that nothing is carried out that only a store says.
+
+    Args:
+        stored: the config found in the store.
+        config: what will be used: the same with what was given now.
+        run: its run.
+        only: settings that are about to be used; all when absent.
+
+    Raises:
+        TrustError: something would be that was never given on this machine.
+    """
+    found = dict(carried_out(stored))
+    used = [(name, label) for name, label in carried_out(config) if only is None or name in only]
+    strange = [name for name, label in used if found.get(name) == label and not _note(label).exists()]
+    # Of a component that is listed whole, its options need no lines of their own.
+    lines = [name for name in strange if name.partition(".options.")[0] not in strange or ".options." not in name]
+    if lines:
+        listed = "\n  ".join(f"{name}: {visible(found[name])}"[:500] for name in lines)
+        raise TrustError(
+            f"The store's record of run '{run}' names code, commands, addresses, variables or paths that no config "
+            f"given on this machine has named:\n  {listed}\nIf you trust everyone who can write to the store, say so "
+            f"with --trust-store; or give the config itself: flowmill run CONFIG.{_forgetful()}"
+        )
+
+
+def _forgetful() -> str:
+    """Return what is to be known where nothing that is given is remembered."""
+    folder = user_state()
+    above = next(each for each in (folder, *folder.parents) if each.exists())
+    if os.access(above, os.W_OK):
+        return ""
+    return f" What is given is not remembered here, as '{folder}' cannot be written; XDG_STATE_HOME names another."
+
+
+def carried_out(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Yield setting and value of everything in a config that says what is run, read or asked, and with which secret.
+
+    Options of a component count together, so that nothing sends the key of one endpoint to another; and each alone, so
+    that an override of one vouches for no other.
+    """
+    yield from _of_section(config, "")
+
+
+def is_known(component: Component, option: str) -> bool:
+    """Return whether a config that was given on this machine gave an option the value it has in a component."""
+    whole = ":" in component.name
+    options = _plain(component.options) if whole else texts(component.options)
+    return option in options and _note(canonical_json({option: options[option]})).exists()
+
+
+def _of_section(section: Section, above: str) -> Iterator[tuple[str, str]]:
+    for name, field in type(section).model_fields.items():
+        yield from _of_field(section, above, name, field)
+
+
+def _of_field(section: Section, above: str, name: str, field: FieldInfo) -> Iterator[tuple[str, str]]:
+    value, setting = getattr(section, name), f"{above}{name}"
+    if isinstance(section, Component) and name in ("name", "options"):
+        if name == "name":
+            yield from _of_component(section, above[:-1])
+    elif isinstance(value, ServerSection):
+        yield f"{setting}.url", value.url
+    elif isinstance(value, Section):
+        yield from _of_section(value, f"{setting}.")
+    elif isinstance(value, tuple) and any(isinstance(each, Section) for each in value):
+        for number, each in enumerate(value):
+            yield from _of_section(each, f"{setting}.{number}.")
+    elif value != field.default and _counts(setting, value, field.annotation):
+        yield setting, value if isinstance(value, str) else canonical_json(_plain(value))
+
+
+def _of_component(component: Component, setting: str) -> Iterator[tuple[str, str]]:
+    own = ":" in component.name
+    if own:
+        yield setting, component.name
+    whole = own or setting.startswith(_COMMANDS)
+    options = _plain(component.options) if whole else texts(component.options)
+    if options:
+        yield f"{setting}.options" if own else setting, canonical_json({"name": component.name, "options": options})
+        for name, value in options.items():
+            yield f"{setting}.options.{name}", canonical_json({name: value})
+
+
+def _counts(setting: str, value: Any, annotation: Any) -> bool:
+    """Return whether a value says what is run, read or asked, by what its setting is known to be."""
+    place = pattern(setting)
+    if place in HARMLESS or not texts(value):
+        return False
+    if place in NAMES:
+        return ":" in value
+    return value not in choices(annotation) if isinstance(value, str) else True
+
+
+def pattern(setting: str) -> str:
+    """Return a setting without the numbers of list items; those of monitors and judges as those of rewards."""
+    place = ".".join("*" if part.isdigit() else part for part in setting.split("."))
+    for other in _REWARDS:
+        if place.startswith(f"{other}.*"):
+            return "rewards" + place.removeprefix(other)
+    return place
+
+
+def choices(annotation: Any) -> set[Any]:
+    """Return the texts that an annotation lists itself: one of those leads nowhere."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return set(typing.get_args(annotation))
+    return set().union(*(choices(each) for each in typing.get_args(annotation)))
+
+
+def texts(value: Any) -> Any:
+    """Return what holds text of a value, keys of a mapping where what they stand for does; else something empty."""
+    if isinstance(value, Mapping):
+        kept = {str(key): texts(each) for key, each in value.items()}
+        return {key: each for key, each in kept.items() if each}
+    if isinstance(value, list | tuple):
+        return [each for each in map(texts, value) if each]
+    return value if isinstance(value, str) else None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _note(label: str) -> Path:
+    return user_state() / "trusted" / hash_text(label)

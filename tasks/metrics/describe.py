@@ -1,0 +1,161 @@
+"""A run as plain data: what ``flowmill status`` prints, and the result a finished run is remembered by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from storage import layout
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import LineageEntry
+from tasks.inputs.weight_sources import PIPELINE
+from tasks.metrics.alerts import alerts
+from tasks.metrics.evaluations import split_of
+from tasks.metrics.image_grids import GRID
+from tasks.metrics.speed import epoch_speeds
+from tasks.metrics.texts import TEXTS
+
+if TYPE_CHECKING:
+    from tasks.runs.chain import Chain
+    from tasks.runs.context import RunContext
+    from tasks.specs.graph import Node
+
+#: Series of records of a run that holds what a benchmark made, with the benchmark's title.
+BENCHMARK = "benchmark"
+
+
+def describe_run(context: RunContext) -> dict[str, Any]:
+    """Return config, figures, artifacts and state of a run."""
+    from tasks.runs.staleness import State, standings
+    from tasks.runs.state import state_of
+
+    chain, run = context.chain, context.run
+    context.store.remember(map(chain.ref, chain.nodes()))
+    entries = chain.entries()
+    finished = max((entry.epoch for entry in entries if entry.stage == "optimize"), default=0)
+    standing = standings(chain)
+    return {
+        "run": run.name,
+        "root": run.store.root.uri,
+        "state": state_of(context, complete=all(each.state is State.FRESH for each in standing)),
+        "epochs": context.config.run.epochs,
+        "finished_epochs": finished,
+        "tracking": run.newest("tracking"),
+        "benchmark": (run.newest(BENCHMARK) or {}).get("title"),
+        "evaluations": _evaluations(chain),
+        "named_evaluations": _named(chain),
+        "rewards": _rewards(chain, entries),
+        "warnings": [alert.text for alert in alerts(chain)],
+        "advantages": _advantages(chain, entries),
+        "speed": {"epoch": finished, "stages": epoch_speeds(chain, finished)} if finished else None,
+        "artifacts": [
+            {"epoch": e.epoch, "stage": e.stage, "slot": e.slot, "artifact": e.artifact, "forced": e.forced}
+            for e in entries
+        ],
+        "stages": [each.as_dict() for each in standing],
+        "side_results": _side_results(chain),
+        "config": context.config.model_dump(mode="json"),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a stage made, or found committed."""
+
+    node: Node
+    """The stage."""
+    artifact: str
+    """``kind/id``."""
+    means: Mapping[str, float]
+    """Of rewards their mean by prompt list, '' where there are none."""
+    found: bool = False
+    """Whether it was committed already, so that nothing was computed."""
+
+    def __str__(self) -> str:
+        means = [f"{split} mean {mean:.3f}".strip() for split, mean in self.means.items()]
+        shown = [f"({', '.join(means)})"] if means else []
+        return " ".join([str(self.node), self.artifact, *shown, *(["found, not computed again"] if self.found else [])])
+
+
+def describe_made(context: RunContext, node: Node, ref: ArtifactRef, *, found: bool = False) -> Made:
+    """Return what a stage made, or found, with the mean scores of rewards."""
+    means = {split: values["mean"] for split, values in _scores(context.store, ref).items()}
+    return Made(node, str(ref), means, found)
+
+
+def _scores(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Any]:
+    """Return the figures of a rewards artifact by prompt list, '' where it has none; of other artifacts nothing."""
+    manifest = store.manifest(ref) if ref.kind == "rewards" else None
+    if manifest is None:
+        return {}
+    if "mean" in manifest.summary:
+        return {"": manifest.summary}
+    return {split: values for split, values in manifest.summary.items() if isinstance(values, Mapping) and values}
+
+
+def _side_results(chain: Chain) -> list[dict[str, Any]]:
+    from tasks.runs.staleness import side_results
+
+    found = []
+    for side in side_results(chain):
+        figures = _scores(chain.store, side.entry.ref)
+        found.append({**side.as_dict(), "figures": figures.get("", figures)})
+    return found
+
+
+def describe_result(context: RunContext) -> dict[str, Any]:
+    """Return what a finished run is shown by: its evaluations, and where below the root samples and model are."""
+    chain, config = context.chain, context.config
+    evaluations = _evaluations(chain)
+    last = max((int(epoch) for epoch in evaluations), default=0)
+    first = chain.find(last, "judge", config.rewards[0].slot)
+    export = _places(chain.find(config.run.epochs, "export"), context, PIPELINE)
+    return {
+        "run": context.run.name,
+        "evaluations": evaluations,
+        "warnings": [alert.text for alert in alerts(chain)],
+        "images": _places(first, context, GRID),
+        "texts": _places(first, context, TEXTS),
+        "export": next(iter(export.values()), None),
+    }
+
+
+def _places(entry: LineageEntry | None, context: RunContext, name: str) -> dict[str, str]:
+    """Return where, below the root, an artifact holds a file or folder of each prompt list, or of its one shard."""
+    records = [] if entry is None else context.store.shards(entry.ref)
+    return {
+        split_of(record.shard): f"{layout.shard_folder(entry.ref, record.shard, record.digest)}/{name}"
+        for record in records
+        if entry is not None and any(file.name.split("/")[0] == name for file in record.files)
+    }
+
+
+def _evaluations(chain: Chain) -> dict[str, Any]:
+    from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures
+
+    return {str(epoch): evaluation_figures(chain, epoch) for epoch in evaluated_epochs(chain)}
+
+
+def _named(chain: Chain) -> list[dict[str, Any]]:
+    from tasks.metrics.evaluations import named_evaluations, named_figures
+
+    return [
+        {"epoch": epoch, "name": name, "figures": named_figures(chain, epoch, name)}
+        for epoch, name in sorted(named_evaluations(chain))
+    ]
+
+
+def _rewards(chain: Chain, entries: Sequence[LineageEntry]) -> dict[str, dict[str, Any]]:
+    rewards: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        manifest = chain.store.manifest(entry.ref) if entry.stage == "score" else None
+        if manifest is not None:
+            rewards.setdefault(str(entry.epoch), {})[entry.slot] = dict(manifest.summary)
+    return rewards
+
+
+def _advantages(chain: Chain, entries: Sequence[LineageEntry]) -> dict[str, Any]:
+    found = {entry.epoch: chain.store.manifest(entry.ref) for entry in entries if entry.stage == "advantage"}
+    return {str(epoch): dict(manifest.summary) for epoch, manifest in found.items() if manifest is not None}

@@ -1,0 +1,141 @@
+"""What came of a run, read from its committed artifacts: scores of evaluations, and the grids that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from configs.schema import RunConfig
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import LineageEntry
+from tasks.metrics.image_grids import GRID
+from tasks.metrics.texts import TEXTS, Text, read_texts
+from tasks.runs.chain import Chain
+from tasks.specs.graph import OF, evaluation_nodes
+
+#: Prompt lists that are evaluated, in the order of the work.
+SPLITS = ("heldout", "train")
+#: {prompt list: {reward: {figure: value}}}
+Figures = dict[str, dict[str, dict[str, float]]]
+
+
+def split_of(shard: str) -> str:
+    """Return the prompt list of a shard of an evaluation or of its scores."""
+    return shard.partition("-")[0]
+
+
+def named_range(shard: str, total: int) -> tuple[int, int]:
+    """Return the range of samples of its prompt list that a shard's name says; all of them where it says none."""
+    _, *ends = shard.split("-")
+    start, stop = map(int, ends) if ends else (0, total)
+    return start, stop
+
+
+def evaluation_figures(chain: Chain, epoch: int) -> Figures:
+    """Return the scores of the run's own evaluation of an epoch; empty if it has none.
+
+    The prompt lists are 'heldout' and 'train'; a reward has a 'mean', and 'exact' if it knows a perfect score; with
+    several prompt sources those of each too, as 'SOURCE_mean'. One that scores no prompt of a list is left out.
+    """
+    config = chain.config
+    slots = [section.slot for section in (*config.rewards, *config.evaluate.judges)]
+    found = {slot: chain.find(epoch, "judge", slot) for slot in slots}
+    return _by_split(chain.store, {slot: entry.ref for slot, entry in found.items() if entry is not None})
+
+
+def named_evaluations(chain: Chain) -> dict[tuple[int, str], dict[str, ArtifactRef]]:
+    """Return the evaluations beside the run's own: (epoch, name) -> rewards artifacts by reward, the newest of each."""
+    found: dict[tuple[int, str], dict[str, ArtifactRef]] = {}
+    for entry in chain.run.entries():
+        slot, _, name = entry.slot.partition(OF)
+        if entry.stage == "judge" and name:
+            found.setdefault((entry.epoch, name), {})[slot] = entry.ref
+    return found
+
+
+def named_figures(chain: Chain, epoch: int, name: str) -> Figures:
+    """Return the scores of an evaluation beside the run's own."""
+    return _by_split(chain.store, named_evaluations(chain).get((epoch, name), {}))
+
+
+def weighted_reward(config: RunConfig, figures: Figures) -> float:
+    """Return the weighted mean reward on held-out prompts; on the train prompts where there are no others."""
+    return _weighted(config, figures.get("heldout") or figures["train"])
+
+
+def weighted_rewards(config: RunConfig, figures: Figures) -> dict[str, float]:
+    """Return the weighted mean reward on each prompt list that a reward scored."""
+    slots = {section.slot for section in config.rewards}
+    return {split: _weighted(config, scores) for split, scores in figures.items() if slots & set(scores)}
+
+
+def _weighted(config: RunConfig, scores: Mapping[str, Mapping[str, float]]) -> float:
+    scored = [section for section in config.rewards if section.slot in scores]
+    return float(sum(section.weight * scores[section.slot]["mean"] for section in scored))
+
+
+def grids(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Path]:
+    """Return the image grid of each prompt list a rewards artifact of an evaluation scored."""
+    return _files(store, ref, GRID)
+
+
+def texts(store: ArtifactStore, ref: ArtifactRef) -> dict[str, list[Text]]:
+    """Return the first texts of each prompt list a rewards artifact of an evaluation scored."""
+    return {split: read_texts(path) for split, path in _files(store, ref, TEXTS).items()}
+
+
+def evaluation_grids(chain: Chain, epoch: int) -> dict[str, Path]:
+    """Return the grids of the run's own evaluation of an epoch, with the scores of its first reward."""
+    entry = _first_reward(chain, epoch)
+    return {} if entry is None else grids(chain.store, entry.ref)
+
+
+def evaluation_texts(chain: Chain, epoch: int) -> dict[str, list[Text]]:
+    """Return the first texts of the run's own evaluation of an epoch, with the scores of its first reward."""
+    entry = _first_reward(chain, epoch)
+    return {} if entry is None else texts(chain.store, entry.ref)
+
+
+def _first_reward(chain: Chain, epoch: int) -> LineageEntry | None:
+    return chain.find(epoch, "judge", chain.config.rewards[0].slot)
+
+
+def _files(store: ArtifactStore, ref: ArtifactRef, name: str) -> dict[str, Path]:
+    held = [record for record in store.shards(ref) if any(file.name == name for file in record.files)]
+    return {split_of(record.shard): store.folder(ref, record) / name for record in held}
+
+
+def evaluated_epochs(chain: Chain) -> list[int]:
+    """Return the epochs whose evaluation counts and is complete."""
+    return sorted({entry.epoch for entry in chain.entries() if entry.stage == "judge"})
+
+
+def finished_evaluations(chain: Chain) -> list[int]:
+    """Return the epochs of the run that have an evaluation of its own, scheduled now or once the last.
+
+    A run that grows with ``evaluate.every`` above 1 schedules the evaluation of its former last epoch no more. It is a
+    result of the run all the same.
+    """
+    judged = {entry.epoch for entry in chain.run.entries() if entry.stage == "judge" and OF not in entry.slot}
+    return sorted(epoch for epoch in judged if epoch <= chain.config.run.epochs and _is_finished(chain, epoch))
+
+
+def _is_finished(chain: Chain, epoch: int) -> bool:
+    return all(chain.find(*node) is not None for node in evaluation_nodes(chain.config, epoch))
+
+
+def _by_split(store: ArtifactStore, rewards: Mapping[str, ArtifactRef]) -> Figures:
+    figures: Figures = {}
+    for slot, ref in rewards.items():
+        manifest = store.manifest(ref)
+        for split, values in _ordered({} if manifest is None else manifest.summary):
+            if values:
+                figures.setdefault(split, {})[slot] = dict(values)
+    return figures
+
+
+def _ordered(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the prompt lists of a summary, train first."""
+    return sorted(summary.items(), key=lambda item: item[0] != "train")

@@ -1,0 +1,270 @@
+"""Rules over the figures of a run: which of them say that training goes wrong, why, and what to do. One table.
+
+A rule reads figures of trained epochs alone, so that it gives one answer on every machine and after every restart.
+Rules that compare samples with each other (monitors, held-out scores) are in ``tasks.metrics.alerts``.
+A new rule is one entry of ``RULES``; ``tests/tasks/metrics/test_rules.py`` asks for a run that has its fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from configs.schema import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The figures of a run up to an epoch."""
+
+    config: RunConfig
+    """Its settings."""
+    epochs: Sequence[Mapping[str, float]]
+    """By epoch from 1: name -> value. ``NAME`` is the mean over the updates of an epoch, ``NAME/max`` the largest."""
+
+    def last(self, name: str, count: int = 1) -> list[float]:
+        """Return a figure of the last epochs, empty unless all of them have it."""
+        found = [figures[name] for figures in self.epochs[-count:] if name in figures]
+        return found if len(found) == count else []
+
+    def before(self, name: str) -> list[float]:
+        """Return a figure of all epochs before the last."""
+        return [figures[name] for figures in self.epochs[:-1] if name in figures]
+
+    def upto(self, epoch: int) -> History:
+        """Return the history as it was after an epoch, from 0."""
+        return History(self.config, self.epochs[:epoch])
+
+
+#: Returns the evidence in words where a rule fires, else None.
+Condition = Callable[[History], "str | None"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One fault of training that figures show."""
+
+    name: str
+    """Its name in events, tags and docs."""
+    condition: str
+    """When it fires."""
+    fires: Condition
+    """The same as code."""
+    meaning: str
+    """What a person should conclude."""
+    remedy: str
+    """What to change."""
+    source: str
+    """Where the rule, or its limit, comes from."""
+    false_alarms: str
+    """How often it fires on runs without the fault."""
+
+    def text(self, evidence: str) -> str:
+        """Return one warning in words."""
+        return f"{evidence}: {self.meaning}. {self.remedy}."
+
+
+def _above(name: str, label: str, limit: float, *, epochs: int = 1, unit: str = "") -> Condition:
+    """Return a condition: a figure is at least ``limit`` in so many epochs in a row."""
+
+    def fires(history: History) -> str | None:
+        values = history.last(name, epochs)
+        if not values or not all(value >= limit for value in values):
+            return None
+        for_long = f" for {epochs} epochs" if epochs > 1 else ""
+        return f"{label} is {values[-1]:.3g}{unit}, {limit:g} or more{for_long}"
+
+    return fires
+
+
+def _clipped(history: History) -> str | None:
+    low, high = history.last("optimize/clip_low/last"), history.last("optimize/clip_high/last")
+    share = low[0] + high[0] if low and high else 0.0
+    return f"{share:.0%} of the rows of the last update are clipped" if share >= 0.9 else None
+
+
+def _exploding(history: History) -> str | None:
+    now, before = history.last("optimize/grad_norm/max"), history.before("optimize/grad_norm/max")
+    if now and not math.isfinite(now[0]):
+        return "the gradient norm is not finite"
+    usual = median(before) if len(before) >= 3 else 0.0
+    if not now or usual <= 0 or now[0] < 100 * usual:
+        return None
+    return f"the gradient norm is {now[0]:.3g}, {now[0] / usual:.0f} times its median of {usual:.3g}"
+
+
+def _no_gradient(history: History) -> str | None:
+    # The policy is held while the critic alone is trained.
+    if len(history.epochs) <= history.config.critic.alone_epochs:
+        return None
+    norms = history.last("optimize/grad_norm/max")
+    return "the gradient norm is 0 in every update" if norms == [0.0] else None
+
+
+def _entropy(history: History) -> str | None:
+    now, before = history.last("optimize/entropy"), history.before("optimize/entropy")
+    if not now or not before or now[0] > 0.02 * before[0]:
+        return None
+    return f"the entropy is {now[0]:.3g} nats per token, {now[0] / before[0]:.1%} of that of the first epoch"
+
+
+def _gap(history: History) -> str | None:
+    for name in ("optimize/sampler_gap/max", "optimize/replay_gap_max/max"):
+        now, before = history.last(name), history.before(name)
+        if now and before and now[0] >= 0.01 and now[0] >= 10 * before[0]:
+            return f"log-probs differ from those of sampling by up to {now[0]:.3g}, {before[0]:.2g} in the first epoch"
+    return None
+
+
+def _unexplained(history: History) -> str | None:
+    values = history.last("advantage/explained_variance", 3)
+    if not values or max(values) >= 0:
+        return None
+    return f"the critic's explained variance is {values[-1]:.3g}, and below 0 for 3 epochs"
+
+
+def _length(history: History) -> str | None:
+    tokens, now, before = (
+        history.config.rollout.tokens,
+        history.last("optimize/length", 2),
+        history.before("optimize/length"),
+    )
+    if tokens is None or not now or min(now) < 0.95 * tokens.max_new or before[0] >= 0.9 * tokens.max_new:
+        return None
+    return f"completions have {now[-1]:.1f} of at most {tokens.max_new} tokens, {before[0]:.1f} in the first epoch"
+
+
+def _share(name: str, of: str) -> Callable[[History], float]:
+    """Return what part of the samples of the last epoch a count is."""
+
+    def share(history: History) -> float:
+        counts, samples = history.last(name), history.last(of)
+        return counts[0] / samples[0] if counts and samples and samples[0] else 0.0
+
+    return share
+
+
+_repeated = _share("rollout/repeats", "rollout/samples")
+_excluded = _share("advantage/excluded_samples", "rollout/samples")
+
+
+def _repeats(history: History) -> str | None:
+    share = _repeated(history)
+    return f"{share:.0%} of the samples equal another of their group" if share >= 0.8 else None
+
+
+def _failed(history: History) -> str | None:
+    share = _excluded(history)
+    return f"{share:.0%} of the samples have no score and are left out" if share >= 0.1 else None
+
+
+_MEASURED = "none in the runs of `python -m tests.benchmarks alerts`"
+_NEVER = "none: the condition is exact"
+
+#: All rules over figures of epochs, by name.
+RULES: Mapping[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Rule(
+            name="kl",
+            condition="the largest approx_kl of an update is 0.5 nats or more",
+            fires=_above("optimize/approx_kl/max", "approx_kl", 0.5, unit=" nats"),
+            meaning="within the epoch the policy moved far from the policy that sampled, so ratios say little",
+            remedy="Lower optimize.learning_rate, take fewer optimize.updates_per_epoch, or add a KL term (kl_coef)",
+            source="Schulman 2020, approximating KL divergence (k3); PPO implementations stop at 0.01 to 0.05",
+            false_alarms=_MEASURED,
+        ),
+        Rule(
+            name="clipped",
+            condition="90 % or more of the rows of the last update of an epoch are clipped",
+            fires=_clipped,
+            meaning="nearly no row has a gradient any more, so further updates learn nothing",
+            remedy="Lower optimize.learning_rate, take fewer updates per epoch, or widen the clip range",
+            source="arXiv 1707.06347, eq. 7: a clipped row has gradient 0",
+            false_alarms=_MEASURED,
+        ),
+        Rule(
+            name="gradient_exploding",
+            condition="a gradient norm is not finite, or 100 times the median of at least three earlier epochs",
+            fires=_exploding,
+            meaning="an update is far larger than those before it",
+            remedy="Lower optimize.learning_rate or optimize.max_grad_norm, and look at that epoch's rewards",
+            source="arXiv 1211.5063 (norm clipping)",
+            false_alarms=_MEASURED,
+        ),
+        Rule(
+            name="gradient_zero",
+            condition="the gradient norm is exactly 0 in every update of an epoch that trains the policy",
+            fires=_no_gradient,
+            meaning="the policy does not learn",
+            remedy="Look at advantage/zero_std_ratio and the clip shares: all advantages may be 0",
+            source="identity",
+            false_alarms=_NEVER,
+        ),
+        Rule(
+            name="entropy",
+            condition="the mean entropy of an epoch is 2 % or less of that of the first",
+            fires=_entropy,
+            meaning="the policy samples the same tokens again and again and explores no more",
+            remedy="Raise clip_high or the temperature, add a KL term, or stop here if the task is solved",
+            source="arXiv 2503.14476, section 3.1 (entropy collapse)",
+            false_alarms=_MEASURED,
+        ),
+        Rule(
+            name="log_prob_gap",
+            condition="log-probs of sampling and training differ by 0.01 or more and by 10 times those of epoch 1",
+            fires=_gap,
+            meaning="what samples is drifting away from what is trained",
+            remedy="Use model.dtype float32, equal batch sizes, or rollout.tokens.rescore, and update the engine",
+            source="arXiv 2510.18927 (training-inference mismatch)",
+            false_alarms=_MEASURED,
+        ),
+        Rule(
+            name="no_spread",
+            condition="95 % or more of the groups have equal rewards in two epochs in a row",
+            fires=_above("advantage/zero_std_ratio", "the share of groups with equal rewards", 0.95, epochs=2),
+            meaning="solved or hopeless prompts are paid for and teach nothing",
+            remedy="Use other prompts, a larger rollout.group_size, or a reward that tells samples apart",
+            source="arXiv 2503.14476, section 3.2 (dynamic sampling)",
+            false_alarms=_MEASURED,
+        ),
+        Rule(
+            name="explained_variance",
+            condition="the critic's explained variance is below 0 in three epochs in a row",
+            fires=_unexplained,
+            meaning="the critic predicts returns worse than their mean does, so it adds noise to advantages",
+            remedy="Train it longer alone (critic.alone_epochs) or with another critic.learning_rate",
+            source="1 - Var(return - value) / Var(return), as PPO implementations log it",
+            false_alarms=_MEASURED,
+        ),
+        Rule(
+            name="length",
+            condition="completions reach 95 % of max_new in two epochs in a row, and did not in the first epoch",
+            fires=_length,
+            meaning="completions are cut, so their end is not scored",
+            remedy="Raise rollout.tokens.max_new, or use advantage.overlong",
+            source="arXiv 2503.14476, section 3.4 (overlong completions)",
+            false_alarms=_MEASURED,
+        ),
+        Rule(
+            name="identical_samples",
+            condition="80 % or more of the samples of an epoch equal another of their group",
+            fires=_repeats,
+            meaning="the policy has collapsed to one sample per prompt",
+            remedy="Raise the noise of the sampler or the temperature, or go back to an earlier policy",
+            source="identity of the stored bytes",
+            false_alarms=_MEASURED,
+        ),
+        Rule(
+            name="excluded",
+            condition="10 % or more of the samples of an epoch have no score",
+            fires=_failed,
+            meaning="training sees a part of the samples only, and which part may follow from what fails",
+            remedy="Read the notes of failed scores with 'flowmill view', and mend the reward",
+            source="count",
+            false_alarms=_NEVER,
+        ),
+    )
+}

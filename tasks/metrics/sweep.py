@@ -1,0 +1,206 @@
+"""Sweeps: variants of one config that share every artifact they can."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from configs.errors import ConfigError
+from configs.escaping import command
+from configs.fingerprint import fingerprint
+from configs.overrides import read_yaml
+from configs.schema import RunConfig
+from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_figures, weighted_reward
+
+if TYPE_CHECKING:
+    from tasks.runs.context import RunContext
+
+#: Name of the evaluation of the best variant on prompts that chose nothing.
+FINAL = "final"
+#: Characters of a value in a run's name; what is longer is named by its fingerprint.
+_LONGEST = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One run of a sweep."""
+
+    name: str
+    """Of the run."""
+    settings: dict[str, Any]
+    """What is its own, by setting."""
+
+    @property
+    def overrides(self) -> list[str]:
+        """The same as ``section.key=value`` strings."""
+        return [f"{key}={json.dumps(value)}" for key, value in self.settings.items()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a variant."""
+
+    variant: Variant
+    """Which."""
+    epoch: int
+    """The last evaluated epoch; 0 before training."""
+    reward: float | None
+    """Weighted mean reward of that evaluation on held-out prompts; None before any."""
+    figures: dict[str, float]
+    """Scores on held-out prompts, or on the train prompts where there are no others."""
+    final: dict[str, float] = field(default_factory=dict)
+    """Of the best, scores on prompts that chose nothing, where there are some."""
+
+
+def variants(name: str, grids: Sequence[str], lists: Sequence[str]) -> list[Variant]:
+    """Return the variants of a sweep: every combination of grids, for each line of a list if there is one.
+
+    Args:
+        name: of the sweep; the names of its runs begin with it.
+        grids: ``section.key=value,value`` each.
+        lists: lines of ``section.key=value`` strings, as a shell would read them.
+
+    Raises:
+        ConfigError: one is malformed, two set the same, or two variants are the same.
+    """
+    if not grids and not lists:
+        raise ConfigError("A sweep needs --grid key=value,value, or --list FILE.")
+    axes = [_axis(grid) for grid in grids]
+    rows = [_row(line) for line in lists] or [()]
+    found: dict[str, Variant] = {}
+    for row in rows:
+        for chosen in itertools.product(*axes):
+            pairs = [*row, *chosen]
+            twice = [key for number, (key, _) in enumerate(pairs) if key in [k for k, _ in pairs[:number]]]
+            if twice:
+                raise ConfigError(f"'{twice[0]}' is given twice in one variant. Leave one of them out.")
+            variant = Variant(name="-".join([name, *(_part(*pair) for pair in pairs)]), settings=dict(pairs))
+            if variant.name in found:
+                raise ConfigError(f"Two variants are the same: {' '.join(variant.overrides)}.")
+            found[variant.name] = variant
+    return list(found.values())
+
+
+def read_list(file: Path) -> list[str]:
+    """Return the lines of a list of variants; empty ones and those that begin with # are left out.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        lines = [line.strip() for line in file.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--list '{file}' cannot be read: {error}") from None
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def outcome(context: RunContext, variant: Variant) -> Outcome:
+    """Return what came of a variant so far."""
+    # It takes torch, and a sweep whose runs are being executed is refused without.
+
+    evaluated = evaluated_epochs(context.chain)
+    if not evaluated:
+        return Outcome(variant=variant, epoch=0, reward=None, figures={})
+    figures = evaluation_figures(context.chain, evaluated[-1])
+    return Outcome(
+        variant=variant,
+        epoch=evaluated[-1],
+        reward=weighted_reward(context.config, figures),
+        figures=_flat(figures.get("heldout") or figures["train"]),
+    )
+
+
+def with_final(best: Outcome, context: RunContext) -> Outcome:
+    """Return the best outcome with its scores on the prompts that chose nothing."""
+    figures = named_figures(context.chain, best.epoch, FINAL)
+    return replace(best, final=_flat(figures.get("heldout", {})))
+
+
+def final_settings(config: RunConfig, prompts: str) -> list[str]:
+    """Return the overrides of the evaluation on prompts that chose nothing.
+
+    Raises:
+        ConfigError: the run has sources of prompts, each with lists of its own.
+    """
+    if config.prompts.sources:
+        raise ConfigError(
+            f"--final '{prompts}': prompts.sources has lists of its own for each source, so one list cannot take their "
+            "place. Leave --final out, and evaluate the best with 'flowmill stage evaluate --name final --set "
+            "prompts.sources=...'."
+        )
+    return [f"prompts.heldout={json.dumps(prompts)}"]
+
+
+def _flat(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    return {f"{slot} {name}": value for slot, values in scores.items() for name, value in values.items()}
+
+
+def selection_note(outcomes: Sequence[Outcome], *, prompts: str | None, root: str | None) -> str:
+    """Return what a person should know of the best figure of several; nothing where one alone has a figure."""
+    scored = [each for each in outcomes if each.reward is not None]
+    if len(scored) < 2:
+        return ""
+    best = scored[0]
+    note = (
+        f"The best of {len(scored)} was chosen by its scores on the held-out prompts that the table shows: the more "
+        "variants there are, the more of its lead is chance."
+    )
+    if best.final and prompts is not None:
+        found = ", ".join(f"{figure} {value:.4g}" for figure, value in best.final.items())
+        return f"{note} On {prompts}, which chose nothing, {best.variant.name} has {found}."
+    which = ["--run", best.variant.name, "--epoch", str(best.epoch), *(("--root", root) if root else ())]
+    stage = command("flowmill", "stage", "evaluate", *which, "--name", FINAL, "--set", "prompts.heldout=FILE")
+    return f"{note} For a figure to report, evaluate it on prompts that chose nothing: --final FILE, or {stage}"
+
+
+def best_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return outcomes by their reward, the best first; those without one last."""
+    return sorted(outcomes, key=lambda each: (each.reward is None, -(each.reward or 0.0)))
+
+
+def check_varied(variant: Variant) -> None:
+    """Check that a variant leaves alone what all runs of a sweep share.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    for key in variant.settings:
+        if key.startswith(("run.name", "store.", "tracking.")):
+            raise ConfigError(f"--grid '{key}': all runs of a sweep share it. Set it with --set, --name or --root.")
+
+
+def _axis(grid: str) -> list[tuple[str, Any]]:
+    key, separator, text = grid.partition("=")
+    try:
+        values = read_yaml(f"[{text}]") if separator and text.strip() else None
+    except yaml.YAMLError:
+        values = None
+    if not key or not values:
+        raise ConfigError(f"--grid '{grid}' is not of the form section.key=value,value.")
+    return [(key, value) for value in values]
+
+
+def _row(line: str) -> tuple[tuple[str, Any], ...]:
+    try:
+        parts = [part.partition("=") for part in shlex.split(line)]
+        found = tuple((key, read_yaml(value)) for key, separator, value in parts if key and separator)
+    except (ValueError, yaml.YAMLError):
+        found, parts = (), [("", "", "")]
+    if len(found) != len(parts):
+        raise ConfigError(f"--list: '{line}' is not of the form section.key=value section.key=value.")
+    return found
+
+
+def _part(key: str, value: Any) -> str:
+    text = re.sub(r"[^A-Za-z0-9_.]+", "-", str(value)).strip("-")
+    if isinstance(value, dict | list) or not 0 < len(text) <= _LONGEST:
+        text = fingerprint([value])[:8]
+    return f"{key.rpartition('.')[2]}-{text}"

@@ -1,0 +1,335 @@
+"""What of a run is logged, read from its committed artifacts. No MLflow here.
+
+Steps: ``optimize/*`` are logged at the optimizer update, everything else at the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.escaping import in_markdown
+from configs.fingerprint import fingerprint
+from configs.load import flatten
+from configs.schema import RunConfig
+from storage.layout import ArtifactRef
+from storage.records import Manifest
+from tasks.metrics.alerts import alerts
+from tasks.metrics.evaluations import (
+    Figures,
+    grids,
+    named_evaluations,
+    named_figures,
+    split_of,
+    texts,
+    weighted_reward,
+    weighted_rewards,
+)
+from tasks.metrics.evaluations import evaluation_figures as figures_of
+from tasks.metrics.image_grids import CLIPS
+from tasks.metrics.monitors import correlations, read_scored, shares
+from tasks.metrics.points import ACHIEVED, Point, scores_first
+from tasks.metrics.speed import ROWS, committed_at, seconds_of, speed_of
+from tasks.metrics.texts import Text
+from tasks.runs.chain import Chain
+from tasks.runs.context import RunContext
+from tasks.specs.graph import Node, evaluation_nodes, scored_nodes, training_nodes
+
+#: MLflow writes every parameter above each image grid; more than these would hide it. Other settings are tags.
+_PARAMETERS = (
+    *("algorithm", "base", "trained", "rewards", "rollout.prompts_per_epoch", "rollout.group_size"),
+    *("optimize.learning_rate", "run.seed"),
+)
+#: Settings that are logged in all.
+_MOST = 20
+_MAX_LENGTH = 500
+#: What a table of epochs shows besides rewards and monitors.
+_IN_TABLE = ("advantage/filtered_ratio", "time/rollout_s", "time/optimize_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochContent:
+    """A trained epoch."""
+
+    epoch: int
+    """Its number."""
+    identity: str
+    """Changes when any of its artifacts does."""
+    time_ms: int
+    """When the last of them was made, in milliseconds since 1970."""
+    points: tuple[Point, ...]
+    """All its values, scores first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationContent:
+    """An evaluation of the policy after an epoch."""
+
+    epoch: int
+    """The epoch."""
+    name: str
+    """Empty for the run's own."""
+    identity: str
+    """Changes when any of its artifacts does."""
+    time_ms: int
+    """When the last of them was made, in milliseconds since 1970."""
+    policy: str
+    """``kind/id`` of the policy."""
+    points: tuple[Point, ...]
+    """Its scores."""
+    images: Mapping[str, Path]
+    """Grid of each prompt list."""
+    clips: Sequence[tuple[str, Path]]
+    """Folders of clips, each with its prompt list."""
+    texts: Mapping[str, Sequence[Text]]
+    """The first texts of each prompt list."""
+    reward: float
+    """Weighted held-out reward."""
+
+    @property
+    def key(self) -> str:
+        """What it is called among those logged."""
+        return f"{self.epoch}:{self.name}"
+
+
+def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
+    """Return what is logged of an epoch; None while its training does not count.
+
+    Raises:
+        NotCommittedError: it counts, and something of it is lost, or its files were removed.
+    """
+    made = _made(chain, epoch)
+    if made is None:
+        return None
+    figures = _epoch_figures(chain, made)
+    points = [Point(key=key, value=value, step=epoch) for key, value in figures.items()]
+    points.append(Point(key=f"{ACHIEVED}/rollout", value=figures["reward/mean"], step=epoch))
+    scored = read_scored(chain, epoch)
+    points += [
+        Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
+        for slot, value in correlations(scored).items()
+    ]
+    points += [
+        Point(key=f"reward/{slot}_share", value=value, step=epoch)
+        for slot, value in shares(scored, chain.config.rewards).items()
+    ]
+    for update in made[epoch, "optimize", ""].summary["updates"]:
+        step = int(update["update"])
+        points += [Point(key=f"optimize/{k}", value=v, step=step) for k, v in update.items() if k != "update"]
+    identity = fingerprint([[*key[1:], manifest.digest] for key, manifest in made.items()])[:8]
+    time_ms = committed_at(chain, [ArtifactRef(manifest.kind, manifest.id) for manifest in made.values()])
+    return EpochContent(epoch=epoch, identity=identity, time_ms=time_ms, points=scores_first(points))
+
+
+def epoch_row(chain: Chain, epoch: int) -> dict[str, float]:
+    """Return the figures of a trained epoch that fit into a table: rewards, monitors, seconds of work."""
+    figures = _epoch_figures(chain, _made(chain, epoch) or {})
+    means = [key for key in figures if key.startswith(("reward/", "monitor/")) and key.endswith("_mean")]
+    shown = [key for key in ("reward/mean", "reward/std", *means, *_IN_TABLE) if key in figures]
+    return {"epoch": epoch, **{key: round(figures[key], 4) for key in shown}}
+
+
+def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
+    """Return what is logged of the run's own evaluation of an epoch; None while it does not count or is not there.
+
+    Raises:
+        NotCommittedError: it counts, and something of it is lost, or its files were removed.
+    """
+    nodes = list(evaluation_nodes(chain.config, epoch))
+    found = [chain.find(*node) for node in nodes]
+    if any(entry is None for entry in found):
+        return None
+    refs = [entry.ref for entry in found if entry is not None]
+    return _evaluation(chain, epoch, "", refs[0], refs[1:], figures_of(chain, epoch))
+
+
+def side_contents(chain: Chain) -> list[EvaluationContent]:
+    """Return the evaluations beside the run's own.
+
+    Raises:
+        NotCommittedError: one is not complete.
+    """
+    found = (side_content(chain, *key) for key in named_evaluations(chain))
+    return [each for each in found if each is not None]
+
+
+def side_content(chain: Chain, epoch: int, name: str) -> EvaluationContent | None:
+    """Return an evaluation beside the run's own, None without images.
+
+    Raises:
+        NotCommittedError: it is not complete.
+    """
+    images, rewards = chain.run.made(epoch, "evaluate", name), named_evaluations(chain)[epoch, name]
+    if not images:
+        return None
+    figures = named_figures(chain, epoch, name)
+    return _evaluation(chain, epoch, name, images[-1].ref, list(rewards.values()), figures)
+
+
+def parameters(config: RunConfig) -> dict[str, str]:
+    """Return the few settings that are shown wherever a run is."""
+    return {key: value for key, value in _settings(config).items() if key in _PARAMETERS}
+
+
+def further_settings(config: RunConfig) -> dict[str, str]:
+    """Return the other settings a reviewer compares runs by: what matters, then what differs from the defaults.
+
+    Settings that may change from one invocation of a run to the next are not among them.
+    """
+    return {key: value for key, value in _settings(config).items() if key not in _PARAMETERS}
+
+
+def _settings(config: RunConfig) -> dict[str, str]:
+    flat = flatten(config.model_dump(mode="json"))
+    chosen = {name: value for name, value in _what_matters(config).items() if value is not None}
+    plain = flatten(
+        RunConfig(model=config.model, prompts=config.prompts, rewards=config.rewards).model_dump(mode="json")
+    )
+    for key, value in flat.items():
+        section = key.split(".")[0]
+        named = key in chosen or section in ("model", "prompts", "rewards", "store", "run", *_FREE)
+        if (
+            len(chosen) < _MOST
+            and not named
+            and plain.get(key) != value
+            and key not in _SAID
+            and not key.startswith(_KEPT)
+        ):
+            chosen[key] = value
+    return {key: str(value)[:_MAX_LENGTH] for key, value in list(chosen.items())[:_MOST]}
+
+
+_FREE = ("evaluate", "export", "execution", "tracking")
+#: Said by a parameter of another name.
+_SAID = ("optimize.algorithm.name", "rollout.sampler.name", "rollout.plan.name")
+#: Said nowhere: how samples are kept.
+_KEPT = ("rollout.groups_per_shard", "rollout.store", "rollout.media.", "rollout.latents_dtype")
+
+
+def _what_matters(config: RunConfig) -> dict[str, Any]:
+    model, rollout, optimize = config.model, config.rollout, config.optimize
+    lora = model.lora
+    return {
+        "algorithm": optimize.algorithm.name,
+        "base": model.base_name,
+        "family": model.policy,
+        "trained": "all weights" if lora is None else f"LoRA {lora.brief()}",
+        "rewards": ", ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards),
+        "sampler": rollout.sampler.name,
+        "plan": rollout.plan.name,
+        "rollout.steps": rollout.steps,
+        "rollout.prompts_per_epoch": rollout.prompts_per_epoch,
+        "rollout.group_size": rollout.group_size,
+        "model.guidance_scale": model.guidance_scale,
+        "optimize.learning_rate": optimize.learning_rate,
+        "optimize.updates_per_epoch": optimize.updates_per_epoch,
+        "run.seed": config.run.seed,
+    }
+
+
+def paragraphs(context: RunContext, *, done: bool) -> list[str]:
+    """Return in words what a run is: of which model, on which prompts, for which reward, and with what result.
+
+    The first goes on behind the run's name.
+    """
+    config, chain = context.config, context.chain
+    model, counts = config.model, context.store.manifest(chain.ref(Node(0, "preprocess")))
+    base = model.base_name if model.path else f"the built-in '{model.base_name}'"
+    rewards = " + ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards)
+    prompts = " + ".join(Path(source).name for source in config.prompts.lists("train").values())
+    size = f" ({counts.summary['train']} prompts, {counts.summary['heldout']} held out)" if counts else ""
+    lines = [
+        f"trains {base} ({model.policy}) with {config.optimize.algorithm.name} on {prompts}{size} for {rewards}, "
+        f"{config.run.epochs} epochs."
+    ]
+    first, last = figures_of(chain, 0), figures_of(chain, config.run.epochs) if done else {}
+    for split, rewards_of in last.items():
+        changes = [
+            f"{slot} {first[split][slot]['mean']:.3f} → {values['mean']:.3f}"
+            for slot, values in rewards_of.items()
+            if slot in first.get(split, {})
+        ]
+        lines.append(f"Result on {'held-out' if split == 'heldout' else split} prompts: {', '.join(changes)}.")
+    return lines
+
+
+def description(context: RunContext, link: str, *, done: bool) -> str:
+    """Return ``paragraphs`` and what monitors showed in Markdown, and a link behind them."""
+    about, *results = map(in_markdown, paragraphs(context, done=done))
+    # First: the page shows a few lines, and the rest when asked.
+    warnings = [f"**Warning**: {in_markdown(alert.text)}" for alert in alerts(context.chain)]
+    return "\n\n".join([f"**{in_markdown(context.run.name)}** {about}", *warnings, *results, link])
+
+
+def _evaluation(
+    chain: Chain, epoch: int, name: str, images: ArtifactRef, rewards: list[ArtifactRef], figures: Figures
+) -> EvaluationContent:
+    store = chain.store
+    prefix = f"eval-{name}" if name else "eval"
+    points = [
+        Point(key=f"{prefix}/{split}/{slot}_{figure}", value=value, step=epoch, split=split)
+        for split, scores in figures.items()
+        for slot, values in scores.items()
+        for figure, value in values.items()
+    ]
+    if not name:
+        points += [
+            Point(key=f"{ACHIEVED}/{split}", value=value, step=epoch, split=split)
+            for split, value in weighted_rewards(chain.config, figures).items()
+        ]
+    points.append(Point(key=f"time/{prefix}_s", value=seconds_of(chain, images), step=epoch))
+    folders = [(split_of(record.shard), store.folder(images, record) / CLIPS) for record in store.shards(images)]
+    manifests = [store.require(ref) for ref in (images, *rewards)]
+    return EvaluationContent(
+        epoch=epoch,
+        name=name,
+        identity=fingerprint([manifest.digest for manifest in manifests])[:8],
+        time_ms=committed_at(chain, [images, *rewards]),
+        policy=manifests[0].inputs[0],
+        points=scores_first(points),
+        images=grids(store, rewards[0]),
+        clips=tuple((split, folder) for split, folder in folders if folder.exists()),
+        texts=texts(store, rewards[0]),
+        reward=weighted_reward(chain.config, figures) if not name else 0.0,
+    )
+
+
+def _made(chain: Chain, epoch: int) -> dict[tuple[int, str, str], Manifest] | None:
+    """Return what an epoch's training made, by stage; None while it does not count.
+
+    Raises:
+        NotCommittedError: something of it is lost.
+    """
+    nodes = [*scored_nodes(chain.config, epoch), *training_nodes(chain.config, epoch)]
+    found = [chain.find(*node) for node in nodes]
+    if any(entry is None for entry in found):
+        return None
+    return {entry.key: chain.store.require(entry.ref) for entry in found if entry is not None}
+
+
+def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    monitors = {section.slot for section in chain.config.monitors}
+    for (_, stage, slot), manifest in made.items():
+        key, seconds = f"time/{stage}_s", seconds_of(chain, ArtifactRef(manifest.kind, manifest.id))
+        figures[key] = figures.get(key, 0.0) + seconds
+        if stage in ROWS:
+            figures |= {f"time/{stage}_{name}": value for name, value in speed_of(chain, manifest).items()}
+        if stage == "score":
+            figures[f"time/score_{slot}_s"] = seconds
+            kind = "monitor" if slot in monitors else "reward"
+            figures.update({f"{kind}/{slot}_{name}": value for name, value in manifest.summary.items()})
+        if stage == "gradient":
+            figures |= {f"gradient/{slot}_{name}": value for name, value in manifest.summary.items()}
+        if stage == "render":
+            figures["render/empty_ratio"] = manifest.summary["empty"] / max(1, manifest.rows)
+        if stage == "advantage":
+            figures.update(_advantage_figures(manifest.summary))
+    return figures
+
+
+def _advantage_figures(summary: Mapping[str, float]) -> dict[str, float]:
+    names = {"reward_mean": "reward/mean", "reward_std": "reward/std"}
+    return {names.get(name, f"advantage/{name}"): value for name, value in summary.items()}

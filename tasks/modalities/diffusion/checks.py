@@ -1,0 +1,105 @@
+"""What a config of a diffusion policy must fit, and how many rows of its denoiser a run takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from configs.registry import Table, resolve
+from configs.schema import RunConfig
+from models.maths import SOLVERS
+from models.policies.tokenization import check_marks
+from models.quickstart import BUILDERS
+from tasks.algorithms.base import Requirements
+from tasks.algorithms.checks import check_advantage, check_replay
+from tasks.inputs.components import make_kernel, make_plan
+from tasks.inputs.prompts import source_prompts, uses_guidance
+from tasks.modalities.diffusion.setting_combination import Combination, draw_plans
+from tasks.modalities.diffusion.setting_rules import check_combination
+from tasks.modalities.forward_cost import Cost
+from tasks.runs.sharding import rollout_cuts
+from tasks.specs.graph import is_evaluated
+
+
+def check_diffusion(config: RunConfig, requires: Requirements) -> None:
+    """Check samplers, plans and what they are combined with.
+
+    Raises:
+        ConfigError: something cannot work.
+    """
+    _known("rollout.solver", config.rollout.solver, SOLVERS)
+    _known("evaluate.solver", config.evaluate.solver, SOLVERS)
+    kernel, plan = make_kernel(config), make_plan(config)
+    draws = draw_plans(config, plan)
+    check_combination(Combination(config=config, kernel=kernel, requires=requires, draws=draws))
+    check_advantage(config)
+    check_replay(config, requires, kernel)
+    folder = Path(str(config.model.path)).expanduser()
+    if config.model.path is not None and folder.is_dir():
+        check_marks(folder, (prompt.text for prompts in source_prompts(config).values() for prompt in prompts))
+
+
+def _known(label: str, name: str, table: Table) -> None:
+    """Check a table name without importing what it stands for; import strings are imported."""
+    if name not in table:
+        resolve(table, name, label=label)
+
+
+def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+    """Return what a run takes whose config was checked; ``prompts`` is their number by split."""
+    steps = draw_plans(config, make_plan(config))[0]
+    rollout, calls = config.rollout, 2 if uses_guidance(config) else 1
+    trained_calls = calls if requires.guided else 1
+    trunks = rollout.prompts_per_epoch * rollout.group_size
+    samples = trunks * (steps.branches * len(steps.trained) if steps.branches else 1)
+    trained, states = (1, 2) if steps.branches else (len(steps.trained), len(steps.states))
+    positions = requires.times.count if requires.times is not None else trained
+    if requires.data == "states":
+        positions = sum(state + requires.calls <= rollout.steps for state in steps.states)
+    branched = sum(steps.branches * (rollout.steps - 1 - step) for step in steps.trained)
+    used = 2 * rollout.prompts_per_epoch if requires.unit == "pair" else samples
+    rows = (
+        used
+        * positions
+        * config.optimize.inner_epochs
+        * (1 + (config.optimize.replay.epochs if config.optimize.replay else 0))
+    )
+    splits = sum(1 for split in ("train", "heldout") if prompts[split])
+    evaluations = 1 + sum(1 for epoch in range(1, config.run.epochs + 1) if is_evaluated(config, epoch))
+    values = _latent_values(config)
+    width = {"float32": 4, "float16": 2}[rollout.latents_dtype]
+    predicted = 4 * trained if rollout.unconditional else 0
+    per_epoch = None if values is None else samples * (states * width + predicted) * values
+    return Cost(
+        prompts=prompts,
+        samples_per_epoch=samples,
+        rollout_forwards=trunks * (rollout.steps + branched) * calls,
+        optimize_rows=rows,
+        optimize_forwards=rows * trained_calls * requires.calls,
+        reference_forwards=rows * trained_calls // config.optimize.inner_epochs if requires.reference else 0,
+        evaluate_forwards=splits * config.evaluate.samples * (config.evaluate.steps or rollout.steps) * calls,
+        updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
+        shards_per_epoch=len(rollout_cuts(config)),
+        latent_bytes_per_epoch=per_epoch,
+        latent_bytes=None if per_epoch is None else per_epoch * config.run.epochs,
+        evaluations=evaluations,
+        reference=requires.reference or config.advantage.kl_coef > 0,
+    )
+
+
+def _latent_values(config: RunConfig) -> int | None:
+    """Return the values of one latent, from the model's own config files, the published ones, or the builder."""
+    from models.memory.architectures import architecture_of
+
+    model = config.model
+    if model.build is not None:
+        shape = resolve(BUILDERS, model.build.name, label="model.build").latents
+        latents = None if shape is None else (*shape, 1)
+    else:
+        architecture = architecture_of(str(model.path))
+        latents = None if architecture is None else architecture.latents
+    if latents is None:
+        return None
+    channels, factor, times = latents
+    frames = (model.frames - 1) // times + 1
+    return int(channels * frames * (model.height // factor) * (model.width // factor))

@@ -1,0 +1,91 @@
+"""Evaluations by denoising: the ODE from noise that is the same for every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from configs.model import ModelSection
+from models.maths.sampling import Sampler, ode_plan, sample
+from models.maths.transitions import ODE
+from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
+from models.policies.nan_checks import noise_levels
+from storage.trajectories.base import Sample
+from tasks.inputs.components import as_evaluated, make_solver
+from tasks.inputs.weight_sources import Weights
+from tasks.modalities.diffusion.final_samples import Finals
+from tasks.modalities.diffusion.lockstep import InStep
+from tasks.modalities.diffusion.velocities import SamplingModels
+from tasks.modalities.modality import SampleRequest, SamplingContext
+from tasks.runs.seeds import derive, generator
+
+if TYPE_CHECKING:
+    import torch
+
+
+class EvaluationSampler:
+    """Makes samples of fixed seeds with the average of the weights, if one is kept."""
+
+    def __init__(self, making: SamplingContext) -> None:
+        """Bind to the sampling context."""
+        self._making, self._config = making, making.config
+        self._models = SamplingModels(making, Weights.AVERAGE)
+
+    def load(self) -> None:
+        """The policy."""
+        self._models.load()
+
+    def rest(self) -> None:
+        """Take part in collective calls of ranks that still sample."""
+        self._models.rest()
+
+    def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
+        """Sample one batch; it is padded to one size so that the same kernels run whatever the shard."""
+        policy, velocities = self._models.held()
+        with policy.sized(**sizes_of(as_evaluated(self._config).model)):
+            return self._sampled(jobs, policy, velocities)
+
+    def _sampled(
+        self, jobs: Sequence[SampleRequest], policy: DiffusionPolicy, velocities: TrainableDenoiser | InStep
+    ) -> list[Sample]:
+        section, size = self._config.evaluate, self._config.execution.rollout_batch_size
+        padded = [*jobs, *[jobs[-1]] * (size - len(jobs))]
+        seeds = [derive(section.seed, "evaluate", job.prompt.id, job.replica) for job in padded]
+        sigmas = noise_levels(policy, section.steps or self._config.rollout.steps)
+        conditioning = self._models.conditioning([job.prompt for job in padded])
+        rollout = sample(
+            velocities,
+            conditioning,
+            policy.started(policy.initial_latents([generator(seed) for seed in seeds]), sigmas, conditioning),
+            sigmas,
+            sampler=Sampler(kernel=ODE(), solver=make_solver(section.solver, "evaluate.solver")),
+            plans=[ode_plan()] * size,
+            noise=no_noise,
+        )
+        finals = Finals.of(policy, rollout.final, self._config, conditioning)
+        return [
+            Sample(
+                sample_id=job.name,
+                prompt_id=job.prompt.id,
+                group_id=job.prompt.id,
+                prompt=job.prompt.text,
+                metadata=job.prompt.metadata,
+                epoch=self._making.epoch,
+                replica=job.replica,
+                seed=seeds[row],
+                policy=str(self._making.policy),
+                sigmas=sigmas.tolist(),
+                **finals.sample(row),
+            )
+            for row, job in enumerate(jobs)
+        ]
+
+
+def sizes_of(model: ModelSection) -> dict[str, int]:
+    """Return the size of images or clips, as ``DiffusionPolicy.sized`` takes it."""
+    return {"height": model.height, "width": model.width, "frames": model.frames}
+
+
+def no_noise(step: int) -> torch.Tensor:
+    """Never asked: no step is stochastic."""
+    raise AssertionError(f"the ODE asked for noise at step {step}")

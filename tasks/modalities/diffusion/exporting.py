@@ -1,0 +1,148 @@
+"""Exports of diffusion policies: files that plain diffusers loads, with a card that says how to call them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from PIL import Image
+
+from models.image_files import within
+from models.policies.diffusion import DiffusionPolicy, PipelineCall
+from models.policies.pipeline_index import index_file, read_index_file
+from tasks.export.card import About, model_card
+from tasks.export.evaluations import Shown, evaluation_figures, evaluation_images
+from tasks.export.files import copy_licenses, store_guider, store_scheduler, write_pipeline
+from tasks.export.usage import Usage, input_names, lora_files
+from tasks.inputs.base_model import BaseModel, describe_base
+from tasks.inputs.components import as_evaluated
+from tasks.inputs.prompts import StoredPrompt, uses_guidance
+from tasks.inputs.weight_sources import PIPELINE, Weights
+from tasks.metrics.image_grids import grid
+from tasks.modalities.diffusion.evaluation_sampling import sizes_of
+from tasks.runs.seeds import derive
+
+if TYPE_CHECKING:
+    from models.weights.lora import LoraSpec
+    from tasks.modalities.modality import ExportRequest
+
+#: Columns of the picture before and after.
+_SHOWN = 6
+_PICTURE = "images/before-after.png"
+
+
+class PipelineExport:
+    """A LoRA file for ``load_lora_weights``, or a full pipeline folder for ``from_pretrained``; card and settings."""
+
+    def __init__(self, exporting: ExportRequest) -> None:
+        """Bind to an export request."""
+        self._context, self._config, self._host = exporting.context, exporting.config, exporting.host
+        self._identity, self._inputs = exporting.identity, exporting.inputs
+
+    def write(self, folder: Path) -> None:
+        """Write model, images, settings and card."""
+        held = self._host.exportable(self._inputs[0], Weights.AVERAGE)
+        policy = cast(DiffusionPolicy, held.policy)
+        target, base = folder / PIPELINE, self._base()
+        negative = self._config.model.negative_prompt if uses_guidance(self._config) else None
+        with policy.sized(**sizes_of(as_evaluated(self._config).model)):
+            call = policy.pipeline_call(self._steps, negative)
+        self._write_model(policy, target, call)
+        (target / "images").mkdir()
+        picture = self._draw(target / _PICTURE)
+        usage = None if call is None else self._usage(policy, target, base, call)
+        if usage is not None:
+            (target / "generation.json").write_text(json.dumps(usage.plain(), indent=2, ensure_ascii=False) + "\n")
+        (target / "README.md").write_text(model_card(self._about(base, picture, held.lora), usage))
+
+    @property
+    def _steps(self) -> int:
+        return int(self._config.evaluate.steps or self._config.rollout.steps)
+
+    def _write_model(self, policy: DiffusionPolicy, target: Path, call: PipelineCall | None) -> None:
+        base = self._context.base_folder
+        if self._identity.format == "lora":
+            policy.save_lora(target)
+            copy_licenses(base, target)
+            return
+        write_pipeline(policy, base, target)
+        if call is not None and call.scheduler is not None:
+            store_scheduler(call.scheduler, target)
+        if call is not None and call.guider is not None:
+            store_guider(call.guider, target)
+
+    def _draw(self, path: Path) -> str | None:
+        split = self._split
+        before, after = (evaluation_images(self._context, epoch, split, _SHOWN) for epoch in (0, self._identity.epoch))
+        if not after:
+            return None
+        captions = [*(_caption(one, "before") for one in before), *(_caption(one, "after") for one in after)]
+        grid([one.media for one in [*before, *after]], captions, columns=len(after)).save(path)
+        return _PICTURE
+
+    def _usage(self, policy: DiffusionPolicy, target: Path, base: BaseModel, call: PipelineCall) -> Usage:
+        lora, config, prompt = self._identity.format == "lora", self._config, self._example
+        inputs = self._copy_images(prompt, target, call) if config.prompts.image is not None else ()
+        folder = self._context.base_folder if lora else target
+        named, needed = str(read_index_file(index_file(folder))["_class_name"]), policy.pipeline_name
+        return Usage(
+            pipeline=needed or named,
+            loader=call.blocks or ("DiffusionPipeline" if needed is None or needed == named else needed),
+            base=base.name if lora else None,
+            revision=base.revision if lora else None,
+            missing=policy.missing_parts(folder),
+            loras=lora_files(target) if lora else (),
+            dtype=config.model.dtype,
+            call=call,
+            prompt=prompt.text,
+            seed=derive(config.evaluate.seed, "evaluate", prompt.id, 0),
+            inputs=inputs,
+            fps=config.rollout.media.fps if config.model.frames > 1 else None,
+        )
+
+    def _about(self, base: BaseModel, picture: str | None, lora: LoraSpec | None) -> About:
+        trained, model, prompts = self._inputs
+        return About(
+            config=self._config,
+            epoch=self._identity.epoch,
+            base=base,
+            base_artifact=str(model),
+            policy=str(trained),
+            digest=self._context.store.require(trained).digest,
+            prompts=str(prompts),
+            before=evaluation_figures(self._context, 0),
+            after=evaluation_figures(self._context, self._identity.epoch),
+            picture=picture,
+            lora=lora,
+        )
+
+    @property
+    def _split(self) -> str:
+        return "heldout" if self._context.prompts["heldout"] else "train"
+
+    @property
+    def _example(self) -> StoredPrompt:
+        return self._context.prompts[self._split][0]
+
+    def _copy_images(self, prompt: StoredPrompt, target: Path, call: PipelineCall) -> tuple[str, ...]:
+        """Write the images that a prompt starts from, as large as the pipeline wants them; return their names.
+
+        Of a clip these are its frames.
+        """
+        (found,) = self._context.references([prompt.metadata], frames=call.clip)
+        area = call.image_area
+        names = input_names(len(found))
+        for name, pixels in zip(names, found, strict=True):
+            picture = Image.fromarray(pixels)
+            (picture if area is None else within(picture, area)).save(target / name)
+        return names
+
+    def _base(self) -> BaseModel:
+        section = self._config.model
+        identity = {} if section.path is None else self._context.model_identity
+        return describe_base(section, identity, self._context.base_folder)
+
+
+def _caption(shown: Shown, when: str) -> tuple[str, str]:
+    return shown.prompt, f"{when}: {shown.verdict}"

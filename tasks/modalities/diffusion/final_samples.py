@@ -1,0 +1,75 @@
+"""Final samples: decoded media, final latents, or both, as the config stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from configs.schema import RunConfig
+from models.compute_meter import timed
+from models.maths.conditioning import Conditioning
+from models.policies.diffusion import DiffusionPolicy
+from models.policies.nan_checks import finite
+from storage.media import Sound
+from tasks.inputs.components import decode_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Finals:
+    """The end of B samples."""
+
+    media: np.ndarray | None
+    """(B, ..., 3) uint8 images or clips; None where nothing is decoded."""
+    latents: np.ndarray | None
+    """(B, ...) float32 or float16; None where they are not kept."""
+    sounds: np.ndarray | None = None
+    """(B, N, C) int16; None where clips have none."""
+    rate: int = 0
+    """Of sounds, samples per second."""
+
+    @classmethod
+    def of(cls, policy: DiffusionPolicy, final: Tensor, config: RunConfig, conditioning: Conditioning) -> Finals:
+        """Decode (B, ...) final latents if the config wants media, and keep them if it wants latents.
+
+        The moving part is kept; decoding takes B rows joined with the clip in the conditioning.
+
+        Raises:
+            SamplingError: latents or images are not finite.
+        """
+        media = config.rollout.media
+        finite(final, "final latents")
+        kept = final.to(getattr(torch, config.rollout.latents_dtype)).cpu().numpy() if media.latents else None
+        if not media.decodes:
+            return cls(None, kept)
+        ends, size = policy.finished(final, conditioning), decode_rows(config)
+        decoded = decode_in_slices(policy, policy.decode, ends, size).numpy()
+        if policy.sound_rate is None:
+            return cls(decoded, kept)
+        return cls(decoded, kept, decode_in_slices(policy, policy.sounds, ends, size).numpy(), policy.sound_rate)
+
+    def sample(self, row: int) -> dict[str, Any]:
+        """Return the fields of a ``Sample`` about its end."""
+        heard = None if self.sounds is None else Sound(samples=self.sounds[row], rate=self.rate)
+        return {
+            "media": None if self.media is None else self.media[row],
+            "sound": heard,
+            "final": None if self.latents is None else self.latents[row],
+        }
+
+
+def decode_in_slices(policy: DiffusionPolicy, decode: Callable[[Tensor], Tensor], latents: Tensor, size: int) -> Tensor:
+    """Return the decoded media of (B, ...) final latents, on the CPU, ``size`` rows at a time.
+
+    Every slice has exactly so many rows, the last one padded: kernels differ with the number of rows.
+    """
+    padding = latents[-1:].expand(-len(latents) % size, *latents.shape[1:])
+    parts = torch.cat([latents, padding]).split(size)
+    with timed(policy.meter):
+        return torch.cat([decode(part).cpu() for part in parts])[: len(latents)]

@@ -1,0 +1,101 @@
+"""Sampling with weights that stay spread over the ranks: a forward is made by all of them, each of its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from models.maths.conditioning import Conditioning, Guided
+from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
+from tasks.runtime.ranks import Ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Inputs(NamedTuple):
+    """Inputs of a forward."""
+
+    latents: Tensor
+    """(B, ...) float32."""
+    sigma: Tensor
+    """(B,) float32."""
+    conditioning: Conditioning
+    """B rows."""
+
+
+def idle_row(policy: DiffusionPolicy, conditioning: Conditioning) -> Inputs:
+    """Return a row to call the denoisers with where the result does not count.
+
+    Args:
+        policy: gives the noise.
+        conditioning: one row, of any prompt.
+    """
+    latents = policy.initial_latents([torch.Generator().manual_seed(0)])
+    return Inputs(latents, torch.full((1,), 0.5, device=latents.device), conditioning)
+
+
+class InStep:
+    """Velocities of spread weights, for ranks that each take shards of their own, as many as they get to.
+
+    Before every forward the ranks agree which models some of them need. All call those: a rank that needs
+    none of one, or has no work left, calls it with a row that does not count. So they need not take equally many steps.
+    """
+
+    def __init__(self, trainable: TrainableDenoiser, ranks: Ranks, idle: Callable[[], Inputs]) -> None:
+        """Bind to the weights.
+
+        Args:
+            trainable: the policy, spread.
+            ranks: all that hold a part of it.
+            idle: makes a row that does not count; asked once, and only where it is needed.
+        """
+        self._ranks = ranks
+        self._make_idle = idle
+        self._idle: Inputs | None = None
+        self._calls: Mapping[str, Callable[[Tensor, Tensor, Conditioning], Any]] = {
+            "policy": trainable.velocity,
+            "guided": trainable.guided_velocity,
+            "reference": trainable.reference_velocity,
+        }
+
+    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return the policy's (B, ...) velocities; see ``DiffusionPolicy.velocity``."""
+        found: Tensor = self._call("policy", Inputs(latents, sigma, conditioning))
+        return found
+
+    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        """Return the policy's velocities and predictions for the negative prompt; see its method."""
+        found: Guided = self._call("guided", Inputs(latents, sigma, conditioning))
+        return found
+
+    def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return the base model's (B, ...) velocities; see ``TrainableDenoiser.reference_velocity``."""
+        found: Tensor = self._call("reference", Inputs(latents, sigma, conditioning))
+        return found
+
+    @torch.no_grad()
+    def rest(self) -> None:
+        """Take part in the others' forwards until none has work left."""
+        while wanted := self._wanted(None):
+            for name in wanted:
+                self._calls[name](*self._idle_row())
+
+    def _call(self, name: str, inputs: Inputs) -> Any:
+        found: dict[str, Any] = {}
+        for other in self._wanted(name):
+            row = inputs if other == name else self._idle_row()
+            found[other] = self._calls[other](*row)
+        return found[name]
+
+    def _wanted(self, own: str | None) -> list[str]:
+        """Return which models some rank wants to call now; all ranks must ask together."""
+        wishes = torch.tensor([name == own for name in self._calls], dtype=torch.uint8)
+        return [name for name, some in zip(self._calls, self._ranks.largest(wishes).tolist(), strict=True) if some]
+
+    def _idle_row(self) -> Inputs:
+        if self._idle is None:
+            self._idle = self._make_idle()
+        return self._idle

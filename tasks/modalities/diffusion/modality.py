@@ -1,0 +1,188 @@
+"""The diffusion kind: each method leads to the file that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from configs.errors import ConfigError
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.policies.base import Part
+from models.policies.diffusion import DiffusionPolicy, Images, TrainableDenoiser
+from models.policies.tokenization import refusal
+from models.rewards.base import Batch as Scored
+from models.rewards.base import Needs
+from storage.trajectories.base import Sample, TrajectoryShard
+from tasks.algorithms.base import Models, Requirements
+from tasks.algorithms.diffusion import DiffusionModels
+from tasks.inputs.components import decode_rows, make_kernel, media_format
+from tasks.inputs.prompt_rows import read_clip, read_picture
+from tasks.inputs.prompts import Prompt
+from tasks.metrics.image_grids import CLIPS, GRID, grid
+from tasks.modalities.diffusion.checks import check_diffusion, cost_of_diffusion
+from tasks.modalities.diffusion.evaluation_sampling import EvaluationSampler
+from tasks.modalities.diffusion.exporting import PipelineExport
+from tasks.modalities.diffusion.final_samples import decode_in_slices
+from tasks.modalities.diffusion.memory import DenoiserMemory, denoiser_memory
+from tasks.modalities.diffusion.rendering import draw, drawing_memory
+from tasks.modalities.diffusion.reward_gradients import follow
+from tasks.modalities.diffusion.rollout_sampling import RolloutSampler
+from tasks.modalities.diffusion.scored import check_scored, heard, trial_media
+from tasks.modalities.diffusion.trained_rewards import HeldRewards, decoded_parts
+from tasks.modalities.diffusion.training_sets import training_set
+from tasks.modalities.forward_cost import Cost
+from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
+from tasks.modalities.memory import DrawingMemory, OptimizerSizes
+from tasks.modalities.modality import ExportRequest, Kind, Sampler, SamplingContext, Training
+from tasks.modalities.sample_set import SampleSet
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.policies.trainable import Trainable
+    from tasks.runtime.host import ModelHost
+    from tasks.runtime.renderer import Renderer
+
+#: How many clips of an evaluation are written as files of their own.
+_CLIPS = 4
+
+
+class Diffusion(Kind):
+    """Denoisers: samples are images, clips or latents."""
+
+    draws = True
+    sampling_parts = frozenset({Part.DENOISER, Part.VAE})
+    training_parts = frozenset({Part.DENOISER})
+    exporting_parts = frozenset({Part.DENOISER, Part.VAE})
+    saves_memory = ("Lower execution.rollout_batch_size, or execution.decode_batch_size if it failed while decoding.",)
+
+    def check(self, config: RunConfig, requires: Requirements) -> None:
+        """Check samplers, plans and what they are combined with."""
+        check_diffusion(config, requires)
+
+    def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+        """Count rows of the denoiser."""
+        return cost_of_diffusion(config, requires, prompts)
+
+    def memory(
+        self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
+    ) -> DenoiserMemory | None:
+        """Build denoisers and autoencoder without weights."""
+        return denoiser_memory(config, requires, optimizer, reference=reference)
+
+    def drawing_memory(self, config: RunConfig) -> DrawingMemory | None:
+        """Build text encoders, denoisers and autoencoder without weights."""
+        return drawing_memory(config)
+
+    def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
+        """Return what the text encoders make of prompts, and of the images they come with."""
+        policy = host.encoder()
+        for prompt in prompts:
+            if (mark := policy.first_mark(prompt.text)) is not None:
+                raise ConfigError(refusal(prompt.text, mark))
+        found: Mapping[str, Tensor] = policy.encode([prompt.text for prompt in prompts], *_images(policy, prompts))
+        return found
+
+    def cut_notes(self, host: ModelHost, prompts: Sequence[Prompt]) -> list[str]:
+        """Ask the family how its tokenizers read them."""
+        found: list[str] = host.encoder().cut_notes([prompt.text for prompt in prompts])
+        return found
+
+    def rollout(self, making: SamplingContext) -> Sampler:
+        """Stochastic steps, or branches of a trunk."""
+        return RolloutSampler(making)
+
+    def evaluation(self, making: SamplingContext) -> Sampler:
+        """The ODE from fixed noise."""
+        return EvaluationSampler(making)
+
+    def add_examples(self, config: RunConfig, folder: Path, samples: Sequence[Sample], *, before: int) -> None:
+        """Write the first clips in a form every player takes."""
+        form = replace(media_format(config), lossless=False, codec="aac")
+        for number, made in enumerate(samples[: max(0, _CLIPS - before)], before):
+            if made.media is not None and made.media.ndim == 4:
+                (folder / CLIPS).mkdir(exist_ok=True)
+                (folder / CLIPS / f"{number:03d}.mp4").write_bytes(form.encode(made.media, made.sound))
+
+    def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
+        """Images and clips are there where something is decoded, latents where they are kept, texts never."""
+        check_scored(section, needs, config)
+
+    def trial(self, config: RunConfig) -> np.ndarray:
+        """Return noise of the configured size."""
+        return trial_media(config)
+
+    def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
+        """Return final latents, sounds, images or clips."""
+        rows = range(shard.table.num_rows)
+        if needs.media == "latents":
+            return np.stack([shard.final_latents(row) for row in rows])
+        if needs.media == "sounds":
+            return heard(shard, needs.rate)
+        return np.stack(recent or [shard.media(row) for row in rows])
+
+    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
+        """Draw the first images with prompt, what was drawn where it is another, and verdict."""
+        if not verdicts or batch.media.dtype != np.uint8:
+            return
+        lines = (batch.prompts, verdicts) if texts is None else (batch.prompts, texts, verdicts)
+        captions = list(zip(*lines, strict=False))
+        grid(list(batch.media[: len(verdicts)]), captions).save(folder / GRID)
+
+    def draw(self, renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
+        """The ODE, of texts that are encoded as they come."""
+        return draw(renderer, texts, seeds)
+
+    def decoder(self, config: RunConfig, host: ModelHost) -> Callable[[np.ndarray], np.ndarray]:
+        """Load the autoencoder alone."""
+        policy = cast(DiffusionPolicy, host.load(frozenset({Part.VAE})))
+
+        def decode(states: np.ndarray) -> np.ndarray:
+            latents = torch.from_numpy(states).float().to(host.device)
+            with torch.no_grad():
+                return np.asarray(decode_in_slices(policy, policy.decode, latents, decode_rows(config)).numpy())
+
+        return decode
+
+    def training_set(
+        self, training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements
+    ) -> SampleSet:
+        """Return stored transitions, or samples to be noised anew, as the algorithm needs."""
+        return training_set(training, shards, advantages, requires)
+
+    def follow(self, following: RewardGradientRequest, batch: Scored) -> RewardGradientResult:
+        """Decode final latents, and go back through reward and decoder."""
+        return follow(following, batch)
+
+    def asked_parts(self, config: RunConfig) -> frozenset[Part]:
+        """Return the autoencoder, where a reward looks at images."""
+        return decoded_parts(config)
+
+    def give_rewards(self, models: Models, host: ModelHost) -> None:
+        """Decode, score and follow back."""
+        cast(DiffusionModels, models).rewards = HeldRewards(host.config, host)
+
+    def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> DiffusionModels:
+        """Return velocities."""
+        return DiffusionModels(trainable=cast(TrainableDenoiser, trainable), kernel=make_kernel(config))
+
+    def export(self, exporting: ExportRequest, folder: Path) -> None:
+        """Write a pipeline folder or a LoRA file that diffusers loads."""
+        PipelineExport(exporting).write(folder)
+
+
+def _images(policy: DiffusionPolicy, prompts: Sequence[Prompt]) -> list[Images]:
+    """Return the images or clips of prompts as one further argument, or none."""
+    if not any(prompt.images for prompt in prompts):
+        return []
+    clips = policy.starts_from_clips
+    read = partial(read_clip, most=policy.settings.frames) if clips else read_picture
+    return [[[read(path) for path in prompt.images] for prompt in prompts]]

@@ -1,0 +1,94 @@
+"""Images of texts by a frozen model: the ODE from given noise, texts encoded as they come; and what that takes.
+
+Legend: B texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from configs.registry import resolve
+from configs.schema import RunConfig
+from models.maths.conditioning import Conditioning
+from models.maths.sampling import Sampler, ode_plan, sample
+from models.maths.transitions import ODE
+from models.memory.architectures import architecture_of, meta_decoder, meta_denoiser, parameters
+from models.policies import POLICIES
+from models.policies.diffusion import DiffusionPolicy
+from models.policies.nan_checks import finite
+from models.weights.lora import LoraSpec
+from tasks.inputs.components import decode_rows, make_solver
+from tasks.inputs.prompts import uses_guidance
+from tasks.modalities.diffusion.activations import footprints_of
+from tasks.modalities.diffusion.evaluation_sampling import no_noise
+from tasks.modalities.diffusion.final_samples import Finals
+from tasks.modalities.memory import BYTES, MASTER, DrawingMemory
+from tasks.runs.seeds import generator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tasks.runtime.renderer import Renderer
+
+
+def draw(renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
+    """Return (B, H, W, 3) uint8 images; batches are padded to one size, so that the same kernels run for any B.
+
+    Args:
+        renderer: the model.
+        texts: at most ``execution.rollout_batch_size``.
+        seeds: of the initial noise, one each.
+    """
+    config, size = renderer.config, renderer.config.execution.rollout_batch_size
+    padding = [*range(len(texts)), *[len(texts) - 1] * (size - len(texts))]
+    policy = cast(DiffusionPolicy, renderer.policy())
+    positive = _encoded(renderer, [texts[row] for row in padding])
+    negative = _encoded(renderer, [config.model.negative_prompt] * size) if uses_guidance(config) else None
+    conditioning = Conditioning(positive, negative)
+    rollout = sample(
+        policy,
+        conditioning,
+        policy.initial_latents([generator(seeds[row]) for row in padding]),
+        policy.sigmas(config.rollout.steps),
+        sampler=Sampler(kernel=ODE(), solver=make_solver(config.evaluate.solver, "render.solver")),
+        plans=[ode_plan()] * size,
+        noise=no_noise,
+    )
+    with torch.no_grad():
+        media = Finals.of(policy, rollout.final, config, conditioning).media
+    assert media is not None
+    return media[: len(texts)]
+
+
+@torch.no_grad()
+def _encoded(renderer: Renderer, texts: Sequence[str]) -> Mapping[str, Tensor]:
+    policy = cast(DiffusionPolicy, renderer.policy())
+    # A language model wrote them, which must not stop the run.
+    found: dict[str, Tensor] = policy.encode([policy.as_plain(text) for text in texts])
+    for name, rows in found.items():
+        finite(rows, f"embeddings '{name}'")
+    # Positions, lengths and masks stay whole numbers.
+    return {
+        name: rows.to(renderer.device, renderer.dtype if rows.is_floating_point() else rows.dtype)
+        for name, rows in found.items()
+    }
+
+
+def drawing_memory(config: RunConfig) -> DrawingMemory | None:
+    """Return what a frozen model needs that draws texts, or None while the architecture is not known."""
+    architecture = None if config.model.path is None else architecture_of(config.model.path)
+    if architecture is None:
+        return None
+    execution, number = config.execution, BYTES[config.model.dtype]
+    denoisers = parameters(meta_denoiser(architecture)) * architecture.denoisers
+    family = resolve(POLICIES, config.model.policy, label="render.model.policy")
+    # Weights that all are trained are cast again for every forward; beside the smallest adapters they are as they lie.
+    traced = footprints_of(config, architecture, LoraSpec(rank=1, alpha=1, targets=tuple(family.lora_targets)))
+    return DrawingMemory(
+        weights=(denoisers + architecture.text_parameters) * number + parameters(meta_decoder(architecture)) * MASTER,
+        work=max(execution.rollout_batch_size * traced.sampling(), decode_rows(config) * traced.decoding()),
+    )

@@ -1,0 +1,51 @@
+"""Rows of older policies, recomputed with the policy an epoch starts from.
+
+Legend: B rows of a micro-batch, D latent dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from models.maths.sampling import replay
+from tasks.algorithms.base import expect
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
+from tasks.modalities.proximal import Key, Proximal, RowFile
+from tasks.modalities.rows import Units, micro_batches
+
+
+@torch.no_grad()
+def recompute(
+    stale: Units,
+    batches: Callable[[Units], DiffusionBatch],
+    models: DiffusionModels,
+    *,
+    micro_batch_size: int,
+    means: RowFile | None,
+    idle: Sequence[Units] = (),
+) -> Proximal:
+    """Replay rows under the weights the policy has now; ``means`` is filled if given.
+
+    Args:
+        stale: the rows.
+        batches: units -> micro-batch, padded.
+        models: the policy and its sampler.
+        micro_batch_size: rows per micro-batch at most.
+        means: takes the means of the rows' steps.
+        idle: micro-batches that are computed and forgotten, where ranks compute in step.
+    """
+    log_probs: dict[Key, float] = {}
+    dims = 1
+    for units in idle:
+        models.velocity(batches(units))
+    for units in micro_batches(stale, micro_batch_size):
+        batch = expect(batches(units), TransitionBatch)
+        step, values = replay(models.kernel, batch.latents, models.velocity(batch), batch.next_latents, batch.grid)
+        keys, dims = batch.keys[: len(units.rows)], batch.latents[0].numel()
+        log_probs.update(zip(keys, values[: len(keys)].tolist(), strict=True))
+        if means is not None:
+            for key, mean in zip(keys, step.mean[: len(keys)].cpu().numpy(), strict=True):
+                means.add(key, mean)
+    return Proximal(log_probs=log_probs, means=means, dims=dims)

@@ -1,0 +1,105 @@
+"""Follows a reward back to final latents, through the decoder: each sample's gradient is that of its own score.
+
+Legend: B rows, F frames, H W image pixels, ... latent dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from configs.errors import RewardError
+from configs.rewards import RewardSection
+from models.rewards.base import Batch
+from models.rewards.differentiable import Differentiable, followed
+from models.rewards.errors import Origin, describe
+from models.rewards.invocation import needs_of_made
+from tasks.inputs.components import decode_rows
+from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.policies.diffusion import DiffusionPolicy
+
+
+def follow(following: RewardGradientRequest, batch: Batch) -> RewardGradientResult:
+    """Return scores and gradients of samples, computed some rows at a time, always equally many.
+
+    Args:
+        following: the reward, and what holds the decoder.
+        batch: the samples; media are their (B, ...) final latents.
+
+    Raises:
+        RewardError: the reward failed, or a gradient is not finite.
+    """
+    host, section = following.host, following.section
+    reward = host.rewards.of(section)
+    needs = needs_of_made(reward)
+    most = decode_rows(following.config)
+    size = min(section.batch_size or needs.batch_size or most, most)
+    decode: Callable[[Tensor], Tensor] | None = None
+    if needs.media != "latents":
+        decode = partial(_decoded, cast("DiffusionPolicy", host.decoding()))
+    parts = []
+    for start in range(0, len(batch), size):
+        rows = list(range(start, min(start + size, len(batch))))
+        given = batch.take([*rows, *[rows[-1]] * (size - len(rows))])
+        with host.rewards.at_work(reward):
+            found = _follow(cast(Differentiable, reward), section, decode, given, host.device)
+        parts.append(RewardGradientResult(values=found.values[: len(rows)], gradients=found.gradients[: len(rows)]))
+    return RewardGradientResult(
+        values=np.concatenate([part.values for part in parts]),
+        gradients=np.concatenate([part.gradients for part in parts]),
+    )
+
+
+def _decoded(policy: DiffusionPolicy, final: Tensor) -> Tensor:
+    return policy.decode_smoothly(policy.clean_latents(final))
+
+
+def _follow(
+    reward: Differentiable,
+    section: RewardSection,
+    decode: Callable[[Tensor], Tensor] | None,
+    batch: Batch,
+    device: torch.device,
+) -> RewardGradientResult:
+    with torch.enable_grad():
+        latents = torch.from_numpy(np.array(batch.media, np.float32)).to(device).requires_grad_(True)
+        media = latents if decode is None else decode(latents)
+        values = by_frames(reward, section, media, batch)
+        (gradients,) = torch.autograd.grad(values.sum(), latents)
+    check_slopes(gradients, section.slot, batch.origin, batch.prompts)
+    return RewardGradientResult(values=values.detach().float().cpu().numpy(), gradients=gradients.float().cpu().numpy())
+
+
+def check_slopes(gradients: Tensor, name: str, origin: Origin | None, prompts: Sequence[str]) -> None:
+    """Check gradients (B, ...) of a reward.
+
+    Raises:
+        RewardError: one is not finite.
+    """
+    bad = (~torch.isfinite(gradients)).flatten(1).any(1).nonzero().flatten().tolist()
+    if bad:
+        raise RewardError(
+            f"The gradient of reward '{name}' is not finite for "
+            f"{describe(origin, bad[0], prompts)}, {len(bad)} of {len(gradients)} rows. Mend the reward, or "
+            "set its dtype or model.dtype to 'float32'; the rollouts are kept."
+        )
+
+
+def by_frames(reward: Differentiable, section: RewardSection, media: Tensor, batch: Batch) -> Tensor:
+    """Return (B,) scores of (B, 3, H, W) images, or of the frames of (B, F, 3, H, W) clips that are scored."""
+    if media.ndim != 5 or needs_of_made(reward).media == "latents":
+        return followed(reward, section.slot, media, batch)
+    chosen = media[:, :1] if section.frames == "first" else media[:, :: int(section.frames)]
+    count = chosen.shape[1]
+    frames = replace(batch.take([row for row in range(len(batch)) for _ in range(count)]), groups=())
+    values = followed(reward, section.slot, chosen.flatten(0, 1), frames).reshape(-1, count)
+    return values.mean(1) if section.over_frames == "mean" else values.amin(1)

@@ -1,0 +1,98 @@
+"""GPU memory of reward gradients: decoder, rewards, and their activations for the rows of one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.rewards.factory import takes_of, works_on_accelerator
+from tasks.algorithms.base import Requirements
+from tasks.inputs.components import decode_rows
+from tasks.modalities.diffusion.activations import Activations
+from tasks.modalities.diffusion.trained_rewards import decoded_parts, rows_at_once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Estimates for one rank, in bytes."""
+
+    training: bool
+    """It is done while the policy is trained; else in a stage of its own, where the decoder is there anyway."""
+    decoder: int
+    """The autoencoder; 0 if no reward reads images."""
+    models: int
+    """Of rewards on the policy's device."""
+    work: int
+    """Of the rows that are decoded, scored and followed back at once."""
+    kept: int
+    """Activations that the policy keeps meanwhile, for a micro-batch."""
+    unknown: tuple[str, ...]
+    """Labels of rewards of which it is not known."""
+
+    @property
+    def weights(self) -> int:
+        """Of decoder and rewards."""
+        return self.decoder + self.models
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Omissions of the estimate, a sentence each."""
+        return tuple(
+            f"memory: activations of the gradient of reward '{label}' are not counted; leave room for them."
+            for label in self.unknown
+        )
+
+
+def asked_memory(config: RunConfig, requires: Requirements, row: Activations, *, decoder: int) -> Asked | None:
+    """Return the memory of reward gradients, None if the algorithm needs none.
+
+    Args:
+        config: the config.
+        requires: its algorithm's needs.
+        row: memory of a row of the policy and its decoder.
+        decoder: bytes of the autoencoder.
+    """
+    if not requires.rewards and not requires.gradients:
+        return None
+    placed = [section for section in config.rewards if works_on_accelerator(section)]
+    # A stage follows one reward at a time; training all of them, once for every prompt that is asked about.
+    groups = [placed] if requires.rewards else [[section] for section in placed]
+    weights = max((_weights(group) for group in groups), default=0)
+    rows = rows_at_once(config) if requires.rewards else decode_rows(config)
+    scoring = max((sum(_followed(section) for section in group) for group in groups), default=0)
+    looks = bool(decoded_parts(config))
+    execution = config.execution
+    return Asked(
+        training=bool(requires.rewards),
+        decoder=decoder if looks else 0,
+        models=weights,
+        work=rows * (looks * row.following + max(1, requires.rewards) * scoring),
+        kept=execution.micro_batch_size * requires.calls * row.kept // execution.context_parallel,
+        unknown=tuple(section.slot for section in placed if not _followed(section)),
+    )
+
+
+def fewer_at_once(config: RunConfig) -> str:
+    """Return remedies where reward gradients take too much memory."""
+    batch = config.execution.decode_batch_size or config.execution.rollout_batch_size
+    if batch > 1:
+        return f"set execution.decode_batch_size={max(1, batch // 2)}"
+    if not config.model.gradient_checkpointing:
+        return "set model.gradient_checkpointing=true"
+    return "one image does not fit: lower model.height and model.width, or take a larger GPU"
+
+
+def _weights(sections: Sequence[RewardSection]) -> int:
+    """Return the bytes of models; labels that stand for one model share it."""
+    taken = {
+        (section.name, repr(section.options), section.device): takes_of(section.name, section.options)
+        for section in sections
+    }
+    return sum(found.weights for found in taken.values() if found is not None)
+
+
+def _followed(section: RewardSection) -> int:
+    found = takes_of(section.name, section.options)
+    return 0 if found is None or found.followed is None else found.followed

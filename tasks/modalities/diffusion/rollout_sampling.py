@@ -1,0 +1,220 @@
+"""Rollouts by denoising: stochastic steps along one chain, or branches of a trunk, with the log-probs that made them.
+
+Legend: B rows of a batch, T steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from models.maths.branching import Branches, branch
+from models.maths.conditioning import Conditioning
+from models.maths.sampling import Rollout, Sampler, sample
+from models.maths.schedules import DrawnPerSample, Plan, Steps
+from models.maths.transitions import Kernel
+from models.policies.diffusion import DiffusionPolicy
+from models.policies.nan_checks import finite, noise_levels
+from storage.trajectories.base import Sample
+from tasks.inputs.components import make_algorithm, make_kernel, make_plan, make_solver
+from tasks.inputs.weight_sources import Weights
+from tasks.modalities.diffusion.final_samples import Finals
+from tasks.modalities.diffusion.velocities import SamplingModels
+from tasks.modalities.modality import SampleRequest, SamplingContext
+from tasks.runs.seeds import derive, generator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RolloutSampler:
+    """Makes the samples of an epoch with the policy that rolls it out."""
+
+    def __init__(self, making: SamplingContext) -> None:
+        """Bind to the sampling context."""
+        self._making, self._config, self._epoch = making, making.config, making.epoch
+        self._models = SamplingModels(making, Weights.BEHAVIOR)
+        self._means = make_algorithm(making.config).requires.old_means
+        """Whether the algorithm compares step means with those of the behavior policy."""
+
+    def load(self) -> None:
+        """The policy, and the base model where a KL to it is wanted."""
+        self._models.load(reference=self._with_kl)
+
+    def rest(self) -> None:
+        """Take part in collective calls of ranks that still sample."""
+        self._models.rest()
+
+    def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
+        """Sample a chain per job, or all branches of its trunk."""
+        branching = self._plan.draw(self._config.rollout.steps, 0, self._epoch).branches > 0
+        return self._branch(jobs) if branching else self._sample(jobs, pad_to=self._config.execution.rollout_batch_size)
+
+    @property
+    def _with_kl(self) -> bool:
+        return bool(self._config.advantage.kl_coef > 0)
+
+    @cached_property
+    def _kernel(self) -> Kernel:
+        return make_kernel(self._config)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return make_plan(self._config)
+
+    def _sample(self, jobs: Sequence[SampleRequest], *, pad_to: int) -> list[Sample]:
+        """Sample one batch; it is padded to one size so that the same kernels run whatever the shard."""
+        padded = list(jobs) + [jobs[-1]] * (pad_to - len(jobs))
+        policy, velocities = self._models.held(reference=self._with_kl)
+        seeds = [self._seed("initial", job, 0) for job in padded]
+        sigmas = noise_levels(policy, self._config.rollout.steps)
+        plans = [self._plan.draw(self._config.rollout.steps, self._seed("plan", job, 0), self._epoch) for job in padded]
+        latents = self._start(policy, padded, seeds)
+        conditioning = self._models.conditioning([job.prompt for job in padded])
+        latents = policy.started(latents, sigmas, conditioning)
+        rollout = sample(
+            velocities,
+            conditioning,
+            latents,
+            sigmas,
+            sampler=self._sampler(policy, velocities.reference_velocity if self._with_kl else None),
+            plans=plans,
+            noise=lambda step: self._noise(padded, step, latents),
+        )
+        finals = Finals.of(policy, rollout.final, self._config, conditioning)
+        finite(rollout.log_probs, "log-probs")
+        about: dict[str, Any] = {
+            "epoch": self._epoch,
+            "policy": str(self._making.policy),
+            "sigmas": sigmas.tolist(),
+        }
+        return [
+            _stored(job, finals.sample(row), rollout, row, plans[row], means=self._means, seed=seeds[row], **about)
+            for row, job in enumerate(jobs)
+        ]
+
+    def _sampler(
+        self, policy: DiffusionPolicy, reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None
+    ) -> Sampler:
+        rollout = self._config.rollout
+        return Sampler(
+            kernel=self._kernel,
+            solver=make_solver(rollout.solver, "rollout.solver"),
+            storage_dtype=getattr(torch, rollout.latents_dtype),
+            reference=reference,
+            unconditional=rollout.unconditional,
+            modalities=tuple(policy.modalities().values()),
+        )
+
+    def _branch(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
+        """Sample trunks and all their branches; one stored sample per branch."""
+        policy, velocities = self._models.held()
+        seeds = [self._seed("initial", job, 0) for job in jobs]
+        sigmas = noise_levels(policy, self._config.rollout.steps)
+        latents = self._start(policy, jobs, seeds)
+        plan = self._plan.draw(self._config.rollout.steps, 0, self._epoch)
+        conditioning = self._models.conditioning([job.prompt for job in jobs])
+        latents = policy.started(latents, sigmas, conditioning)
+        made = branch(
+            velocities,
+            conditioning,
+            latents,
+            sigmas,
+            sampler=self._sampler(policy, None),
+            plan=plan,
+            noise=lambda step, number: self._noise(jobs, step, latents, number),
+            max_rows=self._config.execution.rollout_batch_size,
+        )
+        finals = Finals.of(policy, made.final, self._config, conditioning.rows(made.trunk.to(made.final.device)))
+        finite(made.log_probs, "log-probs")
+        about: dict[str, Any] = {
+            "epoch": self._epoch,
+            "policy": str(self._making.policy),
+            "sigmas": sigmas.tolist(),
+        }
+        about["means"] = self._means
+        return [_stored_branch(jobs, made, row, finals.sample(row), seeds, **about) for row in range(len(made.final))]
+
+    def _start(self, policy: DiffusionPolicy, jobs: Sequence[SampleRequest], seeds: Sequence[int]) -> Tensor:
+        """Return (B, ...) initial noise: a group's own, cos(a) z + sin(a) n of it and each sample's, or the latter."""
+        latents = policy.initial_latents([generator(seed) for seed in seeds])
+        angle = math.pi / 2 * self._config.rollout.own_noise
+        if angle == 0:
+            return latents
+        own = [generator(self._seed("own noise", job, 0)) for job in jobs]
+        return math.cos(angle) * latents + math.sin(angle) * policy.initial_latents(own)
+
+    def _seed(self, purpose: str, job: SampleRequest, step: int, branch_number: int = 0) -> int:
+        per_group = not isinstance(self._plan, DrawnPerSample)
+        shared = per_group if purpose == "plan" else purpose == "initial" and self._config.rollout.same_noise
+        replica = 0 if shared else job.replica
+        parts = (self._config.run.seed, purpose, self._epoch, job.prompt.id, replica, step)
+        return derive(*parts, branch_number) if branch_number else derive(*parts)
+
+    def _noise(self, jobs: Sequence[SampleRequest], step: int, like: Tensor, branch_number: int = 0) -> Tensor:
+        seeds = [self._seed("noise", job, step, branch_number) for job in jobs]
+        return torch.stack([torch.randn(like.shape[1:], generator=generator(seed)) for seed in seeds])
+
+
+def _stored(
+    job: SampleRequest, final: Mapping[str, Any], rollout: Rollout, row: int, plan: Steps, *, means: bool, **about: Any
+) -> Sample:
+    return Sample(
+        sample_id=job.name,
+        prompt_id=job.prompt.id,
+        group_id=job.prompt.id,
+        prompt=job.prompt.text,
+        metadata=job.prompt.metadata,
+        replica=job.replica,
+        **final,
+        steps=plan.trained,
+        states=plan.states,
+        log_probs=rollout.log_probs[row].cpu().numpy(),
+        latents=None if rollout.states is None else rollout.states[row, : len(plan.states)].cpu().numpy(),
+        means=rollout.means[row].cpu().numpy() if means else None,
+        unconditional=_known(rollout.unconditional[row]),
+        reference_kl=rollout.reference_kl[row].cpu().numpy(),
+        modality_log_probs=_known(rollout.modality_log_probs[row]),
+        **about,
+    )
+
+
+def _stored_branch(
+    jobs: Sequence[SampleRequest],
+    made: Branches,
+    row: int,
+    final: Mapping[str, Any],
+    seeds: Sequence[int],
+    *,
+    means: bool,
+    **about: Any,
+) -> Sample:
+    trunk, step, number = (int(value[row]) for value in (made.trunk, made.step, made.number))
+    job, apart = jobs[trunk], made.modality_log_probs
+    return Sample(
+        sample_id=f"{job.name}-s{step:03d}-b{number:03d}",
+        prompt_id=job.prompt.id,
+        group_id=f"{job.prompt.id}-s{step:03d}",
+        prompt=job.prompt.text,
+        metadata=job.prompt.metadata,
+        replica=job.replica,
+        seed=seeds[trunk],
+        **final,
+        steps=(step,),
+        states=(step, step + 1),
+        log_probs=made.log_probs[row : row + 1].cpu().numpy(),
+        latents=torch.stack([made.before[row], made.after[row]]).cpu().numpy(),
+        means=made.means[row : row + 1].cpu().numpy() if means else None,
+        unconditional=None if made.unconditional is None else made.unconditional[row : row + 1].cpu().numpy(),
+        modality_log_probs=None if apart is None else apart[row : row + 1].cpu().numpy(),
+        **about,
+    )
+
+
+def _known(values: Tensor) -> np.ndarray | None:
+    return values.cpu().numpy() if values.numel() else None

@@ -1,0 +1,301 @@
+"""Sample sets of diffusion policies: stored stochastic steps, or final samples with fresh noise.
+
+Legend: N samples, B rows of a micro-batch, ... latent dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from configs.advantages import ReplaySection
+from models.devices import moved
+from models.maths.preserving import clean_ends, flow_length
+from models.maths.transitions import Grid, Kernel, expand, grid_of, rectifiers, step_stds
+from storage.trajectories.base import TrajectoryShard
+from tasks.algorithms.base import ForwardTimes, Requirements, expect
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, Routed, TransitionBatch
+from tasks.modalities.diffusion.replay import recompute
+from tasks.modalities.diffusion.states import About, Condition, latents_at
+from tasks.modalities.gradients import RewardGradients
+from tasks.modalities.proximal import Proximal, RowFile, importance_weights
+from tasks.modalities.reader import SampleReader
+from tasks.modalities.rows import Units, padded, single_rows
+from tasks.modalities.sample_set import Correctable, SampleSet, lists_of, stacked, tensor_of
+from tasks.runs.seeds import derive, generator, permutation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Of an algorithm that trains the samples of an advantage alone.
+_PLAIN = Requirements()
+
+
+class TransitionSet(Correctable):
+    """Stored stochastic steps."""
+
+    def __init__(
+        self,
+        shards: Sequence[TrajectoryShard],
+        advantages: pa.Table,
+        *,
+        kernel: Kernel,
+        means: bool,
+        condition: Condition,
+        device: torch.device,
+        unconditional: bool = False,
+        ahead: int = 0,
+        requires: Requirements = _PLAIN,
+    ) -> None:
+        """Bind to the samples.
+
+        Args:
+            shards: the shards, opened.
+            advantages: their advantages.
+            kernel: gives the noise stds of the schedule.
+            means: read stored means.
+            condition: gives the conditioning of a batch, which is read when it is needed: an epoch's may be larger than
+                a device.
+            device: where batches go.
+            unconditional: the policy that made all samples is trained: until it changes, read what it predicted
+                without the prompt.
+            ahead: see ``SampleSet``.
+            requires: what the algorithm needs: which samples are trained.
+        """
+        super().__init__(shards, advantages, ahead=ahead, device=device)
+        self._condition = condition
+        self._means = means
+        self._finals = requires.finals
+        self.sources: Mapping[str, str] | None = None
+        """Of each prompt id the name of its source, where those have teachers of their own."""
+        self._unconditional = unconditional
+        self._unchanged = True
+        self._proximal: Proximal | None = None
+        self._by_modality = lists_of(self.earned, "modality_advantages")
+        self._kernel = kernel
+        self._measure(requires)
+
+    def choose(self, section: ReplaySection, requires: Requirements) -> None:
+        """Leave out samples and steps of earlier epochs, and measure those that are left."""
+        super().choose(section, requires)
+        self._measure(requires)
+
+    def says_something(self) -> np.ndarray:
+        """Return which samples have an advantage other than 0, in whichever modality, (N,) bool."""
+        if self._by_modality is None:
+            return super().says_something()
+        found: np.ndarray = (self._by_modality != 0).any(1)
+        return found
+
+    def positions(self) -> np.ndarray:
+        """Return the number of trained steps of each sample."""
+        return self.reader.steps.sizes
+
+    def steps(self, rows: np.ndarray) -> np.ndarray:
+        """Return the denoising steps of rows."""
+        return np.array([self.reader.steps[sample][position] for sample, position in rows], np.int64)
+
+    def stale(self, requires: Requirements) -> Units:
+        """Return the rows made by an older policy that can contribute."""
+        return self._early(single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions()))
+
+    def changed_policy(self) -> None:
+        """Read no predictions any more, and take old log-probs for what they are."""
+        self._unchanged = False
+
+    def correct(self, proximal: Proximal, section: ReplaySection) -> None:
+        """Make recomputed log-probs and means the old ones of stale rows, and weight those against their behavior."""
+        gaps = {key: value - float(self.reader.log_probs[key[0]][key[1]]) for key, value in proximal.log_probs.items()}
+        self._importance = importance_weights(gaps, proximal.dims, section)
+        self._proximal = proximal
+
+    def recompute(
+        self, stale: Units, models: DiffusionModels, *, size: int, file: IO[bytes] | None, idle: Sequence[Units]
+    ) -> Proximal:
+        """Return log-probs of rows, and the means of their steps if there is a file for them."""
+        means = None if file is None else RowFile(file)
+        return recompute(stale, self._padded(size), models, micro_batch_size=size, means=means, idle=idle)
+
+    def _padded(self, size: int) -> Callable[[Units], DiffusionBatch]:
+        return lambda units: expect(self.batch(units, padded(len(units.rows), size)), DiffusionBatch)
+
+    def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> DiffusionBatch:
+        """Return the transitions of rows."""
+        device = self.device
+        samples, steps = rows[:, 0].tolist(), self.steps(rows).tolist()
+        places = list(zip(samples, steps, strict=True))
+        sigmas = [self.reader.sigmas[sample] for sample in samples]
+        means = [self._old_mean(*key) for key in common["keys"]] if self._means else None
+        if self._unconditional and self._unchanged:
+            known = [self.reader.array("unconditional", sample)[position] for sample, position in common["keys"]]
+            common = {**common, "unconditional": stacked(known, device)}
+        return TransitionBatch(
+            latents=stacked([latents_at(self.reader, sample, step) for sample, step in places], device),
+            next_latents=stacked([latents_at(self.reader, sample, step + 1) for sample, step in places], device),
+            conditioning=self._condition(self.prompts_of(rows)),
+            grid=Grid(
+                tensor_of([grid[step] for grid, step in zip(sigmas, steps, strict=True)], device),
+                tensor_of([grid[step + 1] for grid, step in zip(sigmas, steps, strict=True)], device),
+                tensor_of([grid[1] for grid in sigmas], device),
+            ),
+            old_log_probs=tensor_of([self._old_log_prob(*key) for key in common["keys"]], device),
+            mean_std=torch.full((len(rows),), self._mean_std, device=device),
+            mean_rectifier=torch.full((len(rows),), self._mean_rectifier, device=device),
+            old_means=None if means is None else stacked(means, device),
+            finals=self._ends(samples) if self._finals else None,
+            sources=None if self.sources is None else tuple(self.sources[each] for each in self.prompts_of(rows)),
+            own=moved(torch.tensor([self._is_own(*key) for key in common["keys"]]), device),
+            routed=self._routed(common["keys"]),
+            **common,
+        )
+
+    def _routed(self, keys: Sequence[tuple[int, int]]) -> Routed | None:
+        """Return what belongs to each modality of rows, where those have advantages of their own."""
+        if self._by_modality is None:
+            return None
+        old = [self.reader.array("modality_log_probs", sample)[position] for sample, position in keys]
+        return Routed(
+            advantages=tensor_of(self._by_modality[[sample for sample, _ in keys]], self.device),
+            old_log_probs=stacked(old, self.device),
+        )
+
+    def _ends(self, samples: Sequence[int]) -> Tensor:
+        """Return the final latents of samples, as clean ones."""
+        return _clean(self.reader, samples, self.device)
+
+    def _is_own(self, sample: int, position: int) -> bool:
+        """Return whether a row's old log-prob is one of the policy as it is now."""
+        corrected = self._proximal is not None and (sample, position) in self._proximal.log_probs
+        return self._unchanged and (corrected or self.ages[sample] == 0)
+
+    def _old_log_prob(self, sample: int, position: int) -> float:
+        known = {} if self._proximal is None else self._proximal.log_probs
+        return float(known.get((sample, position), self.reader.log_probs[sample][position]))
+
+    def _old_mean(self, sample: int, position: int) -> np.ndarray:
+        known = None if self._proximal is None else self._proximal.means
+        if known is not None and (sample, position) in known:
+            return known[sample, position]
+        stored: np.ndarray = self.reader.array("means", sample)[position]
+        return stored
+
+    def _measure(self, requires: Requirements) -> None:
+        """Take the means over the rows that are trained."""
+        sigmas = torch.tensor(self.reader.sigmas[0])
+        self._mean_std = self._mean_over_rows(step_stds(self._kernel, sigmas), requires)
+        self._mean_rectifier = self._mean_over_rows(rectifiers(self._kernel, grid_of(sigmas)), requires)
+
+    def _mean_over_rows(self, of_steps: Tensor, requires: Requirements) -> float:
+        """Return the mean of (T,) numbers of steps over trained rows: each step counts as often as it has rows."""
+        steps, rows = self.reader.steps.values, np.repeat(self.live(requires), self.positions())
+        if self._before is not None:
+            rows &= ~np.repeat(self._replayed, self.positions()) | (steps < self._before)
+        trained = steps[rows]
+        if not len(trained):
+            return 1.0
+        return float(of_steps[trained.tolist()].double().mean())
+
+
+class ForwardSet(SampleSet):
+    """Final latents, noised anew to levels drawn from the run's seed."""
+
+    def __init__(
+        self,
+        shards: Sequence[TrajectoryShard],
+        advantages: pa.Table,
+        *,
+        times: ForwardTimes,
+        seed: int,
+        condition: Condition,
+        device: torch.device,
+        ahead: int = 0,
+        gradients: RewardGradients | None = None,
+        about: About | None = None,
+    ) -> None:
+        """Bind to the samples; levels and noise are drawn from ``seed``, which names run and epoch."""
+        super().__init__(shards, advantages, ahead=ahead, device=device)
+        self._gradients, self._about = gradients, about
+        self._condition = condition
+        self._times = times
+        self._seed = seed
+
+    def live(self, requires: Requirements) -> np.ndarray:
+        """Return which samples can contribute: of those that need gradients the ones that have some."""
+        live = super().live(requires)
+        if self._gradients is None:
+            return live
+        for sample in np.flatnonzero(live).tolist():
+            live[sample] = self._gradients.has(self._id(sample))
+        return live
+
+    def positions(self) -> np.ndarray:
+        """Return the number of noise levels of each sample."""
+        return np.full(len(self.reader), self._times.count)
+
+    def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> DiffusionBatch:
+        """Return the noised samples of rows."""
+        device = self.device
+        keys = common["keys"]
+        samples = [sample for sample, _ in keys]
+        clean = _clean(self.reader, samples, device)
+        noise = torch.stack([self._noise(sample, i, tuple(clean.shape[1:])) for sample, i in keys])
+        noise = moved(noise, device)
+        sigma = tensor_of([self._level(*key) for key in keys], device)
+        level = sigma.reshape(-1, *([1] * (clean.ndim - 1)))
+        return ForwardBatch(
+            latents=(1 - level) * clean + level * noise,
+            conditioning=self._condition(self.prompts_of(rows)),
+            grid=Grid(sigma, torch.zeros_like(sigma), sigma),
+            clean=clean,
+            noise=noise,
+            gradients=self._followed(samples),
+            subjects=None if self._about is None else self._about.of(self.reader, keys),
+            **common,
+        )
+
+    def _followed(self, samples: Sequence[int]) -> Tensor | None:
+        """Return the gradients with respect to clean latents, where the algorithm needs them."""
+        if self._gradients is None:
+            return None
+        # Stored are those with respect to final latents, which are shorter by this factor.
+        stored = stacked([self._gradients.of(self._id(sample)) for sample in samples], self.device)
+        return stored * expand(flow_length(_ends_at(self.reader, samples, self.device)), stored)
+
+    def _id(self, sample: int) -> str:
+        return str(self.reader.sample_ids[sample].as_py())
+
+    def _name(self, sample: int) -> str:
+        ids = self.reader.group_ids if self._times.shared else self.reader.sample_ids
+        return str(ids[sample].as_py())
+
+    def _noise(self, sample: int, position: int, shape: tuple[int, ...]) -> Tensor:
+        position = 0 if self._times.constant_noise else position
+        return torch.randn(
+            shape, generator=generator(derive(self._seed, "forward noise", self._name(sample), position))
+        )
+
+    def _level(self, sample: int, position: int) -> float:
+        times, name = self._times, self._name(sample)
+        draw = np.random.Generator(np.random.PCG64(derive(self._seed, "forward level", name, position)))
+        if times.bounded:
+            return times.level(position, float(draw.random()))
+        if times.kind == "logit_normal":
+            return float(1 / (1 + np.exp(-draw.standard_normal())))
+        grid = self.reader.sigmas[sample][:-1]
+        order = permutation(len(grid), self._seed, "forward level", name)
+        return float(grid[order[position % len(grid)]])
+
+
+def _ends_at(reader: SampleReader, samples: Sequence[int], device: torch.device) -> Tensor:
+    """Return the (B,) levels that the chains of samples end at."""
+    return tensor_of([reader.sigmas[sample][-1] for sample in samples], device)
+
+
+def _clean(reader: SampleReader, samples: Sequence[int], device: torch.device) -> Tensor:
+    """Return the (B, ...) clean latents that samples were decoded as, whatever level their chains end at."""
+    ends = [latents_at(reader, sample, len(reader.sigmas[sample]) - 1) for sample in samples]
+    return clean_ends(stacked(ends, device), _ends_at(reader, samples, device))

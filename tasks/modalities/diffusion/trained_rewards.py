@@ -1,0 +1,126 @@
+"""Calls a run's rewards on latents while training, for scores and gradients.
+
+A reward is a function of one sample, so its value and its gradient with respect to the latents are all that training
+needs of it: both are computed at once, some rows at a time, and only the gradient is kept. Their activations
+for their backward pass is gone before the policy's begins, and no forward of theirs is repeated.
+
+Legend: B rows, ... latent dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.policies.base import Part
+from models.rewards.base import Batch
+from models.rewards.differentiable import Differentiable
+from models.rewards.errors import Origin
+from models.rewards.factory import needs_of
+from models.rewards.invocation import needs_of_made
+from tasks.algorithms.diffusion import Question, Subjects
+from tasks.inputs.components import decode_rows
+from tasks.inputs.prompts import SOURCE
+from tasks.modalities.diffusion.reward_gradients import by_frames, check_slopes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.policies.diffusion import DiffusionPolicy
+    from tasks.runtime.host import ModelHost
+
+
+def decoded_parts(config: RunConfig) -> frozenset[Part]:
+    """Return the model parts that calling a run's rewards needs: the decoder, if one of them reads images."""
+    media = {needs_of(section.name, section.options).media for section in config.rewards}
+    return frozenset() if media <= {"latents"} else frozenset({Part.VAE})
+
+
+def rows_at_once(config: RunConfig) -> int:
+    """Return how many rows are decoded, scored and followed back at a time."""
+    sizes = [section.batch_size or needs_of(section.name, section.options).batch_size for section in config.rewards]
+    return min([decode_rows(config), config.execution.micro_batch_size, *(size for size in sizes if size)])
+
+
+class HeldRewards:
+    """The rewards of a run, in the hands of the process that trains."""
+
+    def __init__(self, config: RunConfig, host: ModelHost) -> None:
+        """Bind to the rewards of a config, each with its weight; they are made when they are first asked."""
+        self._config, self._host = config, host
+        self._rows = rows_at_once(config)
+
+    def __call__(self, latents: Tensor, subjects: Subjects, questions: Sequence[Question]) -> Tensor:
+        """Return (B,) float32 sums of the weighted rewards over all questions, with a gradient to (B, ...) latents.
+
+        Raises:
+            RewardError: a reward failed, or a gradient is not finite.
+        """
+        values, slopes = [], []
+        for start in range(0, len(latents), self._rows):
+            rows = range(start, min(start + self._rows, len(latents)))
+            found, slope = self._followed(latents.detach()[rows.start : rows.stop], subjects, questions, rows)
+            values.append(found)
+            slopes.append(slope)
+        # Its value is that of the rewards, its gradient theirs.
+        moved = torch.cat(slopes) * (latents - latents.detach())
+        return torch.cat(values) + moved.flatten(1).sum(1)
+
+    def _followed(
+        self, given: Tensor, subjects: Subjects, questions: Sequence[Question], rows: range
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sums of some rows, and their gradients."""
+        with torch.enable_grad():
+            latents = given.float().requires_grad_(True)
+            images = None
+            if decoded_parts(self._config):
+                images = cast("DiffusionPolicy", self._host.decoding()).decode_smoothly(latents)
+            total = latents.new_zeros(len(rows))
+            for section in self._config.rewards:
+                for question in questions:
+                    total = total + section.weight * self._scored(section, latents, images, subjects, question, rows)
+            # A sum that depends on no latents is that of rewards none of which is for these rows.
+            slopes = torch.zeros_like(latents)
+            if total.requires_grad:
+                (slopes,) = torch.autograd.grad(total.sum(), latents)
+        origin = Origin(samples=[subjects.samples[row] for row in rows])
+        prompts = [questions[0].prompts[row] for row in rows]
+        check_slopes(slopes, ", ".join(section.slot for section in self._config.rewards), origin, prompts)
+        return total.detach(), slopes
+
+    def _scored(
+        self,
+        section: RewardSection,
+        latents: Tensor,
+        images: Tensor | None,
+        subjects: Subjects,
+        question: Question,
+        rows: range,
+    ) -> Tensor:
+        """Return the scores of one reward, times the question's factor; 0 for rows it does not score."""
+        asked = [
+            place
+            for place, row in enumerate(rows)
+            if not section.sources or subjects.metadata[row].get(SOURCE) in section.sources
+        ]
+        found = latents.new_zeros(len(rows))
+        if not asked or section.weight == 0:
+            return found
+        reward = self._host.rewards.of(section)
+        media = latents if needs_of_made(reward).media == "latents" else images
+        assert media is not None
+        numbers = [rows[place] for place in asked]
+        about = Batch(
+            media=latents.detach()[asked].cpu().numpy(),
+            prompts=[question.prompts[row] for row in numbers],
+            metadata=[subjects.metadata[row] for row in numbers],
+            origin=Origin(samples=[subjects.samples[row] for row in numbers]),
+        )
+        with self._host.rewards.at_work(reward):
+            values = by_frames(cast(Differentiable, reward), section, media[asked], about)
+        factor = question.factor[rows.start : rows.stop][asked]
+        return found.index_put((torch.tensor(asked, device=found.device),), factor * values.float().to(found.device))

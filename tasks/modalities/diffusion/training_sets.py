@@ -1,0 +1,84 @@
+"""Chooses the sample set of an algorithm: stored transitions, states, or final samples with fresh noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import torch
+
+from models.maths.conditioning import Conditioning
+from storage.trajectories.base import TrajectoryShard
+from tasks.algorithms.base import Requirements
+from tasks.inputs.components import make_kernel
+from tasks.inputs.prompts import SOURCE
+from tasks.modalities.diffusion.conditioning import conditioning_of
+from tasks.modalities.diffusion.states import About, Condition, StateSet
+from tasks.modalities.modality import Training
+from tasks.modalities.sample_set import SampleSet
+from tasks.runs.seeds import derive
+
+if TYPE_CHECKING:
+    pass
+
+from tasks.modalities.diffusion.sample_sets import ForwardSet, TransitionSet
+
+
+def training_set(
+    training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements
+) -> SampleSet:
+    """Return stored transitions, states, or samples to be noised anew, as the algorithm needs."""
+    config, device = training.config, torch.device("cpu") if training.host is None else training.host.device
+    ahead, condition = config.execution.ahead, _condition(training, guided=requires.guided)
+    seed = derive(config.run.seed, "forward", training.epoch)
+    about = About(prompts=training.context.prompts_by_id, seed=seed) if requires.rewards else None
+    if requires.data == "states":
+        return StateSet(
+            shards,
+            advantages,
+            calls=requires.calls,
+            condition=condition,
+            device=device,
+            ahead=ahead,
+            about=about,
+        )
+    if requires.data == "forward" and requires.times is not None:
+        times = requires.times
+        return ForwardSet(
+            shards,
+            advantages,
+            times=times,
+            seed=seed,
+            condition=condition,
+            device=device,
+            ahead=ahead,
+            gradients=training.gradients,
+            about=about,
+        )
+    made = TransitionSet(
+        shards,
+        advantages,
+        kernel=make_kernel(config),
+        means=requires.old_means,
+        condition=condition,
+        device=device,
+        unconditional=training.predicted and config.rollout.unconditional,
+        ahead=ahead,
+        requires=requires,
+    )
+    if any(name for name, _ in requires.teachers):
+        prompts = training.context.prompts_by_id.items()
+        made.sources = {prompt_id: str(prompt.metadata[SOURCE]) for prompt_id, prompt in prompts}
+    return made
+
+
+def _condition(training: Training, *, guided: bool) -> Condition:
+    def condition(ids: Sequence[str]) -> Conditioning:
+        assert training.host is not None, "rows were asked for without models"
+        by_id = training.context.prompts_by_id
+        rows = conditioning_of(training.context, training.host, [by_id[prompt_id] for prompt_id in ids])
+        return rows if guided else replace(rows, negative=None)
+
+    return condition

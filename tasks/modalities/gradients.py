@@ -1,0 +1,72 @@
+"""Gradients of rewards: what they are computed with, and stored ones, summed as training wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from configs.errors import ConfigError
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from storage.gradients import StoredGradients
+from tasks.inputs.policy_kind import kind_name
+
+if TYPE_CHECKING:
+    from tasks.runtime.host import ModelHost
+
+
+def no_slopes(config: RunConfig) -> ConfigError:
+    """Return the refusal of rewards with gradients by a kind whose samples have none."""
+    return ConfigError(
+        f"Samples of the kind '{kind_name(config)}' are no numbers that a reward could be followed back to. Choose an "
+        "optimize.algorithm that needs no gradients."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardGradients:
+    """The gradients of all rewards at the samples of one epoch or more."""
+
+    parts: Sequence[tuple[float, StoredGradients]]
+    """Weight and gradients of every reward."""
+
+    def has(self, sample_id: str) -> bool:
+        """Return whether a reward says something of a sample."""
+        return any(weight != 0 and stored.rms(sample_id) > 0 for weight, stored in self.parts)
+
+    def of(self, sample_id: str) -> np.ndarray:
+        """Return the (...) float32 weighted sum at a sample that ``has`` one.
+
+        Of several it is 0 where they cancel: no more is left than their rounding.
+        """
+        found = [(weight, stored.of(sample_id)) for weight, stored in self.parts if weight != 0]
+        terms = [np.float32(weight) * gradient for weight, gradient in found if gradient is not None]
+        total: np.ndarray = np.asarray(sum(terms), np.float32)
+        rounding = sum(abs(weight) * stored.rounding(sample_id) for weight, stored in self.parts if weight != 0)
+        cancels = len(terms) > 1 and float(np.sqrt(np.mean(total.astype(np.float64) ** 2))) <= rounding
+        return np.zeros_like(total) if cancels else total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardGradientRequest:
+    """What a reward is followed back with."""
+
+    config: RunConfig
+    """The run's."""
+    host: ModelHost
+    """Holds the models of the process."""
+    section: RewardSection
+    """The reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardGradientResult:
+    """Where a reward of B samples leads back to."""
+
+    values: np.ndarray
+    """(B,) float32 scores."""
+    gradients: np.ndarray
+    """(B, ...) float32 gradients with respect to what the sampling ended in."""

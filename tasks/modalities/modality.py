@@ -1,0 +1,346 @@
+"""The interface of policy kinds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from configs.errors import ConfigError, StoreError
+from configs.registry import create
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.policies.base import Part
+from models.rewards.base import Batch as Scored
+from models.rewards.base import Needs
+from storage.layout import ArtifactRef
+from storage.trajectories.base import Sample, TrajectoryShard
+from tasks.algorithms.base import Models, Requirements
+from tasks.inputs.policy_kind import kind_name
+from tasks.inputs.prompts import Prompt, StoredPrompt
+from tasks.inputs.weight_sources import Weights
+from tasks.modalities import KINDS
+from tasks.modalities.forward_cost import Cost
+from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult, RewardGradients, no_slopes
+from tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
+from tasks.modalities.sample_set import SampleSet
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.policies.trainable import Trainable
+    from tasks.runs.context import RunContext
+    from tasks.runtime.host import ModelHost
+    from tasks.runtime.renderer import Renderer
+    from tasks.specs.export import ExportSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """One sample to make."""
+
+    prompt: StoredPrompt
+    """Its prompt."""
+    replica: int
+    """Which of the prompt's samples."""
+    name: str
+    """Its id; the prefix of their ids if one job gives several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingContext:
+    """Context, models and policy for sampling."""
+
+    context: RunContext
+    """The run."""
+    host: ModelHost
+    """Holds its models."""
+    policy: ArtifactRef
+    """The policy that makes them."""
+    epoch: int
+    """Of the rollout, or after which the policy is evaluated."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.context.config
+
+
+class Sampler(Protocol):
+    """Makes samples, batch by batch: a job's sample does not depend on the other jobs of its batch."""
+
+    def load(self) -> None:
+        """Load models for all batches; ranks that shard weights do it collectively."""
+
+    def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
+        """Return the samples of at most ``execution.rollout_batch_size`` jobs, computed at one fixed size."""
+
+    def rest(self) -> None:
+        """Take part in collective calls of other ranks, with no job left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRequest:
+    """Context and models for critic values of stored samples."""
+
+    context: RunContext
+    """The run."""
+    host: ModelHost
+    """Holds its models."""
+    policy: ArtifactRef
+    """The policy that the epoch trains, with its critic."""
+    values: bool
+    """A critic's values are asked for."""
+    reference: bool
+    """Log-probs of the base model are asked for."""
+
+    def load(self) -> None:
+        """Load the models, whole on every rank; all ranks ask together, once."""
+        self.host.assemble(self.policy, Weights.TRAINED)
+        if self.values:
+            self.host.critic.of(self.policy).gather()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Context and models for training on an epoch's samples."""
+
+    context: RunContext
+    """The run."""
+    host: ModelHost | None
+    """Holds its models; None where no batch is asked for."""
+    epoch: int
+    """The epoch."""
+    predicted: bool
+    """The policy that is trained made all samples, as it is."""
+    gradients: RewardGradients | None = None
+    """Gradients of rewards at the samples, where the algorithm needs them."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.context.config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    """Context and artifacts for an export."""
+
+    context: RunContext
+    """The run."""
+    host: ModelHost
+    """Holds its models."""
+    identity: ExportSpec
+    """Which export."""
+    inputs: Sequence[ArtifactRef]
+    """Policy, base model, prompts."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.context.config
+
+
+class Kind(ABC):
+    """How policies of one kind make samples, are trained, and are shown."""
+
+    encodes: ClassVar[bool] = True
+    """Prompts are encoded ahead, into the embedding cache."""
+    per_token: ClassVar[bool] = False
+    """Every entry of a sample's log-probs is a choice that can have an advantage of its own."""
+    writes: ClassVar[bool] = False
+    """Samples are texts, which an image model can draw."""
+    draws: ClassVar[bool] = False
+    """It can draw texts."""
+    sampling_parts: ClassVar[frozenset[Part]]
+    """Parts of the model that make samples; the others may leave the device meanwhile."""
+    training_parts: ClassVar[frozenset[Part]]
+    """Parts of the model that are trained."""
+    exporting_parts: ClassVar[frozenset[Part]]
+    """Parts of the model that an export needs."""
+    saves_memory: ClassVar[tuple[str, ...]] = ()
+    """Remedies for too little memory while sampling, a sentence each."""
+
+    def longest(self, config: RunConfig) -> int | None:
+        """Return how many choices a sample may have that ends by itself; None where all have equally many."""
+        return None
+
+    @abstractmethod
+    def check(self, config: RunConfig, requires: Requirements) -> None:
+        """Check the settings of this kind; ``requires`` are its algorithm's needs.
+
+        Raises:
+            ConfigError: something cannot work.
+        """
+
+    @abstractmethod
+    def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+        """Return the cost of a run whose config was checked; ``prompts`` is their number by split."""
+
+    def memory(
+        self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
+    ) -> Memory | None:
+        """Return the memory of a rank, from the model's architecture alone; None where that is not known.
+
+        Args:
+            config: a config that was checked.
+            requires: its algorithm's needs.
+            optimizer: sizes of its optimizer's state.
+            reference: the base model is compared with.
+        """
+        return None
+
+    def drawing_memory(self, config: RunConfig) -> DrawingMemory | None:
+        """Return the memory of rendering texts with the renderer's config; None where the model is not known."""
+        return None
+
+    @abstractmethod
+    def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
+        """Return one row of every conditioning tensor per prompt; asked only where ``encodes``."""
+
+    def cut_notes(self, host: ModelHost, prompts: Sequence[Prompt]) -> list[str]:
+        """Return notes on prompts that are longer than the encoders read, a sentence each."""
+        return []
+
+    @abstractmethod
+    def rollout(self, making: SamplingContext) -> Sampler:
+        """Return the sampler of rollouts, with log-probs."""
+
+    @abstractmethod
+    def evaluation(self, making: SamplingContext) -> Sampler:
+        """Return the sampler of evaluations, with fixed draws."""
+
+    def add_examples(  # noqa: B027
+        self, config: RunConfig, folder: Path, samples: Sequence[Sample], *, before: int
+    ) -> None:
+        """Write the first samples of an evaluation as files that a person opens, where there is such a form.
+
+        Args:
+            config: the run's config.
+            folder: where files go.
+            samples: those that this shard has of the first.
+            before: how many of the first others have.
+        """
+
+    @abstractmethod
+    def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
+        """Check that samples hold the media a reward scores.
+
+        Raises:
+            ConfigError: they do not.
+        """
+
+    @abstractmethod
+    def trial(self, config: RunConfig) -> np.ndarray:
+        """Return one made-up sample as a reward gets it, (1, ...): only that it can be scored means something."""
+
+    @abstractmethod
+    def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
+        """Return a reward's inputs from the samples of a shard, (B, ...).
+
+        Args:
+            shard: the shard.
+            needs: the reward's needs.
+            recent: the media of all rows, where this process has just made them.
+        """
+
+    @abstractmethod
+    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
+        """Write a preview of the first samples of an evaluation, one verdict each, if the kind has one.
+
+        Args:
+            folder: where files go.
+            batch: the reward's inputs.
+            verdicts: its remark and score for each shown sample.
+            texts: the rendered texts, if they differ from the prompts.
+        """
+
+    def texts(self, shard: TrajectoryShard) -> list[str]:
+        """Return the texts of samples, one each; asked only where ``writes``.
+
+        Raises:
+            CorruptError: one is not stored, or the file is damaged.
+        """
+        raise NotImplementedError
+
+    def draw(self, renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
+        """Return images of texts by a frozen model, (B, H, W, 3) uint8; asked only where ``draws``.
+
+        Args:
+            renderer: the model.
+            texts: at most ``execution.rollout_batch_size``.
+            seeds: of the noise they begin with.
+        """
+        raise NotImplementedError
+
+    def decoder(self, config: RunConfig, host: ModelHost) -> Callable[[np.ndarray], np.ndarray]:
+        """Return a function from stored states (N, ...) of a sample to (N, H, W, 3) or (N, F, H, W, 3) uint8.
+
+        Raises:
+            StoreError: samples of this kind have no states that can be seen.
+        """
+        raise StoreError(f"Samples of the kind '{kind_name(config)}' have no states between that could be shown.")
+
+    @abstractmethod
+    def training_set(
+        self, training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements
+    ) -> SampleSet:
+        """Return stored samples as rows to train on."""
+
+    def values(self, valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
+        """Return ``values`` and ``reference_log_probs`` of samples, a float32 row each, None if not needed.
+
+        Raises:
+            ConfigError: samples of this kind have none.
+        """
+        raise ConfigError(
+            f"advantage.estimator asks for values, which samples of the kind '{kind_name(valuing.context.config)}' do "
+            "not have. Set it to 'group'."
+        )
+
+    def follow(self, following: RewardGradientRequest, batch: Scored) -> RewardGradientResult:
+        """Return gradients of a reward with respect to final samples.
+
+        Args:
+            following: the reward, and the holder of models.
+            batch: the samples; media are their final latents, (B, ...).
+
+        Raises:
+            ConfigError: samples of this kind have no such end.
+        """
+        raise no_slopes(following.config)
+
+    def asked_parts(self, config: RunConfig) -> frozenset[Part]:
+        """Return the model parts that calling rewards while training needs."""
+        return frozenset()
+
+    def give_rewards(self, models: Models, host: ModelHost) -> None:
+        """Let an algorithm ask the run's rewards, with gradients.
+
+        Raises:
+            ConfigError: samples of this kind are nothing that gradients lead back to.
+        """
+        raise no_slopes(host.config)
+
+    @abstractmethod
+    def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> Models:
+        """Return the models an algorithm may call: the policy, and further trained models by name."""
+
+    @abstractmethod
+    def export(self, exporting: ExportRequest, folder: Path) -> None:
+        """Write model, settings and card for other libraries, below ``folder``/pipeline."""
+
+
+def make_kind(config: RunConfig) -> Kind:
+    """Return the kind of a run's policy.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    found: Kind = create(KINDS, kind_name(config), {}, label="model.kind")
+    return found

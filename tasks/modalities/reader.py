@@ -1,0 +1,107 @@
+"""Reads the samples of many shards: columns at once, payloads of a few shards at a time."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from storage.trajectories.base import TrajectoryShard
+
+_COLUMNS = ("sample_id", "group_id", "epoch", "prompt_id", "steps", "states", "log_probs", "sigmas")
+
+
+class RaggedArray:
+    """A column of lists as two arrays."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        """Convert an Arrow column of lists of numbers."""
+        lists = column.combine_chunks()
+        lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
+        self._offsets: np.ndarray = lists.offsets.to_numpy()
+        self._values: np.ndarray = lists.values.to_numpy(zero_copy_only=False)
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        found: np.ndarray = self._values[self._offsets[row] : self._offsets[row + 1]]
+        return found
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(N,) length of every list."""
+        return np.diff(self._offsets)
+
+    @property
+    def values(self) -> np.ndarray:
+        """All values."""
+        found: np.ndarray = self._values[self._offsets[0] : self._offsets[-1]]
+        return found
+
+
+class SampleReader:
+    """The samples of many shards, numbered in order.
+
+    Tables are read once. Payload files are opened when one of their samples is asked for, and those not used for
+    longest are closed again, so memory does not grow with the number of shards.
+    """
+
+    def __init__(self, shards: Sequence[TrajectoryShard], *, max_open: int = 64) -> None:
+        """Bind to opened shards.
+
+        Args:
+            shards: in order.
+            max_open: payload files that stay open.
+        """
+        self._shards = shards
+        self._max_open = max_open
+        self._open: OrderedDict[int, None] = OrderedDict()
+        self._last = -1
+        self._lock = threading.Lock()
+        self._starts: list[int] = [0, *accumulate(shard.table.num_rows for shard in shards)]
+        table = pa.concat_tables([shard.table.select(_COLUMNS) for shard in shards])
+        self.sample_ids: pa.ChunkedArray = table.column("sample_id")
+        self.epochs: np.ndarray = table.column("epoch").to_numpy()
+        self.groups = _codes(table.column("group_id"))
+        self.group_ids: pa.ChunkedArray = table.column("group_id")
+        prompts = table.column("prompt_id").combine_chunks().dictionary_encode()
+        prompts = prompts.chunk(0) if isinstance(prompts, pa.ChunkedArray) else prompts
+        self.prompt_ids: list[str] = prompts.dictionary.to_pylist()
+        self.prompt_rows: np.ndarray = prompts.indices.to_numpy()
+        self.steps, self.states = RaggedArray(table.column("steps")), RaggedArray(table.column("states"))
+        self.log_probs, self.sigmas = RaggedArray(table.column("log_probs")), RaggedArray(table.column("sigmas"))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def array(self, name: str, sample: int) -> np.ndarray:
+        """Return a stored array of a sample, read-only.
+
+        Raises:
+            CorruptError: it is not stored, or differs from the commit.
+        """
+        number = bisect_right(self._starts, sample) - 1
+        if number != self._last:
+            self._use(number)
+        return self._shards[number].array(name, sample - self._starts[number])
+
+    def _use(self, number: int) -> None:
+        with self._lock:
+            self._last = number
+            self._open[number] = None
+            self._open.move_to_end(number)
+            while len(self._open) > self._max_open:
+                oldest, _ = self._open.popitem(last=False)
+                self._shards[oldest].close()
+
+
+def _codes(column: pa.ChunkedArray) -> np.ndarray:
+    """Return a dense number per distinct value, (N,)."""
+    encoded = column.combine_chunks().dictionary_encode()
+    encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
+    codes: Any = encoded.indices.to_numpy()
+    return np.asarray(codes)

@@ -1,0 +1,232 @@
+"""Micro-batches: rows joined with advantages, read from the shards, and put on the training device.
+
+Legend: N samples, B rows of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from configs.advantages import ReplaySection
+from configs.errors import CorruptError
+from models.devices import moved
+from storage.trajectories.base import TrajectoryShard
+from tasks.algorithms.base import Batch, Requirements
+from tasks.modalities.proximal import Proximal
+from tasks.modalities.reader import SampleReader
+from tasks.modalities.rows import Units, joint_rows, single_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SampleSet(ABC):
+    """The samples of one or more epochs with their advantages; payloads stay in their files until asked for."""
+
+    def __init__(
+        self,
+        shards: Sequence[TrajectoryShard],
+        advantages: pa.Table,
+        *,
+        ahead: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        """Join samples and advantages by sample id.
+
+        Args:
+            shards: the shards, opened.
+            advantages: their advantages.
+            ahead: every epoch was rolled out with a policy so many epochs older than the one before it.
+            device: where batches go; the CPU when absent.
+
+        Raises:
+            CorruptError: a sample has no advantage.
+        """
+        self.device = device or torch.device("cpu")
+        self.reader = SampleReader(shards)
+        found = pc.index_in(self.reader.sample_ids, value_set=advantages.column("sample_id").combine_chunks())
+        if found.null_count:
+            missing = pc.filter(self.reader.sample_ids, pc.is_null(found))
+            raise CorruptError(f"{len(missing)} samples have no advantage, the first is {missing[0]}.")
+        order = found.to_numpy()
+        self.earned = advantages.take(pa.array(order))
+        """Rewards and advantages of samples, (N,) rows."""
+        self.advantages: np.ndarray = advantages.column("advantage").to_numpy()[order]
+        """(N,) float32; NaN for samples that are left out."""
+        self.rewards: np.ndarray = advantages.column("reward").to_numpy()[order]
+        # Policies are numbered by the epoch they come out of; epoch n starts from number n - 1.
+        start = int(self.reader.epochs.max(initial=1)) - 1
+        self.ages: np.ndarray = start - np.maximum(self.reader.epochs - 1 - ahead, 0)
+        """(N,) how much older than the policy this epoch starts from the one is that made each sample, in epochs."""
+        self._importance: dict[tuple[int, int], float] = {}
+        self._replayed: np.ndarray = self.reader.epochs < self.reader.epochs.max(initial=0)
+        """(N,) which samples are of earlier epochs."""
+        self._left_out: np.ndarray = np.zeros(len(self._replayed), bool)
+        """(N,) which of them are not trained on again."""
+        self._before: int | None = None
+        """Step at which training on them ends."""
+
+    def steps(self, rows: np.ndarray) -> np.ndarray:
+        """Return the denoising step of rows (B, 2), or the number of their noise level."""
+        return rows[:, 1]
+
+    def prompts_of(self, rows: np.ndarray) -> list[str]:
+        """Return the prompt id of rows (B, 2)."""
+        return [self.reader.prompt_ids[number] for number in self.reader.prompt_rows[rows[:, 0]]]
+
+    def changed_policy(self) -> None:  # noqa: B027 - most have nothing that depends on it
+        """Hear that the policy is another than the one that made the samples."""
+
+    def begin_update(self, units: Units) -> None:  # noqa: B027 - most weigh all rows alike
+        """Hear which rows make the next update, before any batch of it is read."""
+
+    @abstractmethod
+    def positions(self) -> np.ndarray:
+        """Return how many rows each sample has, (N,)."""
+
+    @abstractmethod
+    def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> Batch:
+        """Return the batch of rows (B, 2); ``common`` are the fields every batch has."""
+
+    def units(self, requires: Requirements) -> Units:
+        """Return units of rows that must stay together; samples of advantage 0 only if the algorithm wants them."""
+        if requires.unit == "row":
+            return self._early(single_rows(np.flatnonzero(self.live(requires)), self.positions()))
+        chosen = [self._pair(members) if requires.unit == "pair" else members for members in self._groups()]
+        joint = joint_rows([members for members in chosen if self._counts(members, requires)], self.positions())
+        return self._early(joint)
+
+    def choose(self, section: ReplaySection, requires: Requirements) -> None:
+        """Leave out samples of earlier epochs, and their late steps, as the section says."""
+        self._before = section.steps
+        if section.share == 1:
+            return
+        for epoch in np.unique(self.reader.epochs[self._replayed]):
+            groups = [members for members in self._groups() if self.reader.epochs[members[0]] == epoch]
+            parts = [[sample] for members in groups for sample in members] if requires.unit == "row" else groups
+            earned = np.array([self.rewards[members].astype(np.float64).mean() for members in parts])
+            kept = math.ceil(section.share * len(parts))
+            # Of equal rewards the first are taken.
+            for number in np.argsort(-earned, kind="stable")[kept:]:
+                self._left_out[parts[number]] = True
+
+    def _early(self, units: Units) -> Units:
+        """Return the units none of whose rows is a late step of an earlier epoch."""
+        if self._before is None or not len(units):
+            return units
+        late = self._replayed[units.rows[:, 0]] & (self.steps(units.rows) >= self._before)
+        return units.take(np.flatnonzero(~np.logical_or.reduceat(late, units.bounds[:-1])))
+
+    def live(self, requires: Requirements) -> np.ndarray:
+        """Return which samples can contribute, (N,) bool: those of advantage 0 only if the algorithm wants them."""
+        known = ~np.isnan(self.advantages) & ~self._left_out
+        live: np.ndarray = (self.says_something() | requires.zero_advantages) & known
+        return live
+
+    def says_something(self) -> np.ndarray:
+        """Return which samples have an advantage other than 0, (N,) bool."""
+        found: np.ndarray = self.advantages != 0
+        return found
+
+    def batch(self, units: Units, size: int) -> Batch:
+        """Return a micro-batch of a fixed size; missing rows repeat the last one with weight 0.
+
+        Args:
+            units: units with at most ``size`` rows together.
+            size: rows of the batch.
+        """
+        count, padding = len(units.rows), size - len(units.rows)
+        rows = np.concatenate([units.rows, np.repeat(units.rows[-1:], padding, axis=0)])
+        # Padding is a unit of its own, so that sums over units do not see it.
+        numbers = np.concatenate([np.repeat(np.arange(len(units)), units.sizes), np.full(padding, len(units))])
+        device = self.device
+        keys = [(int(sample), int(position)) for sample, position in rows]
+        common = {
+            "advantages": tensor_of(self.advantages[rows[:, 0]], device),
+            "weights": tensor_of(np.arange(size) < count, device),
+            "units": index_of(numbers, device),
+            "importance": tensor_of([self._importance.get(key, 1.0) for key in keys], device),
+            "count": count,
+            "age": torch.from_numpy(self.ages[rows[:, 0]].astype(np.int64)),
+            "step": torch.from_numpy(self.steps(rows).astype(np.int64)),
+            "keys": tuple(keys),
+        }
+        return self.gather(rows, common)
+
+    def _groups(self) -> list[list[int]]:
+        """Return the samples of each group of each epoch that are not left out, in order of first appearance."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        keys = zip(self.reader.epochs.tolist(), self.reader.groups.tolist(), strict=True)
+        for sample, key in enumerate(keys):
+            if not np.isnan(self.advantages[sample]) and not self._left_out[sample]:
+                groups.setdefault(key, []).append(sample)
+        return list(groups.values())
+
+    def _counts(self, members: Sequence[int], requires: Requirements) -> bool:
+        """Return whether a unit can contribute: a pair must differ in advantage, a group must have some."""
+        advantages = self.advantages[members]
+        nothing = advantages[0] if requires.unit == "pair" else 0
+        return requires.zero_advantages or bool((advantages != nothing).any())
+
+    def _pair(self, members: Sequence[int]) -> list[int]:
+        """Return the best and the worst; rewards decide among advantages that clipping or a mode made equal."""
+        ordered = sorted(members, key=lambda sample: (float(self.advantages[sample]), float(self.rewards[sample])))
+        return [ordered[-1], ordered[0]]
+
+
+class Correctable(SampleSet):
+    """Samples whose rows of older policies can be made rows of the policy that an epoch starts from."""
+
+    @abstractmethod
+    def stale(self, requires: Requirements) -> Units:
+        """Return the rows made by an older policy that can contribute."""
+
+    @abstractmethod
+    def recompute(
+        self, stale: Units, models: Any, *, size: int, file: IO[bytes] | None, idle: Sequence[Units]
+    ) -> Proximal:
+        """Return the policy's log-probs and means of rows.
+
+        Args:
+            stale: the rows.
+            models: the policy, of the kind's ``Models``.
+            size: rows per micro-batch at most.
+            file: takes arrays, where the algorithm compares more than log-probs.
+            idle: micro-batches that are computed and forgotten, where ranks compute in step.
+        """
+
+    @abstractmethod
+    def correct(self, proximal: Proximal, section: ReplaySection) -> None:
+        """Set the result of ``recompute`` as old values of stale rows, and weigh those against their behavior."""
+
+
+def lists_of(table: pa.Table, name: str) -> np.ndarray | None:
+    """Return a column of lists of equal length as (N, M) float32, NaN where there is none; None without the column."""
+    if name not in table.column_names:
+        return None
+    rows = table.column(name).to_pylist()
+    width = max((len(row) for row in rows if row is not None), default=0)
+    return np.array([[np.nan] * width if row is None else row for row in rows], np.float32)
+
+
+def index_of(values: np.ndarray, device: torch.device) -> Tensor:
+    """Return whole numbers on a device."""
+    return moved(torch.from_numpy(np.asarray(values, np.int64)), device)
+
+
+def tensor_of(values: Sequence[float] | np.ndarray, device: torch.device) -> Tensor:
+    """Return numbers as float32 on a device."""
+    return moved(torch.from_numpy(np.array(values, np.float32)), device)
+
+
+def stacked(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:
+    """Return arrays of equal shape (...) as (B, ...) float32 on a device."""
+    return moved(torch.from_numpy(np.stack(arrays)), device).float()

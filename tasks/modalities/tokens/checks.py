@@ -1,0 +1,275 @@
+"""What a config of a causal language model must fit, and what a run of it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from configs.advantages import ReplaySection
+from configs.algorithm_defaults import FORWARD
+from configs.base import Section
+from configs.errors import ConfigError
+from configs.model import ModelSection
+from configs.rewards import RewardSection
+from configs.schema import EvaluateSection, OptimizeSection, RolloutSection, RunConfig
+from models.engines import LOCAL, make_engine
+from models.memory.language_architectures import check_class
+from models.policies.language_model_folders import (
+    check_critic,
+    check_folder,
+    check_vocabulary,
+    context_length_of,
+    load_tokenizer,
+)
+from models.rewards.base import Needs
+from tasks.advantages.estimators import make_estimator
+from tasks.algorithms.base import Requirements
+from tasks.algorithms.checks import check_advantage, check_replay, check_units
+from tasks.inputs.components import tokens_of
+from tasks.inputs.prompts import source_prompts, uses_guidance
+from tasks.inputs.renderer import renderer_config
+from tasks.inputs.weight_sources import critic_folder
+from tasks.modalities.forward_cost import Cost
+from tasks.modalities.tokens.prompts import Prompts
+from tasks.runs.sharding import rollout_cuts
+from tasks.specs.graph import is_evaluated
+
+#: Settings that mean nothing for texts, by section; each must be at its default.
+_FOREIGN: Mapping[str, tuple[type[Section], tuple[str, ...]]] = {
+    "model": (
+        ModelSection,
+        ("height", "width", "frames", "guidance_scale", "negative_prompt", "vae_tiling", "device_map", "compile"),
+    ),
+    "rollout": (
+        RolloutSection,
+        ("steps", "sampler", "solver", "plan", "same_noise", "own_noise", "latents_dtype", "unconditional", "media"),
+    ),
+    "optimize": (OptimizeSection, ("guidance_gradient",)),
+    "evaluate": (EvaluateSection, ("steps", "solver", "height", "width", "frames")),
+}
+
+
+def check_tokens(config: RunConfig, requires: Requirements) -> None:
+    """Check that what only texts have is there, and that nothing else is set.
+
+    Raises:
+        ConfigError: something cannot work.
+    """
+    for name, (section, fields) in _FOREIGN.items():
+        for field in fields:
+            value, default = getattr(getattr(config, name), field), section.model_fields[field].get_default()
+            # What followed the algorithm's name, which images have an algorithm of too.
+            followed = field == "plan" and config.optimize.algorithm.name in FORWARD and value.name == "final"
+            if value != default and not followed:
+                raise ConfigError(
+                    f"{name}.{field} is {value!r}, but model.policy '{config.model.policy}' makes texts, for which it "
+                    f"means nothing. Remove it; rollout.tokens says how texts are sampled."
+                )
+    if config.execution.context_parallel > 1 or config.execution.sampling == "spread":
+        raise ConfigError("execution.context_parallel and execution.sampling 'spread' split denoisers. Remove them.")
+    if config.advantage.kl_coef > 0:
+        raise ConfigError(
+            "advantage.kl_coef is for KLs that rollouts store, which texts' do not. Use the algorithm's kl_coef."
+        )
+    if config.rollout.group_size < requires.min_group_size:
+        raise ConfigError(
+            f"rollout.group_size is {config.rollout.group_size}, but optimize.algorithm "
+            f"'{config.optimize.algorithm.name}' compares {requires.min_group_size} completions or more. Raise it."
+        )
+    _check_estimator(config, requires)
+    _check_engine(config)
+    _check_rescore(config)
+    _check_base(config)
+    _check_prompts(config)
+    _check_critic(config)
+    for name, value in requires.normalization:
+        found = getattr(config.advantage, name)
+        if found != value:
+            raise ConfigError(
+                f"advantage.{name} is '{found}', but optimize.algorithm '{config.optimize.algorithm.name}' is defined "
+                f"with '{value}'. Set advantage.{name} to '{value}', or choose 'grpo', which takes any."
+            )
+    check_advantage(config)
+    check_units(config, requires, config.rollout.group_size)
+    _check_rows(config)
+    check_replay(config, requires, None)
+
+
+def _check_rows(config: RunConfig) -> None:
+    """Check that nothing is set of the steps of a sample: a text is one row."""
+    replay = config.optimize.replay
+    for name in ("steps", "level") if replay is not None else ():
+        value = getattr(replay, name)
+        if value != ReplaySection.model_fields[name].default:
+            raise ConfigError(
+                f"optimize.replay.{name} is {value!r}, but a text is one row of training, without steps. Remove "
+                f"optimize.replay.{name}."
+            )
+
+
+def _check_engine(config: RunConfig) -> None:
+    """Check what draws, and that one process alone brings it weights."""
+    engine = make_engine(tokens_of(config).engine)
+    execution = config.execution
+    apart = execution.processes * execution.nodes > 1 and execution.strategy != "fsdp"
+    if engine.reloads and (apart or execution.runner.name != "threads"):
+        raise ConfigError(
+            "rollout.tokens.engine brings weights to a server (option 'folder'), but rollouts are made by several "
+            "processes that know nothing of each other, and one would change what another draws with. Set "
+            "execution.processes to 1 and execution.runner to 'threads', or execution.strategy to 'fsdp'."
+        )
+
+
+def _check_rescore(config: RunConfig) -> None:
+    """Check that log-probs of tokens, as they were drawn, are what training compares with."""
+    section, dtype = tokens_of(config), config.model.dtype
+    if section.rescore:
+        return
+    if section.engine.name != LOCAL:
+        raise ConfigError(
+            f"rollout.tokens.rescore is false, but rollout.tokens.engine '{section.engine.name}' draws with kernels of "
+            "its own, from which ratios would be biased. Remove rollout.tokens.rescore."
+        )
+    if dtype != "float32":
+        raise ConfigError(
+            f"rollout.tokens.rescore is false, but with model.dtype '{dtype}' what a KV cache gives is up to 1e-2 from "
+            "what training computes. Remove rollout.tokens.rescore, or set model.dtype to 'float32'."
+        )
+
+
+def _check_base(config: RunConfig) -> None:
+    """Check what of a local model can be told without its weights: its class, and that its tokenizer fits it."""
+    folder = Path(str(config.model.path)).expanduser()
+    if config.model.path is not None and folder.is_dir():
+        check_folder(folder)
+        check_vocabulary(folder)
+        check_class(folder, config.model.attention)
+
+
+def _check_prompts(config: RunConfig) -> None:
+    """Check that a local model's tokenizer and template take all prompts, in the length that the model has."""
+    folder = Path(str(config.model.path)).expanduser()
+    if config.model.path is not None and folder.is_dir():
+        prompts = Prompts(load_tokenizer(folder), tokens_of(config), context_length_of(folder))
+        prompts.longest({split: [each.text for each in found] for split, found in source_prompts(config).items()})
+
+
+def _check_critic(config: RunConfig) -> None:
+    """Check what a critic begins as and where it computes."""
+    section, execution = config.critic, config.execution
+    elsewhere = next((name for name in ("path", "device") if getattr(section, name) is not None), None)
+    if elsewhere is None:
+        return
+    if section.backbone == "policy":
+        raise ConfigError(
+            f"critic.{elsewhere} is '{getattr(section, elsewhere)}', but with critic.backbone 'policy' the critic is a "
+            f"head on the policy's hidden states, where those are. Set critic.backbone to 'own', or remove it."
+        )
+    if section.device is not None and execution.ranks > 1:
+        raise ConfigError(
+            f"critic.device is '{section.device}', but execution has {execution.ranks} processes, which have a device "
+            "each, of which none is another's. Remove it, or set execution.processes to 1."
+        )
+    if section.path is not None:
+        folder, base = critic_folder(section.path), Path(str(config.model.path)).expanduser()
+        check_folder(folder, label="critic.path")
+        check_class(folder, config.model.attention, critic=True)
+        if config.model.path is not None and base.is_dir():
+            check_critic(folder, base)
+
+
+def _check_estimator(config: RunConfig, requires: Requirements) -> None:
+    """Check that advantages are of what the algorithm trains on, and that a critic is asked for where one is set."""
+    algorithm, estimator = config.optimize.algorithm.name, config.advantage.estimator.name
+    made = make_estimator(config)
+    if made.needs_values != requires.critic:
+        needs = "trains a critic" if requires.critic else "trains no critic"
+        other = "'gae'" if requires.critic else "'group', or choose the algorithm 'ppo'"
+        raise ConfigError(
+            f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' {needs}, and only 'gae' reads "
+            f"one's values. Set advantage.estimator to {other}."
+        )
+    if requires.per_token and not made.per_token:
+        raise ConfigError(
+            f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' takes advantages of tokens. "
+            "Remove it, and the algorithm's own is taken."
+        )
+    if made.per_token and requires.normalization:
+        raise ConfigError(
+            f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' is defined with advantages of "
+            "samples. Set advantage.estimator to 'group', or choose 'grpo', which takes any."
+        )
+    if made.per_token and requires.unit != "row":
+        raise ConfigError(
+            f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' compares whole samples. Set "
+            "advantage.estimator to 'group'."
+        )
+    reward_kl = getattr(made, "kl_coef", 0.0)
+    loss_kl = config.optimize.algorithm.options.get("kl_coef", 0.0)
+    if reward_kl and loss_kl:
+        raise ConfigError(
+            f"advantage.estimator '{estimator}' has kl_coef {reward_kl} and optimize.algorithm '{algorithm}' has "
+            f"{loss_kl}: the KL would count twice, in the reward and in the loss. Set one of them to 0."
+        )
+
+
+def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> None:
+    """Check that a reward scores texts.
+
+    Raises:
+        ConfigError: it scores something else.
+    """
+    if needs.media not in ("samples", "texts"):
+        raise ConfigError(
+            f"rewards: '{section.slot}' scores {needs.media}, but model.policy '{config.model.policy}' makes texts. "
+            "Choose a reward that reads those, or a function of your own."
+        )
+
+
+def trial_text() -> np.ndarray:
+    """Return one made-up completion, (1,) objects."""
+    return np.array(["a text that was made up for the trial"], object)
+
+
+def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+    """Return what a run takes, in rows: samples through the model."""
+    rollout, section = config.rollout, tokens_of(config)
+    # One over the whole text, whatever draws it.
+    drawing = section.max_new if section.engine.name == LOCAL else 0
+    samples = rollout.prompts_per_epoch * rollout.group_size
+    groups = min(rollout.prompts_per_epoch, config.advantage.informative or rollout.prompts_per_epoch)
+    trained = groups * (2 if requires.unit == "pair" else rollout.group_size)
+    rows = trained * config.optimize.inner_epochs
+    estimator = make_estimator(config)
+    beside = requires.critic and config.critic.backbone == "own"
+    stored = estimator.needs_reference
+    splits = sum(1 for split in ("train", "heldout") if prompts[split])
+    return Cost(
+        prompts=prompts,
+        samples_per_epoch=samples,
+        rollout_forwards=samples * (drawing + 1),
+        optimize_rows=rows,
+        optimize_forwards=rows * (2 if beside else 1),
+        # Those that a stage stored, or what is remembered of the first inner epoch.
+        reference_forwards=trained if requires.reference and not stored else 0,
+        value_forwards=samples * (int(estimator.needs_values) + int(stored)),
+        evaluate_forwards=splits * config.evaluate.samples * (section.max_new + 1),
+        updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
+        shards_per_epoch=len(rollout_cuts(config)),
+        latent_bytes_per_epoch=None,
+        latent_bytes=None,
+        stores_latents=False,
+        evaluations=1 + sum(1 for epoch in range(1, config.run.epochs + 1) if is_evaluated(config, epoch)),
+        reference=requires.reference,
+        drawing_forwards=samples * _forwards_of_a_text(config),
+        depicting_forwards=splits * config.evaluate.samples * _forwards_of_a_text(config),
+    )
+
+
+def _forwards_of_a_text(config: RunConfig) -> int:
+    """Return the rows through the model that draws it, if there is one."""
+    if config.render is None:
+        return 0
+    return config.render.images * config.render.steps * (2 if uses_guidance(renderer_config(config)) else 1)

@@ -1,0 +1,60 @@
+"""Values of stored texts, and what the base model would have given their tokens: as training computes both.
+
+Legend: B rows, W positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from models.policies.causal_lm import TrainableLM
+from models.policies.critic_lm import TrainableCritic
+from storage.trajectories.base import TrajectoryShard
+from tasks.inputs.components import tokens_of
+from tasks.inputs.weight_sources import Weights
+from tasks.modalities.tokens.prompts import read_prompts
+from tasks.modalities.tokens.text_sampling import padded_rows
+
+if TYPE_CHECKING:
+    from tasks.modalities.modality import ValueRequest
+
+
+@torch.no_grad()
+def values_of(valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
+    """Return values and reference log-probs of the tokens that were chosen, a row per sample, float32.
+
+    Rows go through in micro-batches of one size, so that neither depends on how samples are cut into shards.
+    """
+    host, config = valuing.host, valuing.context.config
+    size, temperature = config.execution.micro_batch_size, tokens_of(config).temperature
+    policy = cast(TrainableLM, host.trainable(valuing.policy, Weights.TRAINED))
+    critic = cast(TrainableCritic, host.critic.of(valuing.policy)) if valuing.values else None
+    if valuing.reference:
+        host.give_reference(policy)
+    values: list[np.ndarray] = []
+    reference: list[np.ndarray] = []
+    count, widths = shard.table.num_rows, read_prompts(valuing.context, policy.policy).widths
+    for start in range(0, count, size):
+        rows = list(range(start, min(start + size, count)))
+        filled = [*rows, *[rows[-1]] * (size - len(rows))]
+        ids = padded_rows([shard.array("tokens", row) for row in filled], host.device, widths)
+        masks = [shard.array("token_mask", row).astype(bool) for row in rows]
+        if critic is not None:
+            hidden = policy.log_probs_and_hidden(ids, temperature)[2] if critic.reads_policy else None
+            values += _chosen(critic.values(ids, hidden), masks)
+        if valuing.reference:
+            reference += _chosen(policy.reference_log_probs(ids, temperature), masks)
+    return {
+        "values": values if valuing.values else None,
+        "reference_log_probs": reference if valuing.reference else None,
+    }
+
+
+def _chosen(found: torch.Tensor, masks: list[np.ndarray]) -> list[np.ndarray]:
+    """Return of each row the numbers of chosen tokens."""
+    table = found.float().cpu().numpy()
+    return [table[row, : len(mask)][mask] for row, mask in enumerate(masks)]

@@ -1,0 +1,158 @@
+"""Exports of language models: what ``from_pretrained`` of transformers, or of peft, loads with its plainest call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from configs.escaping import in_code, in_markdown, in_python
+from models.policies.causal_lm import CausalLM
+from tasks.inputs.base_model import BaseModel, describe_base, license_files
+from tasks.inputs.components import tokens_of
+from tasks.inputs.weight_sources import PIPELINE, Weights
+from tasks.metrics.evaluations import evaluation_figures
+
+if TYPE_CHECKING:
+    from tasks.modalities.modality import ExportRequest
+from tasks.modalities.tokens.prompts import Prompts
+
+_MODEL = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")"""
+_ADAPTER = """from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+model = AutoModelForCausalLM.from_pretrained({base})
+# That of the base model may change probabilities, and end texts elsewhere.
+model.generation_config = GenerationConfig.from_pretrained(".")
+model = PeftModel.from_pretrained(model, ".")"""
+#: Stands for the clock that a template reads: what it is told, by the format it asks in.
+_CLOCK = "{{% macro strftime_now(format) %}}{{{{ {told}[format] }}}}{{% endmacro %}}"
+_CARD = """---
+{front}
+---
+
+# {title}
+
+Trained from {base} with {algorithm}.
+
+```python
+{load}
+tokenizer = AutoTokenizer.from_pretrained(".")
+{inputs}
+drawn = {{"do_sample": True, "temperature": {temperature}, "top_k": 0, "top_p": 1.0}}
+ids = model.generate(**inputs, max_new_tokens={max_new}, **drawn{stops})
+print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+```
+
+| reward | prompts | before | after |
+|---|---|--:|--:|
+{figures}
+"""
+
+#: What of a generation config says nothing of how texts are drawn, besides the tokens that end them.
+_KEPT = ("bos_token_id", "pad_token_id", "use_cache", "output_attentions", "output_hidden_states", "_from_model_config")
+
+
+class LanguageModelExport:
+    """A model folder, or an adapter beside the base model's name; card and settings."""
+
+    def __init__(self, exporting: ExportRequest) -> None:
+        """Bind to what is exported."""
+        self._exporting, self._context, self._config = exporting, exporting.context, exporting.config
+
+    def write(self, folder: Path) -> None:
+        """Write model, tokenizer, settings and card."""
+        held = self._exporting.host.exportable(self._exporting.inputs[0], Weights.AVERAGE)
+        policy, target, base = cast(CausalLM, held.policy), folder / PIPELINE, self._base()
+        target.mkdir(parents=True)
+        write_model(policy, target, adapters=self._exporting.identity.format == "lora")
+        for path in license_files(self._context.base_folder):
+            (target / path.name).write_bytes(path.read_bytes())
+        settings = tokens_of(self._config).model_dump(mode="json", exclude={"engine"})
+        (target / "generation.json").write_text(json.dumps(settings, indent=2) + "\n")
+        (target / "README.md").write_text(self._card(base, policy))
+
+    def _base(self) -> BaseModel:
+        section = self._config.model
+        identity = {} if section.path is None else self._context.model_identity
+        return describe_base(section, identity, self._context.base_folder)
+
+    def _card(self, base: BaseModel, policy: CausalLM) -> str:
+        """Return the card: front matter, how to call the model, and what came of training."""
+        identity, config = self._exporting.identity, self._config
+        lora, section = identity.format == "lora", tokens_of(config)
+        stops = ", ".join(map(in_python, section.stop))
+        head = {
+            "library_name": "peft" if lora else "transformers",
+            "pipeline_tag": "text-generation",
+            "license": base.license.id,
+        }
+        values = {
+            "front": "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items()),
+            "title": in_markdown(f"{self._context.run.name}, epoch {identity.epoch}"),
+            "base": in_code(base.name),
+            "algorithm": in_code(config.optimize.algorithm.name),
+            "load": _ADAPTER.format(base=in_python(base.name)) if lora else _MODEL,
+            "inputs": call_of(Prompts(policy.tokenizer, section, None)),
+            "max_new": section.max_new,
+            "temperature": section.temperature,
+            "stops": f", stop_strings=[{stops}], tokenizer=tokenizer" if stops else "",
+            "figures": "\n".join(self._figures()),
+        }
+        return _CARD.format(**values)
+
+    def _figures(self) -> list[str]:
+        chain, epoch = self._context.chain, self._exporting.identity.epoch
+        before, after = evaluation_figures(chain, 0), evaluation_figures(chain, epoch)
+        found = []
+        for split, rewards in after.items():
+            for slot, figures in rewards.items():
+                was = before.get(split, {}).get(slot, {}).get("mean")
+                start = "" if was is None else f"{was:.3f}"
+                found.append(f"| {in_markdown(slot)} | {in_markdown(split)} | {start} | {figures['mean']:.3f} |")
+        return found
+
+
+def call_of(prompts: Prompts) -> str:
+    """Return the code that makes inputs of a prompt as training made them."""
+    asked = prompts.section.asked("...")
+    if not prompts.chat:
+        call = f'inputs = tokenizer({in_python(asked)}, return_tensors="pt")'
+        # Prompts go on, where the tokenizer would end them.
+        ends = f"\ninputs = {{name: rows[:, :-{prompts.ends}] for name, rows in inputs.items()}}"
+        return call + ends if prompts.ends else call
+    said = ", ".join(f'{{"role": "{role}", "content": {in_python(text)}}}' for role, text in prompts.messages(asked))
+    how = 'add_generation_prompt=True, return_dict=True, return_tensors="pt"'
+    told = prompts.told_dates(asked)
+    dated = (
+        f"tokenizer.chat_template = {in_python(_CLOCK.format(told=told))} + tokenizer.chat_template\n" if told else ""
+    )
+    return f"{dated}messages = [{said}]\ninputs = tokenizer.apply_chat_template(messages, {how})"
+
+
+def write_model(policy: CausalLM, folder: Path, *, adapters: bool) -> None:
+    """Write a model, or its adapters alone, with its tokenizer, as ``from_pretrained`` reads it."""
+    policy.model.generation_config = generation_config(policy)
+    if adapters:
+        policy.save_lora(folder)
+    else:
+        policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def generation_config(policy: CausalLM) -> Any:
+    """Return a generation config of transformers with the tokens that begin, end and fill up texts, and what is moot.
+
+    The base model's own may change probabilities (``repetition_penalty``, ``min_p``, ``suppress_tokens``), of which
+    rollouts know nothing, or hold what transformers does not save.
+    """
+    from transformers import GenerationConfig
+
+    base, ends = policy.model.generation_config.to_dict(), sorted(policy.eos)
+    stated = base.get("eos_token_id")
+    # An id alone stays one, and a list that says the same as it was.
+    same = stated is not None and sorted({*stated} if isinstance(stated, list) else {stated}) == ends
+    kept = {name: base[name] for name in _KEPT if base.get(name) is not None}
+    return GenerationConfig(**kept, eos_token_id=stated if same else ends or None)

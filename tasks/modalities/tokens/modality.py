@@ -1,0 +1,126 @@
+"""The tokens kind: each method leads to the file that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pyarrow as pa
+
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.maths.tokens import Widths
+from models.policies.base import Part
+from models.policies.causal_lm import TrainableLM
+from models.policies.critic_lm import CRITIC, TrainableCritic
+from models.rewards.base import Batch as Scored
+from models.rewards.base import Needs
+from storage.trajectories.base import TrajectoryShard
+from tasks.algorithms.base import Requirements
+from tasks.algorithms.tokens import TokenModels
+from tasks.inputs.components import tokens_of
+from tasks.inputs.prompts import Prompt
+from tasks.metrics.texts import Text, write_texts
+from tasks.modalities.forward_cost import Cost
+from tasks.modalities.memory import OptimizerSizes
+from tasks.modalities.modality import ExportRequest, Kind, Sampler, SamplingContext, Training, ValueRequest
+from tasks.modalities.sample_set import SampleSet
+from tasks.modalities.tokens.checks import check_scored, check_tokens, cost_of_tokens, trial_text
+from tasks.modalities.tokens.critic_values import values_of
+from tasks.modalities.tokens.exporting import LanguageModelExport
+from tasks.modalities.tokens.memory import LanguageMemory, language_memory
+from tasks.modalities.tokens.prompts import read_prompts
+from tasks.modalities.tokens.sample_sets import TextSet
+from tasks.modalities.tokens.text import stored_text
+from tasks.modalities.tokens.text_sampling import evaluation_maker, rollout_maker
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.policies.trainable import Trainable
+    from tasks.runtime.host import ModelHost
+
+
+class Tokens(Kind):
+    """Language models: samples are texts."""
+
+    encodes = False
+    per_token = writes = True
+    sampling_parts = training_parts = exporting_parts = frozenset({Part.DENOISER})
+    saves_memory = ("Lower execution.rollout_batch_size or rollout.tokens.max_new.",)
+
+    def longest(self, config: RunConfig) -> int:
+        """Return the tokens of a completion at most."""
+        return tokens_of(config).max_new
+
+    def check(self, config: RunConfig, requires: Requirements) -> None:
+        """Refuse settings of images."""
+        check_tokens(config, requires)
+
+    def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+        """Count rows."""
+        return cost_of_tokens(config, requires, prompts)
+
+    def memory(
+        self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
+    ) -> LanguageMemory | None:
+        """Build actor and critic without weights."""
+        return language_memory(config, requires, optimizer, reference=reference)
+
+    def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
+        """Never asked: prompts are taken as they are."""
+        raise AssertionError("prompts of language models are not encoded ahead")
+
+    def rollout(self, making: SamplingContext) -> Sampler:
+        """Texts drawn with a seed per token."""
+        return rollout_maker(making)
+
+    def evaluation(self, making: SamplingContext) -> Sampler:
+        """The likeliest texts, or draws that are always the same."""
+        return evaluation_maker(making)
+
+    def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
+        """Rewards get texts."""
+        check_scored(section, needs, config)
+
+    def trial(self, config: RunConfig) -> np.ndarray:
+        """Return a made-up text."""
+        return trial_text()
+
+    def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
+        """Return completions, (B,) objects."""
+        return np.array(self.texts(shard), object)
+
+    def texts(self, shard: TrajectoryShard) -> list[str]:
+        """Return completions."""
+        return [stored_text(shard, row) for row in range(shard.table.num_rows)]
+
+    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
+        """Write the first texts with prompt and verdict."""
+        write_texts(folder, [Text(*each) for each in zip(batch.prompts, batch.media, verdicts, strict=False)])
+
+    def training_set(
+        self, training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements
+    ) -> SampleSet:
+        """Return texts as rows."""
+        device = None if training.host is None else training.host.device
+        widths = Widths() if training.host is None else read_prompts(training.context).widths
+        return TextSet(shards, advantages, ahead=training.config.execution.ahead, device=device, widths=widths)
+
+    def values(self, valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
+        """One forward of each text through critic and base model."""
+        return values_of(valuing, shard)
+
+    def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> TokenModels:
+        """Return log-probs and values."""
+        return TokenModels(
+            trainable=cast(TrainableLM, trainable),
+            temperature=tokens_of(config).temperature,
+            critic=cast("TrainableCritic | None", further.get(CRITIC)),
+        )
+
+    def export(self, exporting: ExportRequest, folder: Path) -> None:
+        """Write a model folder or an adapter."""
+        LanguageModelExport(exporting).write(folder)

@@ -1,0 +1,217 @@
+"""Prompts as token ids: special tokens are those of the tokenizer and its template, each once, and none of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from configs.errors import ConfigError
+from configs.tokens import TokensSection
+from models.maths.tokens import Widths
+from models.policies.language_model_folders import CONTEXT, context_length_of, load_tokenizer
+from models.text.chat_templates import render_chat, told_dates
+from models.text.control_tokens import chat_ids, first_mark, marked, plain_ids
+from tasks.inputs.components import tokens_of
+
+if TYPE_CHECKING:
+    from models.policies.causal_lm import CausalLM
+    from tasks.runs.context import RunContext
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrompts:
+    """The prompts of a run as token ids, and what they decide of the shapes of its batches.
+
+    What a row's padding is changes its bits, so widths are those of the run and not of what a batch happens to hold.
+    """
+
+    prompts: Prompts
+    """Gives the ids of each."""
+    longest: int
+    """Tokens of the longest."""
+    context: int | None
+    """Tokens that the model takes at most."""
+
+    @property
+    def widths(self) -> Widths:
+        """Widths of the run's batches."""
+        return Widths(most=self.longest + self.prompts.section.max_new, limit=self.context)
+
+
+#: Read once for each run of this process.
+_READ: WeakKeyDictionary[RunContext, RunPrompts] = WeakKeyDictionary()
+
+
+def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunPrompts:
+    """Return the prompts of a run, read with its model's tokenizer.
+
+    Args:
+        context: the run.
+        policy: has the tokenizer; None: it is read from the base model's folder, where that was not done yet.
+
+    Raises:
+        ConfigError: one cannot be taken, see ``Prompts.ids``.
+    """
+    found = _READ.get(context)
+    if found is None:
+        folder = context.base_folder
+        tokenizer = load_tokenizer(folder) if policy is None else policy.tokenizer
+        limit = context_length_of(folder)
+        prompts = Prompts(tokenizer, tokens_of(context.config), limit)
+        everything = {split: [prompt.text for prompt in context.prompts[split]] for split in ("train", "heldout")}
+        found = _READ[context] = RunPrompts(prompts, prompts.longest(everything), limit)
+    return found
+
+
+class Prompts:
+    """Token ids of prompts, cut or refused where they are too long."""
+
+    def __init__(self, tokenizer: Any, section: TokensSection, context_length: int | None) -> None:
+        """Bind to a tokenizer.
+
+        Args:
+            tokenizer: of transformers.
+            section: how texts are sampled.
+            context_length: tokens the model takes, prompt and completion; None: no limit is known.
+
+        Raises:
+            ConfigError: a template is asked for that the tokenizer does not have, or nothing is left for a prompt.
+        """
+        self._tokenizer, self.section = tokenizer, section
+        self.chat = section.template == "chat" or (
+            section.template == "auto" and getattr(tokenizer, "chat_template", None) is not None
+        )
+        if section.system is not None and not self.chat:
+            raise ConfigError(
+                "rollout.tokens.system is set, but prompts go through no chat template. Set rollout.tokens.template to "
+                "'chat', or remove it."
+            )
+        room = None if context_length is None else context_length - section.max_new
+        if room is not None and room < 1:
+            raise ConfigError(
+                f"rollout.tokens.max_new is {section.max_new}, but the model takes {context_length} tokens in all, so "
+                f"no prompt fits ({CONTEXT}). Lower it."
+            )
+        limits = [limit for limit in (section.max_prompt, room) if limit is not None]
+        self.limit = min(limits) if limits else None
+        self.ends = 0 if self.chat else _end_tokens(tokenizer)
+        """End tokens that the tokenizer puts after a text; prompts go on, so these are left off."""
+        self._known: dict[str, list[int]] = {}
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of a prompt, at least one.
+
+        Raises:
+            ConfigError: it is too long and may not be cut, it is empty, it holds a control token that cannot be read
+                as text, or the template fails.
+        """
+        if text not in self._known:
+            self._known[text] = self._fitting(text)
+        return self._known[text]
+
+    def messages(self, asked: str) -> list[tuple[str, str]]:
+        """Return what a chat begins with, as roles and texts."""
+        said = [] if self.section.system is None else [("system", self.section.system)]
+        return [*said, ("user", asked)]
+
+    def told_dates(self, asked: str) -> dict[str, str]:
+        """Return what the template is told where it asks for the date, by the format it asks in."""
+        said = [{"role": role, "content": text} for role, text in self.messages(asked)]
+        day = self.section.template_date
+        return {} if day is None else told_dates(self._tokenizer, said, day)
+
+    def longest(self, splits: Mapping[str, Sequence[str]]) -> int:
+        """Return the tokens of the longest prompt of lists by their split.
+
+        Raises:
+            ConfigError: one cannot be taken, see ``ids``.
+        """
+        return max(
+            self._counted(split, row, text) for split, texts in splits.items() for row, text in enumerate(texts, 1)
+        )
+
+    def check(self, splits: Mapping[str, Sequence[str]]) -> None:
+        """Check the first prompt of each list, and those that hold a control token: what holds for others too.
+
+        Raises:
+            ConfigError: one cannot be taken, see ``ids``.
+        """
+        for split, texts in splits.items():
+            for row, text in enumerate(texts, 1):
+                if row == 1 or first_mark(self._tokenizer, text) is not None:
+                    self._counted(split, row, text)
+
+    def _counted(self, split: str, row: int, text: str) -> int:
+        try:
+            return len(self.ids(text))
+        except ConfigError as error:
+            raise ConfigError(f"prompts.{split}, number {row}: {error}") from None
+
+    def _fitting(self, text: str) -> list[int]:
+        found = self._rendered(text)
+        if not found:
+            raise ConfigError(f"prompt {text[:60]!r} has no token. Remove it, or use a chat template.")
+        if self.limit is None or len(found) <= self.limit:
+            return found
+        if self.section.on_overlong == "cut_left":
+            return found[-self.limit :]
+        raise ConfigError(
+            f"prompt {text[:60]!r} has {len(found)} tokens, but at most {self.limit} fit (rollout.tokens.max_prompt, "
+            f"and what the model takes, {CONTEXT}, less rollout.tokens.max_new). Shorten it, lower max_new, or set "
+            "rollout.tokens.on_overlong to 'cut_left'."
+        )
+
+    def _rendered(self, text: str) -> list[int]:
+        asked = self.section.asked(text)
+        mark = first_mark(self._tokenizer, asked)
+        if self.chat:
+            found = self._chat(text, asked) if mark is None else self._marked_chat(text, asked)
+        elif mark is None:
+            found = [int(token) for token in self._tokenizer(asked).input_ids]
+        else:
+            found = plain_ids(self._tokenizer, asked)
+        if found is None:
+            raise ConfigError(
+                f"prompt {text[:60]!r} holds {mark!r}, which the tokenizer reads as a control token and cannot read as "
+                "text: the prompt would end, or change who speaks. Write it in another way, or remove the prompt."
+            )
+        return found[: len(found) - self.ends]
+
+    def _chat(self, text: str, asked: str) -> list[int]:
+        chat = self._said(text, self.messages(asked))
+        return [int(token) for token in self._tokenizer(chat, add_special_tokens=False).input_ids]
+
+    def _marked_chat(self, text: str, asked: str) -> list[int] | None:
+        roles, texts = zip(*self.messages(asked), strict=True)
+        told, between = marked(self._tokenizer, texts)
+        return chat_ids(self._tokenizer, self._said(text, list(zip(roles, told, strict=True))), between)
+
+    def _said(self, text: str, messages: Sequence[tuple[str, str]]) -> str:
+        """Return a chat as the template writes it."""
+        try:
+            return render_chat(
+                self._tokenizer,
+                [{"role": role, "content": said} for role, said in messages],
+                setting="rollout.tokens.template_date",
+                day=self.section.template_date,
+                generate=True,
+            )
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"the tokenizer's chat template fails for prompt {text[:60]!r}: {error}. Set rollout.tokens.template "
+                "to 'none', or mend the template."
+            ) from error
+
+
+def _end_tokens(tokenizer: Any) -> int:
+    """Return how many end tokens (end of text, or of a part) a tokenizer puts after every text."""
+    ends = {tokenizer.eos_token_id, getattr(tokenizer, "sep_token_id", None)} - {None}
+    written = list(tokenizer("a").input_ids)
+    count = 0
+    while count < len(written) and written[-1 - count] in ends:
+        count += 1
+    return count

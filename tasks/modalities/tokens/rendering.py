@@ -1,0 +1,22 @@
+"""Memory of the image model that renders a run's texts."""
+
+from __future__ import annotations
+
+from configs.schema import RunConfig
+from tasks.inputs.renderer import renderer_config
+from tasks.modalities.memory import DrawingMemory
+from tasks.modalities.modality import make_kind
+
+
+def drawing_of(config: RunConfig) -> tuple[DrawingMemory | None, tuple[str, ...]]:
+    """Return the renderer's memory on this device, and notes on it."""
+    if config.render is None:
+        return None, ()
+    drawer, model = renderer_config(config), config.render.model
+    found = make_kind(drawer).drawing_memory(drawer)
+    if found is None:
+        return None, (f"memory: render.model '{model.path or model.policy}' is not counted, as it is not known here.",)
+    if config.execution.render_device is None:
+        return found, ()
+    together = (found.weights + found.work) / 1e9
+    return None, (f"memory: the image model takes {together:.1f} GB of execution.render_device.",)

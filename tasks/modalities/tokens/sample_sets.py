@@ -1,0 +1,163 @@
+"""Stored texts as rows to train on: one row is one sample, with a mask of the tokens the policy chose.
+
+Legend: N samples, B rows of a micro-batch, W positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from configs.advantages import ReplaySection
+from models.devices import moved
+from models.maths.tokens import Widths
+from storage.trajectories.base import TrajectoryShard
+from tasks.algorithms.base import Requirements, expect
+from tasks.algorithms.tokens import TokenBatch, TokenModels
+from tasks.modalities.proximal import Proximal, importance_weights
+from tasks.modalities.reader import RaggedArray
+from tasks.modalities.rows import Units, micro_batches, padded, single_rows
+from tasks.modalities.sample_set import Correctable
+from tasks.modalities.tokens.text_sampling import padded_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+#: Columns of what every token earned -> fields of a batch.
+_BY_TOKEN = {
+    "advantages": "token_advantages",
+    "returns": "returns",
+    "values": "values",
+    "reference_log_probs": "reference",
+}
+
+
+class TextSet(Correctable):
+    """Texts of one or more epochs with their advantages."""
+
+    def __init__(
+        self,
+        shards: Sequence[TrajectoryShard],
+        advantages: pa.Table,
+        *,
+        ahead: int = 0,
+        device: torch.device | None = None,
+        widths: Widths,
+    ) -> None:
+        """Bind to the samples; see ``SampleSet``.
+
+        Args:
+            shards: see there.
+            advantages: see there.
+            ahead: see there.
+            device: see there.
+            widths: of batches.
+        """
+        super().__init__(shards, advantages, ahead=ahead, device=device)
+        self._widths = widths
+        self._unchanged, self._share = True, 1.0
+        self._recomputed: dict[int, np.ndarray] = {}
+        columns = {name: self.earned.column(name) for name in _BY_TOKEN if name in self.earned.column_names}
+        self._by_token = {name: RaggedArray(each) for name, each in columns.items() if each.null_count < len(each)}
+
+    def says_something(self) -> np.ndarray:
+        """Return which samples have an advantage other than 0; where tokens have their own, which have one token's."""
+        found = self._by_token.get("advantages")
+        if found is None:
+            return super().says_something()
+        return np.array([bool(found[row].any()) for row in range(len(self.reader))], np.bool_)
+
+    def positions(self) -> np.ndarray:
+        """Return 1 for every sample."""
+        return np.ones(len(self.reader), np.int64)
+
+    def changed_policy(self) -> None:
+        """Take old log-probs for what they are."""
+        self._unchanged = False
+
+    def begin_update(self, units: Units) -> None:
+        """Count the tokens of a whole update, by which its rows are weighed whatever batches they come in."""
+        counts = self.reader.log_probs.sizes[units.rows[:, 0]]
+        self._share = len(units.rows) / max(1, int(counts.sum()))
+
+    def stale(self, requires: Requirements) -> Units:
+        """Return the texts of older policies that can contribute."""
+        return single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions())
+
+    @torch.no_grad()
+    def recompute(
+        self, stale: Units, models: TokenModels, *, size: int, file: IO[bytes] | None, idle: Sequence[Units]
+    ) -> Proximal:
+        """Return the mean log-prob of each text's tokens; those of tokens are kept here, for ``correct``."""
+        for units in idle:
+            models.log_probs(self._batch(units, size))
+        for units in micro_batches(stale, size):
+            batch = self._batch(units, size)
+            found, mask = (values.cpu().numpy() for values in (models.log_probs(batch)[0], batch.mask))
+            for number, (sample, _) in enumerate(batch.keys[: batch.count]):
+                self._recomputed[sample] = found[number][mask[number]]
+        means = {(sample, 0): float(values.mean()) for sample, values in self._recomputed.items()}
+        return Proximal(log_probs=means, means=None, dims=1)
+
+    def correct(self, proximal: Proximal, section: ReplaySection) -> None:
+        """Weigh texts of older policies: by the geometric mean of their tokens' ratios, or by the product of them."""
+        behavior = self.reader.log_probs
+        whole = section.weight == "density"
+        gaps = {
+            (sample, position): (value - float(behavior[sample].mean())) * (len(behavior[sample]) if whole else 1)
+            for (sample, position), value in proximal.log_probs.items()
+        }
+        self._importance = importance_weights(gaps, 1, section)
+
+    def _batch(self, units: Units, size: int) -> TokenBatch:
+        return expect(self.batch(units, padded(len(units.rows), size)), TokenBatch)
+
+    def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> TokenBatch:
+        """Return the texts of rows."""
+        samples, device = rows[:, 0].tolist(), self.device
+        corrected = np.array([sample in self._recomputed for sample in samples])
+        ids = padded_rows([self.reader.array("tokens", sample) for sample in samples], device, self._widths)
+        masks = [self.reader.array("token_mask", sample).astype(bool) for sample in samples]
+        shape = (len(samples), ids.shape[1])
+        old = [self._recomputed.get(sample, self.reader.log_probs[sample]) for sample in samples]
+        sampled = [self.reader.array("sampled_log_probs", sample) for sample in samples]
+        known = {field: self._by_token.get(name) for name, field in _BY_TOKEN.items()}
+        by_token = {
+            field: self._numbers(shape, masks, [table[sample] for sample in samples])
+            for field, table in known.items()
+            if table is not None
+        }
+        about: dict[str, Any] = {**by_token, **common}
+        return TokenBatch(
+            ids=ids,
+            mask=moved(torch.from_numpy(_spread(shape, masks, masks, bool)), device),
+            old_log_probs=self._numbers(shape, masks, old),
+            sampled_log_probs=self._numbers(shape, masks, sampled),
+            share=torch.full((len(samples),), self._share, device=device),
+            own=moved(torch.from_numpy(self._unchanged & ((self.ages[samples] == 0) | corrected)), device),
+            **about,
+        )
+
+    def _numbers(self, shape: tuple[int, int], masks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> Tensor:
+        return moved(torch.from_numpy(_spread(shape, masks, values, np.float32, chosen=True)), self.device)
+
+
+def _spread(
+    shape: tuple[int, int],
+    masks: Sequence[np.ndarray],
+    values: Sequence[np.ndarray],
+    kind: Any,
+    *,
+    chosen: bool = False,
+) -> np.ndarray:
+    """Return values in their places, (B, W): one per token, or with ``chosen`` one per token of the mask."""
+    full = np.zeros(shape, kind)
+    for number, (mask, row) in enumerate(zip(masks, values, strict=True)):
+        places = np.flatnonzero(mask) if chosen else np.arange(len(row))
+        full[number, places] = row
+    return full

@@ -1,0 +1,272 @@
+"""Makes texts: an engine draws them, then one forward over whole rows gives the log-probs that are the behavior's.
+
+A KV cache computes other bits than a forward over the whole row, and another program others still, so what the engine
+drew with is kept beside, for the gap; what training compares with is computed as training computes it.
+
+Legend: B rows, W positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from models.devices import moved
+from models.engines import make_engine
+from models.engines.base import Asked, Engine
+from models.engines.local import Local
+from models.maths.generation import Completion, Sampling
+from models.maths.tokens import Widths
+from models.policies.causal_lm import CausalLM, TrainableLM
+from storage.trajectories.base import Sample
+from tasks.inputs.components import tokens_of
+from tasks.inputs.weight_sources import Weights
+from tasks.modalities.modality import SampleRequest, SamplingContext
+from tasks.modalities.tokens.exporting import write_model
+from tasks.modalities.tokens.gap import check_gap
+from tasks.modalities.tokens.prompts import RunPrompts, read_prompts
+from tasks.modalities.tokens.text import FINISHES, Stops, completed_text
+from tasks.runs.seeds import derive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Draws are 63-bit seeds, as fractions of this.
+_RANGE = float(1 << 63)
+#: Tokens of the text with which an engine proves its weights.
+_PROOF = 128
+
+
+class TextSampler:
+    """Completes prompts with a policy, under some of its weights."""
+
+    def __init__(
+        self,
+        making: SamplingContext,
+        weights: Weights,
+        *,
+        seed: Callable[[SampleRequest, int], int] | None,
+        engine: Engine | None = None,
+        copies: int = 1,
+    ) -> None:
+        """Bind to what samples are made with.
+
+        Args:
+            making: run and policy.
+            weights: which of its weights.
+            seed: (job, position) -> what a token is drawn with; None: the likeliest token.
+            engine: what draws; None: the policy in this process.
+            copies: jobs with the same prompt, one after the other.
+        """
+        self._making, self._host, self._weights, self._seed = making, making.host, weights, seed
+        self._section, self._copies = tokens_of(making.config), copies
+        self._unproved = Local() if engine is None else engine
+        self._brought = self._compared = False
+
+    def load(self) -> None:
+        """The policy; all ranks ask together, and the first brings its weights to the engine."""
+        self._host.assemble(self._making.policy, self._weights)
+        if self._unproved.reloads:
+            if self._host.ranks.first:
+                self._bring()
+            self._host.ranks.gather(None)
+            self._brought = True
+
+    def rest(self) -> None:
+        """Nothing: weights are whole while ranks sample."""
+
+    def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
+        """Complete the prompts of some jobs; forwards are of one size, filled up with copies."""
+        prompts = [self._read.prompts.ids(job.prompt.text) for job in jobs]
+        seeds = [0 if self._seed is None else self._seed(job, 0) for job in jobs]
+        found = self._engine.complete(self._asked(jobs, prompts, seeds))
+        own = self._behavior(prompts, found)
+        return [self._sample(job, prompts[row], found[row], own[row], seeds[row]) for row, job in enumerate(jobs)]
+
+    @property
+    def _size(self) -> int:
+        return self._making.config.execution.rollout_batch_size
+
+    def _behavior(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion]) -> list[Tensor]:
+        """Return the log-probs of completions that are the behavior's, a row of float32 on the CPU for each.
+
+        Where they are not computed as training does, the first rows that are made are, to be compared.
+
+        Raises:
+            EngineError: they are too far from those that were drawn with; see ``check_gap``.
+        """
+        if self._section.rescore:
+            own = self._log_probs(prompts, found)
+            self._check_gap(prompts, found, own)
+            return own
+        if not self._compared:
+            few = slice(self._making.config.execution.micro_batch_size)
+            self._check_gap(prompts[few], found[few], self._log_probs(prompts[few], found[few]))
+            self._compared = True
+        return [torch.tensor(completion.log_probs, dtype=torch.float32) for completion in found]
+
+    def _log_probs(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion]) -> list[Tensor]:
+        """Return the log-probs of completions as training computes them, a row of float32 on the CPU for each."""
+        rows = [(*prompt, *each.ids) for prompt, each in zip(prompts, found, strict=True)]
+        # What is computed of a row follows from no other, so that what was written twice is computed once.
+        places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
+        # Logits of all positions are many times what drawing them takes.
+        size = min(self._size, self._making.config.execution.micro_batch_size)
+        temperature, widths = self._section.temperature, self._read.widths
+        own = _rescored(self._held(), list(places), temperature, self._host.device, size=size, widths=widths).cpu()
+        return [own[places[row], len(prompt) : len(row)] for row, prompt in zip(rows, prompts, strict=True)]
+
+    def _asked(self, jobs: Sequence[SampleRequest], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Asked:
+        policy = self._held().policy
+        return Asked(
+            prompts=prompts,
+            sampling=self._sampling,
+            stop=self._section.stop,
+            vocabulary=policy.vocabulary,
+            seeds=seeds,
+            forward=policy.next_logits,
+            uniforms=None if self._seed is None else self._uniforms(jobs),
+            width=self._read.longest,
+            size=self._size,
+            # A batch may begin and end within a group.
+            distinct=min(self._size, -(-self._size // self._copies) + 1),
+            device=self._host.device,
+        )
+
+    @cached_property
+    def _engine(self) -> Engine:
+        """What draws, which has shown that it has the policy's weights."""
+        engine = self._unproved
+        if engine.tolerance is not None:
+            if not self._brought:
+                self._bring()
+            ids = self._proof()
+            widths = Widths(limit=self._held().policy.context_length)
+            found = _rescored(self._held(), [ids], 1.0, self._host.device, size=1, widths=widths)
+            engine.prove(ids, found[0, 1 : len(ids)].tolist())
+        return engine
+
+    def _bring(self) -> None:
+        ref = self._making.policy
+
+        def write(folder: Path) -> None:
+            held = self._host.exportable(ref, self._weights)
+            write_model(cast(CausalLM, held.policy), folder, adapters=held.lora is not None)
+
+        self._unproved.bring(f"{self._making.context.store.root.uri} {ref}", write)
+
+    def _proof(self) -> list[int]:
+        """Return tokens of the run's first prompts, one after the other and again: the same text for all policies."""
+        context_length = self._held().policy.context_length
+        # One is drawn after them, as most servers draw one at least.
+        most = _PROOF if context_length is None else min(_PROOF, context_length - 1)
+        texts = [prompt.text for prompt in self._making.context.prompts["train"][:_PROOF]]
+        return list(islice((token for text in cycle(texts) for token in self._read.prompts.ids(text)), most))
+
+    def _check_gap(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion], own: Sequence[Tensor]) -> None:
+        check_gap(self._engine, self._held().policy, [len(prompt) for prompt in prompts], found, own)
+
+    def _held(self) -> TrainableLM:
+        return cast(TrainableLM, self._host.trainable(self._making.policy, self._weights))
+
+    @cached_property
+    def _read(self) -> RunPrompts:
+        return read_prompts(self._making.context, self._held().policy)
+
+    @cached_property
+    def _sampling(self) -> Sampling:
+        policy, section = self._held().policy, self._section
+        stops = Stops.of(policy.tokenizer, section.stop)
+        return Sampling(
+            max_new=section.max_new,
+            temperature=section.temperature,
+            eos=policy.eos,
+            stopped=stops.reached,
+            stop_ids=stops.ids,
+        )
+
+    def _uniforms(self, jobs: Sequence[SampleRequest]) -> Callable[[int], Tensor]:
+        seed = self._seed
+        assert seed is not None
+        return lambda position: torch.tensor([seed(job, position) / _RANGE for job in jobs], dtype=torch.float64)
+
+    def _sample(
+        self, job: SampleRequest, prompt: Sequence[int], found: Completion, log_probs: Tensor, seed: int
+    ) -> Sample:
+        mask = np.zeros(len(prompt) + len(found.ids), np.uint8)
+        mask[len(prompt) :] = 1
+        text = completed_text(self._held().policy.tokenizer, found.ids)
+        return Sample(
+            sample_id=job.name,
+            prompt_id=job.prompt.id,
+            group_id=job.prompt.id,
+            prompt=job.prompt.text,
+            metadata=job.prompt.metadata,
+            epoch=self._making.epoch,
+            replica=job.replica,
+            seed=seed,
+            policy=str(self._making.policy),
+            sigmas=(),
+            log_probs=log_probs.numpy(),
+            tokens=np.array([*prompt, *found.ids], np.int32),
+            token_mask=mask,
+            sampled_log_probs=np.array(found.log_probs, np.float32),
+            finish=np.array([FINISHES.index(found.finish)], np.uint8),
+            text=np.frombuffer(text.encode(), np.uint8),
+        )
+
+
+def rollout_maker(making: SamplingContext) -> TextSampler:
+    """Return what makes the texts that are trained on: a draw per run seed, epoch, prompt, replica and position."""
+    run, epoch = making.config.run.seed, making.epoch
+    return TextSampler(
+        making,
+        Weights.BEHAVIOR,
+        seed=lambda job, position: derive(run, "token", epoch, job.prompt.id, job.replica, position),
+        engine=make_engine(tokens_of(making.config).engine),
+        copies=making.config.rollout.group_size,
+    )
+
+
+def evaluation_maker(making: SamplingContext) -> TextSampler:
+    """Return what makes the texts a policy is evaluated on: the likeliest tokens, or draws that are always the same."""
+    seed = making.config.evaluate.seed
+    greedy = tokens_of(making.config).evaluate == "greedy"
+    drawn = lambda job, position: derive(seed, "evaluate", job.prompt.id, job.replica, position)  # noqa: E731
+    return TextSampler(making, Weights.AVERAGE, seed=None if greedy else drawn)
+
+
+@torch.no_grad()
+def _rescored(
+    held: TrainableLM,
+    rows: Sequence[Sequence[int]],
+    temperature: float,
+    device: torch.device,
+    *,
+    size: int,
+    widths: Widths,
+) -> Tensor:
+    """Return (B, W) log-probs of whole rows, as training computes them, in forwards of ``size`` rows."""
+    filled = [*rows, *[rows[-1]] * (-len(rows) % size)]
+    parts = padded_rows(filled, device, widths).split(size)
+    return torch.cat([held.log_probs(part, temperature)[0] for part in parts])[: len(rows)]
+
+
+def padded_rows(rows: Sequence[Sequence[int] | np.ndarray], device: torch.device, widths: Widths) -> Tensor:
+    """Return rows of token ids padded on the right, (B, W) int64, on a device.
+
+    Args:
+        rows: token ids of each.
+        device: where they go.
+        widths: how wide they can be.
+    """
+    lengths = np.array([len(row) for row in rows])
+    ids = np.zeros((len(rows), widths.of(int(lengths.max()))), np.int64)
+    ids[np.arange(ids.shape[1]) < lengths[:, None]] = np.concatenate([np.asarray(row, np.int64) for row in rows])
+    return moved(torch.from_numpy(ids), device)

@@ -1,0 +1,263 @@
+"""Benchmarks: pinned samples of a model, scored, with how certain the figures are.
+
+Images and scores are artifacts like those of any evaluation: what was made once is found again, in any run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.benchmark import Benchmark
+from configs.errors import ConfigError
+from configs.execution import ExecutionSection
+from configs.fingerprint import fingerprint
+from configs.load import load_config, parse_config
+from configs.registry import resolve
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.library_loading import read_json
+from models.policies import POLICIES
+from models.policies.pipeline_index import index_file
+from models.rewards.factory import bounds_of
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.tables import read_rows
+from tasks.checks.check_execution import check_devices
+from tasks.checks.check_rewards import check_rewards
+from tasks.checks.try_rewards import try_rewards
+from tasks.execution.execution import Execution
+from tasks.execution.job_spec import JobSpec
+from tasks.execution.reward_pool import RewardPool
+from tasks.execution.worker_group import Listener
+from tasks.inputs.model_settings import check_model
+from tasks.inputs.prompts import source_prompts
+from tasks.inputs.store_trust import check_trusted
+from tasks.metrics.describe import BENCHMARK
+from tasks.reports.benchmark_results import Result
+from tasks.runs.locks import holding
+from tasks.runs.opening import begin_run, open_run
+from tasks.runs.progress import Reporter
+from tasks.specs.graph import OF, ONCE
+from tasks.stages.stage import Stage
+from tasks.stages.stage_run import StageRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model to be measured."""
+
+    label: str
+    """What it is called in the table."""
+    config: RunConfig
+    """Of its run, or of a folder."""
+    policy: ArtifactRef | None
+    """Policy artifact; None: the base model itself."""
+
+
+def find_subject(model: str, *, root: str, config: Path | None, trusted: bool = False) -> Subject:
+    """Return the model that RUN@EPOCH, or the folder of a pipeline, stands for.
+
+    Args:
+        model: as a person writes it.
+        root: the store.
+        config: of a folder: a config with its family and options.
+        trusted: use code that only the store's record of the run names.
+
+    Raises:
+        TrustError: the store names code that nobody here has asked for.
+        ConfigError: it is neither, or the family of a folder cannot be told.
+        StoreError: there is no such run.
+        NotCommittedError: the epoch is not made yet.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return Subject(label=folder.name, config=_folder_config(folder, root, config), policy=None)
+    run, at, epoch = model.rpartition("@")
+    if not at or not epoch.isdigit():
+        raise ConfigError(f"--model '{model}' is neither a folder nor RUN@EPOCH, such as digits@30.")
+    context = open_run(root, run, reads=True)
+    if not trusted:
+        check_trusted(context.config, context.config, run=run)
+    return Subject(label=model, config=context.config, policy=context.policy_ref(int(epoch)))
+
+
+def measure(
+    benchmark: Benchmark, subject: Subject, *, root: str, reporter: Reporter | None = None, processes: int = 1
+) -> Result:
+    """Sample a model and score it; what is committed already is found.
+
+    Args:
+        benchmark: what is pinned.
+        subject: the model.
+        root: the store.
+        reporter: shows progress.
+        processes: how many of this machine share the work; figures do not depend on it.
+
+    Raises:
+        ConfigError: a reward cannot work, or the model cannot be called as the benchmark pins it.
+        RewardError: a reward fails.
+    """
+    pinned = _pinned(benchmark, subject, root, processes)
+    check_model(pinned)
+    check_devices(pinned)
+    check_rewards(pinned, source_prompts(pinned), build=False)
+    context = begin_run(pinned, reporter=reporter)
+    with ExitStack() as stack:
+        stack.enter_context(holding(context.store, context.run.name))
+        if context.run.newest(BENCHMARK) is None:
+            context.run.add(BENCHMARK, {"title": benchmark.title})
+        execution = stack.enter_context(closing(Execution(context)))
+        made = partial(_made, execution, stack.enter_context(closing(RewardPool(context))))
+        for name in ONCE:
+            made(execution.stage(name, 0))
+        policy = subject.policy or context.policy_ref(0)
+        prompts = context.chain.require(0, "preprocess").ref
+        slot = str(policy).replace("/", ".")
+        evaluation = _bound(execution.stage("evaluate", 0, slot), (policy, prompts))
+        if context.store.manifest(evaluation.ref) is None:
+            # What a reward lacks is said before anything is sampled.
+            execution.host.rewards = try_rewards(context.config)
+        images = made(evaluation)
+        scored = {
+            section.slot: made(_bound(execution.stage("judge", 0, f"{section.slot}{OF}{slot}"), (images,)))
+            for section in context.config.rewards
+        }
+    listed = context.prompts["train"]
+    return Result(
+        title=benchmark.title,
+        model=subject.label,
+        policy=str(policy),
+        images=str(images),
+        rewards={reward: str(ref) for reward, ref in scored.items()},
+        prompts=[prompt.text for prompt in listed],
+        scores={reward: _by_prompt(context.store, ref, [p.id for p in listed]) for reward, ref in scored.items()},
+        bounds={each.slot: found for each in context.config.rewards if (found := bounds_of(each.name)) is not None},
+    )
+
+
+def _bound(stage: Stage, inputs: tuple[ArtifactRef, ...]) -> Stage:
+    stage.adopt(stage.identity.work(inputs), inputs)
+    return stage
+
+
+def _made(execution: Execution, scorers: RewardPool, stage: Stage) -> ArtifactRef:
+    run = StageRun(stage)
+    if stage.on_ranks and stage.config.execution.ranks > 1:
+        if run.pending():
+            execution.crew.carry_out(run, Listener(on_commit=lambda name: None, on_look=lambda: None))
+        run.finish()
+    elif scorers.fit(stage):
+        scorers.spread(run, JobSpec.of(run), run.pending(), lambda name: None)
+        run.finish()
+    else:
+        run.execute()
+    return stage.ref
+
+
+def _by_prompt(store: ArtifactStore, ref: ArtifactRef, prompts: Sequence[str]) -> list[float]:
+    """Return the mean score of each prompt's images, in order."""
+    table = read_rows(store, ref)
+    scores: dict[str, list[float]] = {prompt: [] for prompt in prompts}
+    for prompt, value in zip(table.column("prompt_id").to_pylist(), table.column("reward").to_pylist(), strict=True):
+        scores[prompt].append(value)
+    return [float(np.mean(scores[prompt], dtype=np.float64)) for prompt in prompts]
+
+
+def _pinned(benchmark: Benchmark, subject: Subject, root: str, processes: int) -> RunConfig:
+    """Return the config of a run that only evaluates: the model is the subject's, the rest is the benchmark's."""
+    model = {
+        **subject.config.model.model_dump(mode="json"),
+        **{
+            name: getattr(benchmark, name) for name in ("height", "width", "guidance_scale", "negative_prompt", "dtype")
+        },
+    }
+    # As runs were named before there were these settings.
+    model = {
+        key: value for key, value in model.items() if value is not None or key not in ("checkpoint", "single_file")
+    }
+    assert benchmark.prompts is not None
+    count = len(_prompts_of(benchmark))
+    ema = subject.config.optimize.ema
+    data: dict[str, Any] = {
+        "run": {"epochs": 0},
+        "store": {**subject.config.store.model_dump(mode="json"), "root": root},
+        "model": model,
+        "prompts": {"train": benchmark.prompts, "column": benchmark.column, "split": benchmark.split},
+        "rollout": {"prompts_per_epoch": 1},
+        "rewards": [section.model_dump(mode="json") for section in benchmark.rewards],
+        "evaluate": {
+            "samples": count * benchmark.images,
+            "steps": benchmark.steps,
+            "solver": benchmark.solver,
+            "seed": benchmark.seed,
+        },
+        "optimize": {} if ema is None else {"ema": ema.model_dump(mode="json")},
+        # The size of batches is that of the subject's run: it is part of a result, as kernels differ with it.
+        "execution": {**subject.config.execution.model_dump(mode="json"), **_HERE, "processes": processes},
+    }
+    identity = {name: data[name] for name in ("model", "prompts", "rewards", "evaluate", "optimize")}
+    data["run"]["name"] = f"benchmark-{benchmark.name}-{fingerprint(identity)[:8]}"
+    return parse_config(data, where=f"benchmark '{benchmark.name}'")
+
+
+#: How a run is measured, however it was trained.
+_ALONE = ("nodes", "strategy", "fsdp_size", "offload", "sampling", "context_parallel")
+_HERE = {
+    **{name: ExecutionSection.model_fields[name].default for name in _ALONE},
+    "launcher": {"name": "local"},
+    "runner": {"name": "threads"},
+    "ahead": 0,
+}
+
+
+def _prompts_of(benchmark: Benchmark) -> list[Any]:
+    from configs.schema import PromptsSection
+    from tasks.inputs.prompts import read_prompts
+
+    assert benchmark.prompts is not None
+    section = PromptsSection(train=benchmark.prompts, column=benchmark.column, split=benchmark.split)
+    return read_prompts(benchmark.prompts, section, where=f"benchmark '{benchmark.name}': prompts")
+
+
+def _folder_config(folder: Path, root: str, config: Path | None) -> RunConfig:
+    if config is not None:
+        data = load_config(config).model_dump(mode="json")
+        others = dict.fromkeys(("revision", "single_file", "build", "lora", "checkpoint"))
+        data["model"] |= {"path": str(folder.resolve()), **others}
+        return parse_config(data, where=str(config))
+    model = {"policy": _family_of(folder), "path": str(folder.resolve())}
+    nothing = RewardSection(name="constant").model_dump(mode="json")
+    return parse_config(
+        {"store": {"root": root}, "model": model, "prompts": {"train": "."}, "rewards": [nothing]}, where=str(folder)
+    )
+
+
+def _family_of(folder: Path) -> str:
+    """Return the one family that loads a pipeline's class.
+
+    Raises:
+        ConfigError: it is no pipeline, or several families, or none, load it.
+    """
+    index = index_file(folder)
+    if not index.is_file():
+        raise ConfigError(
+            f"--model '{folder}' has no model_index.json of diffusers. Name the policy of another model with --config."
+        )
+    try:
+        kind = read_json(index).get("_class_name")
+    except ValueError as error:
+        raise ConfigError(f"--model: {error}. Copy or download the pipeline again.") from None
+    found = [name for name in POLICIES if resolve(POLICIES, name, label="model.policy").pipeline_name == kind]
+    if len(found) != 1:
+        raise ConfigError(
+            f"--model '{folder}' is a {kind}, which {' and '.join(found) or 'no family of flowmill'} load. Say which "
+            "with --config, a config whose model.policy and options are meant."
+        )
+    return found[0]

@@ -1,0 +1,39 @@
+"""Clips that are heard, as files that every player takes; what is stored without loss browsers do not play."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from storage.media import MediaFormat
+from storage.trajectories.base import TrajectoryShard
+from tasks.reports.reading import rows_of
+from tasks.runs.chain import Chain
+from tasks.specs.graph import drawn_of
+
+
+def film_of(shard: TrajectoryShard, row: int, *, fps: int) -> bytes | None:
+    """Return an mp4, H.264 and AAC, of a stored clip with sound; None of everything else.
+
+    Raises:
+        CorruptError: the stored file cannot be decoded.
+    """
+    sound = shard.sound_of(row)
+    if sound is None:
+        return None
+    return MediaFormat(name="mp4", lossless=False, fps=fps, codec="aac").encode(shard.media(row), sound)
+
+
+def films_of(
+    chain: Chain, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
+) -> dict[str, bytes]:
+    """Return such files of the samples of an epoch that have sound, by their ids.
+
+    Raises:
+        NotCommittedError: they were not made yet.
+        StoreError: there is no such sample.
+        CorruptError: a file is damaged.
+    """
+    ref = chain.require(*drawn_of(chain.config, epoch, evaluation=evaluation)).ref
+    fps = chain.config.rollout.media.fps
+    films = {name: film_of(shard, row, fps=fps) for name, shard, row in rows_of(chain.store, ref, samples)}
+    return {name: film for name, film in films.items() if film is not None}

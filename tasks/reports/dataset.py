@@ -1,0 +1,206 @@
+"""A run as one table for other tools: samples with images, rewards and advantages joined."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.errors import ConfigError, StoreError
+from configs.extras import require_extra
+from storage.lineage import LineageEntry
+from storage.schema import ADVANTAGES, DESCRIPTION, SAMPLES, column
+from storage.tables import read_rows
+from storage.trajectories.base import TrajectoryShard
+from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.renderer import render_of
+from tasks.reports.reading import texts_of
+from tasks.runs.context import RunContext
+
+FORMATS = ("parquet", "datasets", "delta")
+_PLAIN = ("sample_id", "prompt_id", "group_id", "prompt", "metadata", "epoch", "replica", "seed", "policy")
+_LISTS = ("steps", "log_probs", "sigmas")
+#: How Hugging Face datasets stores an image inside a table.
+_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def export_run(
+    context: RunContext, folder: Path, form: str, *, epochs: Sequence[int], progress: Callable[[int, int], None]
+) -> int:
+    """Write one row per sample of a run, one file per epoch; return the number of rows.
+
+    Args:
+        context: the run.
+        folder: a folder that does not exist yet.
+        form: parquet: plain Parquet files; datasets: the same with an image feature, for ``datasets.load_dataset``;
+            delta: a Delta Lake table.
+        epochs: which; all when empty.
+        progress: (epochs done, total).
+
+    Raises:
+        StoreError: the folder exists or cannot be written, or the run has no such epoch.
+        ConfigError: the format is unknown, or its library is not installed.
+    """
+    if form not in FORMATS:
+        raise ConfigError(f"--format '{form}' does not exist; there are {', '.join(FORMATS)}.")
+    if folder.exists():
+        raise StoreError(f"'{folder}' exists already. Name a folder that does not.")
+    entries = [entry for entry in context.chain.entries() if entry.stage == "rollout"]
+    chosen = [entry for entry in entries if not epochs or entry.epoch in epochs]
+    if not chosen:
+        has = f"it has {entries[0].epoch} to {entries[-1].epoch}" if entries else "it has none"
+        raise StoreError(f"Run '{context.run.name}' has no rollouts of these epochs; {has}.")
+    write = _delta_writer(folder) if form == "delta" else _parquet_writer(folder, image=form == "datasets")
+    rows = 0
+    for done, entry in enumerate(chosen, 1):
+        table = pa.concat_tables(list(_tables(context, entry)))
+        with _written(folder):
+            write(entry.epoch, table)
+        rows += table.num_rows
+        progress(done, len(chosen))
+    return rows
+
+
+@contextlib.contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """Make a folder if needed, and say what is wrong with it where nothing can be written.
+
+    Raises:
+        StoreError: inside, nothing could.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"'{folder}' cannot be written: {error.strerror or error}. Name another folder; this one, if it is there, "
+            "is not whole."
+        ) from None
+
+
+def _tables(context: RunContext, entry: LineageEntry) -> Iterator[pa.Table]:
+    """Yield the joined table of each shard of an epoch."""
+    store = context.store
+    opener = open_trajectory_store(context.config.rollout.store)
+    scores = _scores(context, entry.epoch)
+    for record in store.shards(entry.ref):
+        shard = opener.open(store.files(entry.ref, record))
+        ids = shard.table.column("sample_id").to_pylist()
+        columns: dict[str, Any] = {name: shard.table.column(name) for name in (*_PLAIN, *_LISTS)}
+        for name, values in scores.items():
+            columns[name] = pa.array([values.get(sample) for sample in ids], pa.float32())
+        written = texts_of(shard)
+        if written is not None:
+            columns["text"] = written
+        seen, rows = _pictures(context, shard, record.shard, entry.epoch)
+        columns["media_format"] = seen.table.column("media_format").take(rows)
+        media = [bytes(seen.media_file(row)) if seen.media_format(row) else None for row in rows]
+        columns["media"] = pa.array(media, pa.binary())
+        schema = exported_schema(list(scores), texts=written is not None)
+        yield pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def _pictures(
+    context: RunContext, samples: TrajectoryShard, shard: str, epoch: int
+) -> tuple[TrajectoryShard, list[int]]:
+    """Return what holds the images of a shard's samples, and its row of each: of texts the first that was drawn."""
+    drawn, count = context.chain.find(epoch, "render"), samples.table.num_rows
+    if drawn is None:
+        return samples, list(range(count))
+    record, step = context.store.record(drawn.ref, shard), render_of(context.config).images
+    assert record is not None
+    opener = open_trajectory_store(context.config.rollout.store)
+    return opener.open(context.store.files(drawn.ref, record)), list(range(0, count * step, step))
+
+
+def exported_schema(scores: Sequence[str], *, texts: bool) -> pa.Schema:
+    """Return the columns of an exported table.
+
+    Args:
+        scores: those of rewards, ``reward_<label>``, and ``advantage``.
+        texts: samples are texts.
+    """
+    said = {name: f"Reward or monitor '{name.removeprefix('reward_')}'; null where it gave none." for name in scores}
+    said["advantage"] = ADVANTAGES.field("advantage").metadata[DESCRIPTION].decode()
+    return pa.schema(
+        [
+            *(SAMPLES.field(name) for name in (*_PLAIN, *_LISTS)),
+            *(column(name, pa.float32(), said[name], nullable=True) for name in scores),
+            *([column("text", pa.string(), "Completion of a language model.", nullable=True)] if texts else []),
+            SAMPLES.field("media_format"),
+            column(
+                "media",
+                pa.binary(),
+                "The image or clip as it is stored, the first of a text; null without one.",
+                nullable=True,
+            ),
+        ]
+    )
+
+
+def _scores(context: RunContext, epoch: int) -> dict[str, dict[str, float]]:
+    """Return every reward, and the advantage, of an epoch by column name and sample."""
+    store, found = context.store, {}
+    for entry in context.chain.entries():
+        if entry.epoch != epoch or store.manifest(entry.ref) is None:
+            continue
+        if entry.stage == "score":
+            table = read_rows(store, entry.ref)
+            found[f"reward_{entry.slot}"] = _by_sample(table, "reward")
+        elif entry.stage == "advantage":
+            found["advantage"] = _by_sample(read_rows(store, entry.ref), "advantage")
+    return found
+
+
+def _by_sample(table: pa.Table, column: str) -> dict[str, float]:
+    return dict(zip(table.column("sample_id").to_pylist(), table.column(column).to_pylist(), strict=True))
+
+
+def _parquet_writer(folder: Path, *, image: bool) -> Callable[[int, pa.Table], None]:
+    def write(epoch: int, table: pa.Table) -> None:
+        pq.write_table(
+            _with_image(table) if image else table, folder / f"train-{epoch:05d}.parquet", compression="zstd"
+        )
+
+    return write
+
+
+def _with_image(table: pa.Table) -> pa.Table:
+    """Return the table with its images, if it has some, as a column ``image`` that datasets decodes."""
+    formats = set(table.column("media_format").to_pylist())
+    if formats == {""}:
+        return table.drop_columns(["media", "media_format"])
+    if formats - {"", "png", "webp"}:
+        raise ConfigError("--format datasets holds images; this run has clips. Use --format parquet.")
+    values = [{"bytes": data, "path": None} for data in table.column("media").to_pylist()]
+    table = table.drop_columns(["media", "media_format"]).append_column("image", pa.array(values, _IMAGE))
+    features = {field.name: _feature(field.type) for field in table.schema}
+    about = {"info": {"features": {**features, "image": {"_type": "Image"}}}}
+    return table.replace_schema_metadata({"huggingface": json.dumps(about)})
+
+
+def _feature(kind: pa.DataType) -> dict[str, Any]:
+    """Return what Hugging Face datasets calls an Arrow type."""
+    if pa.types.is_list(kind):
+        return {"feature": _feature(kind.value_type), "_type": "List"}
+    name = {"float": "float32", "double": "float64"}.get(str(kind), str(kind))
+    return {"dtype": name, "_type": "Value"}
+
+
+def _delta_writer(folder: Path) -> Callable[[int, pa.Table], None]:
+    require_extra("delta", "deltalake", label="--format delta")
+    from deltalake import write_deltalake
+    from deltalake.exceptions import DeltaError
+
+    def write(epoch: int, table: pa.Table) -> None:
+        try:
+            write_deltalake(str(folder), table, mode="append", partition_by=["epoch"])
+        except DeltaError as error:
+            raise OSError(str(error)) from error
+
+    return write

@@ -1,0 +1,118 @@
+"""Follows one sample: what made it, how it was rated, and which optimizer updates it entered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.errors import StoreError, TrustError
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import LineageEntry
+from storage.tables import read_rows
+from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.store_trust import check_trusted
+from tasks.modalities.modality import make_kind
+from tasks.runs.context import RunContext
+from tasks.specs.graph import Node
+from tasks.training.data import TrainingData
+
+
+def trace_sample(
+    store: ArtifactStore, ref: ArtifactRef, sample_id: str, runs: Sequence[RunContext], *, trusted: bool = False
+) -> dict[str, Any]:
+    """Return a sample's columns, and for each run that uses it rewards, advantage and updates.
+
+    Args:
+        store: the store.
+        ref: a trajectories artifact.
+        sample_id: the sample.
+        runs: runs whose lineage names the artifact.
+        trusted: an algorithm of the user's own that only the store names may be imported: which rows of a sample enter
+            which update is its to say.
+
+    Raises:
+        StoreError: the artifact has no such sample, or holds no samples.
+        TrustError: a run's algorithm, or how the samples are stored, is code that nobody here has named.
+    """
+    if ref.kind != "trajectories":
+        raise StoreError(f"{ref} holds no samples; only trajectories do. 'flowmill store ls' lists them.")
+    for run in [] if trusted else runs:
+        check_trusted(run.config, run.config, run=run.run.name, only=("optimize.algorithm",))
+    opener = open_trajectory_store(_stored_as(store, ref, runs))
+    for record in store.shards(ref):
+        shard = opener.open(store.files(ref, record))
+        row = pc.index(shard.table.column("sample_id"), sample_id).as_py()
+        if row >= 0:
+            found, text = shard.table.slice(row, 1), shard.text(row)
+            written = {} if text is None else {"text": text}
+            about = {**found.drop_columns(["arrays"]).to_pylist()[0], **written}
+            about["arrays"] = found.column("arrays").to_pylist()[0]
+            used = {run.run.name: _uses(run, ref, sample_id) for run in runs}
+            return {"artifact": str(ref), "shard": record.shard, "sample": about, "runs": used}
+    raise StoreError(f"{ref} has no sample '{sample_id}'.")
+
+
+def _stored_as(store: ArtifactStore, ref: ArtifactRef, runs: Sequence[RunContext]) -> str:
+    """Return how an artifact's samples are stored; a class of the user's own only as runs name it that may be read."""
+    name = str(store.require(ref).options["rollout"]["store"])
+    if ":" in name and name not in {run.config.rollout.store for run in runs}:
+        raise TrustError(
+            f"{ref} names '{name}' as what reads its samples, and no run it belongs to does: not imported."
+        )
+    return name
+
+
+def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, Any]:
+    entries = context.chain.entries()
+    epoch = next((entry.epoch for entry in entries if entry.ref == ref), None)
+    if epoch is None:
+        return {"note": "a side result of this run: nothing was trained on it"}
+    of_epoch = {(entry.stage, entry.slot): entry for entry in entries if entry.epoch == epoch}
+    rewards, gradients = (
+        {
+            slot: _row(read_rows(context.store, entry.ref), sample_id)
+            for (stage, slot), entry in of_epoch.items()
+            if stage == name
+        }
+        for name in ("score", "gradient")
+    )
+    followed = {slot: {"value": row["value"], "rms": row["rms"]} for slot, row in gradients.items() if row}
+    advantage = of_epoch.get(("advantage", ""))
+    return {
+        "epoch": epoch,
+        "rewards": {slot: {"reward": row["reward"], "note": row["note"]} for slot, row in rewards.items() if row},
+        **({"gradients": followed} if followed else {}),
+        "advantage": _advantage(context.store, advantage, sample_id),
+        "updates": _updates(context, entries, epoch, sample_id),
+    }
+
+
+def _advantage(store: ArtifactStore, entry: LineageEntry | None, sample_id: str) -> float | None:
+    row = None if entry is None else _row(read_rows(store, entry.ref), sample_id)
+    return None if row is None or row["advantage"] is None else float(row["advantage"])
+
+
+def _updates(context: RunContext, entries: Sequence[LineageEntry], epoch: int, sample_id: str) -> list[dict[str, Any]]:
+    """Return the updates a sample entered: of its own epoch, and of those that replayed it."""
+    replay = context.config.optimize.replay
+    reach = epoch + (replay.epochs if replay else 0)
+    found = []
+    for entry in entries:
+        if entry.stage != "optimize" or not epoch <= entry.epoch <= reach:
+            continue
+        metrics = context.store.require(entry.ref).summary["updates"]
+        inputs = [context.chain.require(*node).ref for node in context.chain.identity(Node(*entry.key)).upstream()]
+        data = TrainingData(context, make_kind(context.config), entry.epoch, inputs)
+        for number in data.updates_of(sample_id):
+            update = int(metrics[number]["update"]) if number < len(metrics) else None
+            found.append({"epoch": entry.epoch, "update": update, "policy": entry.artifact})
+    return found
+
+
+def _row(table: pa.Table, sample_id: str) -> dict[str, Any] | None:
+    found = table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()
+    return dict(found[0]) if found else None

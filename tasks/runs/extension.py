@@ -1,0 +1,69 @@
+"""Which epoch a schedule means, and runs that grow by it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from configs.load import override_config
+from tasks.runs.context import RunContext
+from tasks.runs.epoch_count import remember_length
+from tasks.runs.opening import recorded
+from tasks.specs.graph import TRAINING, Node, nodes_of, policy_after
+
+#: Stages that come before all epochs, and those that every epoch has.
+_FIRST = ("base", "encode", "preprocess", "policy")
+
+
+def chosen_epoch(context: RunContext, stage: str, asked: int | Literal["next", "latest"]) -> int:
+    """Return the epoch a person means by a number, by 'next' or by 'latest'.
+
+    ``next`` is the first epoch that lacks the stage, maybe one more than the run has; ``latest`` the newest epoch that
+    was rolled out. For stages that read a policy both are the newest trained epoch.
+    """
+    if isinstance(asked, int):
+        return asked
+    context.run.refresh()
+    done = trained(context)
+    if stage in _FIRST:
+        return 0
+    if stage not in TRAINING:
+        return done
+    if asked == "latest":
+        return max(1, _last(context, "rollout", done))
+    return _last(context, stage, done) + 1
+
+
+def trained(context: RunContext) -> int:
+    """Return the newest epoch whose training is done and counts; 0 before any."""
+    newest = max((entry.epoch for entry in context.run.entries() if entry.stage == "optimize"), default=0)
+    return next((epoch for epoch in range(newest, 0, -1) if context.chain.find(*policy_after(epoch))), 0)
+
+
+def grown(context: RunContext, epochs: int | None) -> RunContext:
+    """Return the run's context to train so many epochs more than it has; None: as many as its config says."""
+    if epochs is None:
+        return context
+    context.run.refresh()
+    return _with_epochs(context, trained(context) + epochs)
+
+
+def extend(context: RunContext, epochs: int) -> None:
+    """Give a run so many epochs at least."""
+    if epochs > context.config.run.epochs:
+        _with_epochs(context, epochs)
+
+
+def _with_epochs(context: RunContext, epochs: int) -> RunContext:
+    config = override_config(context.config, [f"run.epochs={epochs}"])
+    context.run.add("configs", recorded(config))
+    remember_length(context.run, epochs)
+    return RunContext(context.store, config, context.run, reporter=context.reporter)
+
+
+def _last(context: RunContext, stage: str, done: int) -> int:
+    """Return the newest epoch from the last trained one on that has a stage, of all rewards."""
+    slots = [node.slot for node in nodes_of(context.config, done + 1, stage)] or [""]
+    epoch = done
+    while all(context.chain.find(*Node(epoch + 1, stage, slot)) is not None for slot in slots):
+        epoch += 1
+    return epoch

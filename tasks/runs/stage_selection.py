@@ -1,0 +1,85 @@
+"""Which stages a command or a deployment runs when it names one."""
+
+from __future__ import annotations
+
+from configs.errors import ConfigError
+from configs.fingerprint import fingerprint
+from tasks.runs.chain import Chain
+from tasks.runs.context import RunContext
+from tasks.specs.graph import Node, evaluation_nodes, first_nodes, nodes_of
+
+#: Stages of evaluations, which may have a name besides the run's own.
+_EVALUATING = ("evaluate", "depict", "judge")
+#: Settings of another model: with them a stage would belong to another run.
+_OF_THE_RUN = (
+    *("model.policy", "model.path", "model.revision", "model.single_file", "model.build", "model.lora"),
+    *("run.seed", "run.name"),
+)
+
+
+def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> list[Node]:
+    """Return the nodes to run for a stage a person names, in order.
+
+    ``score`` and ``gradient`` without a slot mean every reward. ``evaluate`` is followed by its judges. With settings
+    that are not the run's, an evaluation gets a name of its own, and prompts that the run does not have are encoded
+    first.
+
+    Args:
+        context: the run, with the settings asked for.
+        node: the stage.
+        evaluation: a name for an additional evaluation.
+
+    Raises:
+        ConfigError: the settings are those of another run, or only an evaluation can have a name.
+    """
+    if evaluation and node.stage not in _EVALUATING:
+        raise ConfigError(f"--name is for evaluations; stage '{node.stage}' has none.")
+    if not all(char.isalnum() or char in "-_." for char in evaluation):
+        raise ConfigError(f"--name '{evaluation}' must consist of letters, digits, '-', '_' and '.'.")
+    first = _prompts_first(context, node)
+    if node.stage in ("score", "gradient") and not node.slot:
+        return [*first, *(nodes_of(context.config, node.epoch, node.stage) or [node])]
+    if node.stage == "base" and not node.slot:
+        return [each for each in first_nodes(context.config) if each.stage == "base"]
+    if node.stage not in _EVALUATING or node.slot:
+        return [*first, node]
+    name = evaluation or _own_name(context, node.epoch)
+    found = list(evaluation_nodes(context.config, node.epoch, name))
+    # The images of the run's own evaluation are there already; one of another name is a record of the same images.
+    return [*first, *(found if node.stage == "evaluate" or name else found[1:])]
+
+
+def _prompts_first(context: RunContext, node: Node) -> list[Node]:
+    """Return the stages that bring in prompts the run does not have.
+
+    Raises:
+        ConfigError: the settings are those of another run.
+    """
+    own = context.chain.own
+    if own is None or (node.epoch == 0 and node.stage not in _EVALUATING):
+        return []
+    ours, theirs = context.config.model_dump(mode="json"), own.config.model_dump(mode="json")
+    for key in _OF_THE_RUN:
+        section, name = key.split(".")
+        if ours[section][name] != theirs[section][name]:
+            raise ConfigError(
+                f"--set {key}: this setting identifies the run '{context.run.name}', so no stage of it can have "
+                "another. Start a run of another name: flowmill run CONFIG --name NAME --set ..."
+            )
+    known = context.chain.find(0, "preprocess") is not None
+    return [] if known else [Node(0, "encode"), Node(0, "preprocess")]
+
+
+def _own_name(context: RunContext, epoch: int) -> str:
+    """Return '' if the settings give the run's own evaluation, else a name made from them."""
+    chain, own = context.chain, context.chain.own
+    if own is None:
+        return ""
+    ours = {node: _work(chain, node) for node in evaluation_nodes(context.config, epoch)}
+    if ours == {node: _work(own, node) for node in evaluation_nodes(own.config, epoch)}:
+        return ""
+    return f"set-{fingerprint(sorted(f'{node} {work}' for node, work in ours.items()))[:6]}"
+
+
+def _work(chain: Chain, node: Node) -> str:
+    return chain.target(node).fingerprint

@@ -1,0 +1,350 @@
+"""The model host: the only holder of models in a process, with their device, dtype and size."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from configs.registry import resolve
+from configs.schema import RunConfig
+from models.compute_meter import Meter, peak_flops
+from models.devices import chosen_device, local_rank, make_current
+from models.library_loading import quiet_libraries
+from models.policies import POLICIES
+from models.policies.base import Part, Policy
+from models.policies.trainable import Trainable
+from models.rewards.factory import MadeRewards
+from models.weights.context_parallel import TokenSplit
+from models.weights.sharding import Sharding
+from storage.layout import ArtifactRef
+from tasks.inputs.components import lora_spec
+from tasks.inputs.weight_sources import Weights, chosen_weights, local_model, weight_files
+from tasks.runs.seeds import derive
+from tasks.runtime.critic import HeldCritic, fresh_critic
+from tasks.runtime.devices import free_cached_memory, module_bytes, peak_memory, use_deterministic_kernels
+from tasks.runtime.hardware_info import computing_facts
+from tasks.runtime.ranks import Ranks
+from tasks.runtime.renderer import Renderer
+
+if TYPE_CHECKING:
+    from tasks.runs.context import RunContext
+
+#: Key of the policy before weights of an artifact were loaded: the base model, and fresh adapters if any.
+_BASE = ("base", "")
+
+
+class ModelHost:
+    """Loads parts of the run's models when a stage needs them, keeps them, and releases parts that no stage needs."""
+
+    def __init__(self, context: RunContext) -> None:
+        """Bind to a run; nothing is loaded yet."""
+        self.context = context
+        self.ranks = Ranks()
+        """This process among those that work together."""
+        self.loads: Counter[str] = Counter()
+        """How often each part of a model was read from its files."""
+        self._encoder: Policy | None = None
+        self._decoder: Policy | None = None
+        self._trainable: Trainable | None = None
+        self._holds: tuple[str, str] | None = None
+        self.critic = HeldCritic(context.store, self._fresh_critic)
+        """The critic that is trained with the policy, if there is one."""
+        self._named: dict[tuple[ArtifactRef, Weights], tuple[str, str]] = {}
+        self.renderer = None if context.config.render is None else Renderer(context)
+        """The frozen model that renders the policy's texts, if there is one."""
+        self.trainer: Any = None
+        """State that training keeps for the next epoch; see ``tasks.training.state.Kept``."""
+        self._prepared: frozenset[Part] | None = None
+        self._work = ""
+        self.rewards = MadeRewards()
+        """Rewards, each made once per process."""
+        self._lock = threading.RLock()
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.context.config
+
+    # Device
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device models run on; of several of a kind this process has the one of its local rank."""
+        return chosen_device(self.config.execution.device, local_rank())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of frozen weights and forwards."""
+        dtype: torch.dtype = getattr(torch, self.config.model.dtype)
+        return dtype
+
+    def use_threads(self) -> None:
+        """Set torch's CPU threads and device for the calling thread, which are kept per thread, and choose kernels."""
+        make_current(self.device)
+        if self.device.type == "cpu":
+            torch.set_num_threads(self.config.execution.threads)
+        elif self.config.execution.deterministic:
+            use_deterministic_kernels()
+
+    def held(self) -> dict[str, int]:
+        """Return the bytes of parameters and buffers of every part that is loaded."""
+        parts: dict[str, Mapping[str, torch.nn.Module]] = {}
+        if self._encoder is not None:
+            parts["encoder"] = self._encoder.modules()
+        if self._decoder is not None:
+            parts["decoder"] = self._decoder.modules()
+        if self._trainable is not None:
+            parts |= {"policy": self._trainable.policy.modules()}
+            parts |= {name: modules for name, modules in self._trainable.frozen.items() if modules}
+        if self.critic.held is not None:
+            parts["critic"] = self.critic.held.policy.modules()
+        held = {name: sum(map(module_bytes, modules.values())) for name, modules in parts.items()}
+        return held if self.renderer is None else {**held, Part.RENDERER.value: self.renderer.held()}
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes that are held, by part, and the peaks since this was asked last, see ``peak_memory``."""
+        return {**self.held(), **peak_memory(self.device)}
+
+    def facts(self) -> dict[str, str]:
+        """Return the facts besides inputs that decide the computed bits; see ``computing_facts``."""
+        return computing_facts(self.device) | ({} if self._trainable is None else self._trainable.policy.facts)
+
+    def computed(self) -> dict[str, float]:
+        """Return seconds and FLOPs of denoisers since this was asked last, and the device's peak, where known."""
+        meter = None if self._trainable is None else self._trainable.policy.meter
+        if meter is None:
+            return {}
+        done, peak = meter.take(), peak_flops(self.device, self.dtype)
+        figures = {"model_seconds": round(done.seconds, 4), "model_flops": done.flops, "peak_flops": peak}
+        return {name: value for name, value in figures.items() if value is not None}
+
+    # Together with the other ranks
+
+    def meet(self, parts: frozenset[Part], load: Callable[[], None]) -> None:
+        """Load the models of a stage on every rank at once, if ranks shard the weights."""
+        if self.sharding is not None and parts:
+            self.prepare(parts)
+            load()
+
+    def assemble(self, ref: ArtifactRef, weights: Weights) -> Trainable:
+        """Return the policy to sample with; all ranks ask together, as its weights are made whole on each of them.
+
+        With ``execution.sampling`` spread they stay spread, and the ranks are kept in step.
+
+        Args:
+            ref: a policy artifact.
+            weights: which of its weights.
+        """
+        with self._lock:
+            held = self.trainable(ref, weights)
+            if not self.samples_in_step:
+                held.gather()
+            return held
+
+    @property
+    def samples_in_step(self) -> bool:
+        """True where weights stay spread while ranks sample: each forward is made by all of them."""
+        return self.sharding is not None and self.config.execution.sampling == "spread"
+
+    def exportable(self, ref: ArtifactRef, weights: Weights) -> Trainable:
+        """Return the policy as files are written of it: a copy of its own, where the ranks hold weights together."""
+        if self.sharding is None:
+            return self.trainable(ref, weights)
+        made = self._fresh(spread=False)
+        made.read(weight_files(self.context.store, ref, weights))
+        return made
+
+    # Loading and releasing
+
+    def prepare(self, parts: frozenset[Part], work: str = "") -> None:
+        """Make room for a stage: encoders it does not need are forgotten, a critic leaves an accelerator, as others.
+
+        Args:
+            parts: the parts of the policy it uses.
+            work: the artifact; when it changes, the previous stage has ended and reward models are released.
+        """
+        with self._lock:
+            if self._work != work:
+                self._work = work
+                if self.rewards.rest():
+                    free_cached_memory(self.device)
+            if self._prepared == parts:
+                return
+            self._prepared = parts
+            if Part.TEXT not in parts:
+                self._encoder = None
+            if Part.VAE not in parts:
+                self._decoder = None
+            if Part.CRITIC not in parts and self.device.type != "cpu" and self.config.critic.device is None:
+                self.critic.forget()
+            if self.renderer is not None and Part.RENDERER not in parts:
+                self.renderer.make_room()
+            if self._trainable is not None:
+                self._place_decoder(self._trainable.policy)
+            free_cached_memory(self.device)
+
+    def release(self) -> None:
+        """Forget everything that is loaded."""
+        with self._lock:
+            held = any(each is not None for each in (self._encoder, self._decoder, self._trainable))
+            self._encoder = self._decoder = None
+            self._trainable = self._holds = self._prepared = self.trainer = None
+            self.critic.forget()
+            if self.renderer is not None:
+                self.renderer.forget()
+            if held:
+                free_cached_memory(self.device)
+
+    def load(self, parts: frozenset[Part], folder: Path | None = None, *, empty: bool = False) -> Policy:
+        """Load some parts of the base model, or of another folder of its family, fresh.
+
+        Args:
+            parts: which.
+            folder: None: the base model's.
+            empty: make trained modules without weights, for ranks that then read their parts.
+        """
+        quiet_libraries()
+        family = self._family
+        settings = family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=empty)
+        self.loads.update(part.value for part in parts)
+        return family.load(folder or self.context.base_folder, settings, parts, self.config.model.options)
+
+    @property
+    def _family(self) -> type[Policy]:
+        found: type[Policy] = resolve(POLICIES, self.config.model.policy, label="model.policy")
+        return found
+
+    def encoder(self) -> Any:
+        """Return a policy of the run's kind with the base model's prompt encoders."""
+        with self._lock:
+            if self._encoder is None:
+                self._encoder = self.load(self._family.parts_to_encode(self.config.model.options))
+            return self._encoder
+
+    def decoding(self) -> Policy:
+        """Return the decoder of samples: the policy if loaded with its autoencoder, else the autoencoder."""
+        with self._lock:
+            if self._trainable is not None and self.config.rollout.media.decodes:
+                held: Policy = self._trainable.policy
+                return held
+            if self._decoder is None:
+                self._decoder = self.load(frozenset({Part.VAE}))
+            return self._decoder
+
+    def trainable(self, ref: ArtifactRef, weights: Weights = Weights.TRAINED) -> Trainable:
+        """Return the policy with weights of a policy artifact; denoiser and autoencoder are loaded once per process."""
+        with self._lock:
+            held, wanted = self._loaded(), self._names(ref, weights)
+            if self._holds != wanted:
+                # Gathered weights are a copy: ranks gather and shard collectively.
+                gathered = held.gathered
+                held.scatter()
+                held.read(weight_files(self.context.store, ref, weights))
+                self._holds = wanted
+                if gathered:
+                    held.gather()
+            return held
+
+    def borrow(self, ref: ArtifactRef) -> Trainable:
+        """Return the policy with the trained weights of an artifact, to be changed: it then holds those of none."""
+        held = self.trainable(ref)
+        held.scatter()
+        self._holds = None
+        return held
+
+    def keep(self, ref: ArtifactRef) -> None:
+        """Note that the borrowed policy now holds the trained weights of an artifact."""
+        self._holds = (str(ref), Weights.TRAINED.value)
+        self.critic.keep(ref)
+
+    def _fresh_critic(self) -> Trainable:
+        self.loads.update([Part.CRITIC.value])
+        return fresh_critic(self.context, self._family, self.device, self.sharding)
+
+    def starting_weights(self, ref: ArtifactRef) -> list[torch.Tensor]:
+        """Return the trained parameters of a policy artifact in parameter order, as copies."""
+        return self.stored_weights(weight_files(self.context.store, ref, Weights.TRAINED))
+
+    def stored_weights(self, files: Sequence[Path] | None) -> list[torch.Tensor]:
+        """Return stored parameters in parameter order, as copies; None: the base model's own."""
+        assert self._trainable is not None
+        values = {name: torch.empty_like(p.detach()) for name, p in self._trainable.named_parameters()}
+        self._trainable.fill(values, files)
+        return list(values.values())
+
+    def fresh(self) -> Trainable:
+        """Return the policy before any training."""
+        with self._lock:
+            held = self._loaded()
+            return held if self._holds == _BASE else self._fresh()
+
+    def give_reference(self, trainable: Trainable) -> None:
+        """Load the frozen base denoisers that full weights are compared with, unless they are there already."""
+        if trainable.needs_reference:
+            trainable.set_reference(self._beside())
+
+    def give_teacher(self, trainable: Trainable, folder: str, name: str = "") -> None:
+        """Load the frozen denoisers of another model of the family, unless they are there already."""
+        if name not in trainable.teachers:
+            trainable.set_teacher(self._beside(local_model(folder, None)), name)
+
+    def _beside(self, folder: Path | None = None) -> Policy:
+        """Return further denoisers, sharded as the policy's are."""
+        return self.load(frozenset({Part.DENOISER}), folder, empty=self.sharding is not None)
+
+    def _names(self, ref: ArtifactRef, weights: Weights) -> tuple[str, str]:
+        """Return the key of weights here; artifacts never change, so the store is asked once."""
+        if (ref, weights) not in self._named:
+            chosen = chosen_weights(self.context.store, ref, weights)
+            self._named[ref, weights] = _BASE if chosen is None else (str(ref), chosen.value)
+        return self._named[ref, weights]
+
+    def _loaded(self) -> Trainable:
+        if self._trainable is None:
+            self._trainable, self._holds = self._fresh(), _BASE
+        return self._trainable
+
+    def _fresh(self, *, spread: bool = True) -> Trainable:
+        """Return a policy as its files have it, with fresh adapters if any; spread over the ranks if they do so."""
+        sharding = self.sharding if spread else None
+        policy = self.load(self._family.trained_parts(self.config), empty=sharding is not None)
+        self._place_decoder(policy)
+        made: Trainable = policy.trainable(
+            lora_spec(self.config, type(policy)), seed=derive(self.config.run.seed, "lora")
+        )
+        if sharding is not None:
+            made.shard(sharding)
+        share = 1 / self.config.execution.context_parallel
+        made.measure(Meter(adapters=made.lora is not None, device=self.device, share=share))
+        return made
+
+    def _place_decoder(self, policy: Policy) -> None:
+        """Keep an idle decoder in host memory; on a CPU this moves nothing."""
+        decodes = self._prepared is None or Part.VAE in self._prepared
+        policy.move_decoder(self.device if decodes else torch.device("cpu"))
+
+    @cached_property
+    def sharding(self) -> Sharding | None:
+        """How weights are spread over the ranks, None where each holds them whole."""
+        execution = self.config.execution
+        if execution.strategy != "fsdp" or self.ranks.world == 1:
+            return None
+        world, size = self.ranks.world, execution.holders
+        return Sharding.over(self.device, world=world, size=size, offload=execution.parameters_in_host)
+
+    @cached_property
+    def saving_ranks(self) -> Ranks:
+        """The ranks, on a channel of their own for checkpoints that are written while they train; all ask together."""
+        return self.ranks.beside()
+
+    @cached_property
+    def token_split(self) -> TokenSplit | None:
+        """Which ranks share the tokens of each row while training, None where none do."""
+        degree = self.config.execution.context_parallel
+        return None if degree == 1 else TokenSplit.of(self.device, world=self.ranks.world, degree=degree)

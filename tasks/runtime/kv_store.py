@@ -1,0 +1,52 @@
+"""Short texts by key that ranks exchange besides tensors, on the store of their rendezvous."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+#: How long one request for a text may wait; it is asked again, for as long as it takes.
+_REQUEST = timedelta(seconds=30)
+
+
+class KeyValueStore:
+    """Texts by key. The heartbeat finds ranks that hang, so nothing here times out."""
+
+    def __init__(self, store: Any = None, prefix: str = "flowmill") -> None:
+        """Bind to the store of the process group, or to another."""
+        self._store: Any = store or dist.distributed_c10d._get_default_store()
+        self._prefix = prefix
+
+    def below(self, part: str) -> KeyValueStore:
+        """Return a board whose keys are apart from those of this one."""
+        return KeyValueStore(self._store, f"{self._prefix}/{part}")
+
+    def beside(self) -> KeyValueStore:
+        """Return the same board on a connection of its own, for another thread: a waiting one blocks its connection."""
+        return KeyValueStore(self._store.clone(), self._prefix)
+
+    def post(self, key: str, text: str) -> None:
+        """Set a text."""
+        self._store.set(f"{self._prefix}/{key}", text)
+
+    def read(self, key: str) -> str:
+        """Return a text as soon as it is there."""
+        name = f"{self._prefix}/{key}"
+        while True:
+            try:
+                self._store.wait([name], _REQUEST)
+                return bytes(self._store.get(name)).decode()
+            except dist.DistStoreError as error:
+                if "imeout" not in str(error) and "imed out" not in str(error):
+                    raise
+
+    def find(self, key: str) -> str | None:
+        """Return a text if it is there."""
+        name = f"{self._prefix}/{key}"
+        return bytes(self._store.get(name)).decode() if self._store.check([name]) else None
+
+    def take(self, key: str) -> int:
+        """Return how often this was called with a key by all ranks before."""
+        return int(self._store.add(f"{self._prefix}/{key}", 1)) - 1

@@ -1,0 +1,145 @@
+"""The ranks that work together: one process, or several started by torchrun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
+
+from models.devices import make_current
+from tasks.runtime.heartbeat import Heartbeat, HeartbeatSender
+from tasks.runtime.kv_store import KeyValueStore
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those that work together."""
+
+    rank: int = 0
+    """Number of this process."""
+    world: int = 1
+    """Number of processes."""
+    pulse: HeartbeatSender = field(default_factory=HeartbeatSender, compare=False)
+    """Says where this process is."""
+    together: int = 1
+    """Processes next to each other that work on the same rows."""
+    group: dist.ProcessGroup | None = field(default=None, compare=False)
+    """The channel they talk over; None: that of all."""
+
+    @property
+    def first(self) -> bool:
+        """True on the rank that writes."""
+        return self.rank == 0
+
+    def sharing(self, together: int) -> Ranks:
+        """Return the same processes where so many next to each other work on the same rows."""
+        return replace(self, together=together)
+
+    @property
+    def share(self) -> int:
+        """Which share of the rows this process works on."""
+        return self.rank // self.together
+
+    @property
+    def shares(self) -> int:
+        """Shares of the rows."""
+        return self.world // self.together
+
+    @property
+    def counts(self) -> bool:
+        """True on the process whose figures stand for its share."""
+        return self.rank % self.together == 0
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Add up gradients over ranks, in place, as one flat buffer; a rank without rows counts as zero.
+
+        Parameters that have no gradient on any rank keep none, as in one process. Those of spread parameters were added
+        up in the backward pass.
+        """
+        if self.world == 1 or any(isinstance(parameter, DTensor) for parameter in parameters):
+            return
+        has = self.largest(torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8))
+        used = [parameter for parameter, some in zip(parameters, has.tolist(), strict=True) if some]
+        for parameter in used:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in used if parameter.grad is not None]
+        if not gradients:
+            return
+        flat = self.sum(torch.cat([gradient.flatten() for gradient in gradients]))
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return values added up over ranks, in place."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the largest of all ranks' values, in place."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        if self.world > 1:
+            with self.pulse.waiting():
+                dist.all_reduce(values, operation)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in order; each waits for all."""
+        gathered = [value] * self.world
+        if self.world > 1:
+            with self.pulse.waiting():
+                dist.all_gather_object(gathered, value, group=self.group)
+        return gathered
+
+    def gather_parts(self, part: Mapping[Any, float]) -> dict[Any, float]:
+        """Return the numbers of all ranks by key, in one order on all of them."""
+        return {key: value for each in self.gather(dict(part)) for key, value in each.items()}
+
+    def gather_names(self, names: Sequence[str]) -> list[str]:
+        """Return the names of all ranks, each once, in one order."""
+        return list(dict.fromkeys(name for each in self.gather(list(names)) for name in each))
+
+    def beside(self) -> Ranks:
+        """Return the same processes on another channel, for work during training; a collective call."""
+        group = dist.new_group(backend="gloo") if self.world > 1 else None
+        return Ranks(self.rank, self.world, group=group)
+
+
+@contextmanager
+def torchrun_ranks(
+    device: torch.device, timeout_s: float, on_beats: Callable[[dict[int, Heartbeat]], None]
+) -> Iterator[Ranks]:
+    """Join the processes torchrun started, with the backend of the device they work on.
+
+    Args:
+        device: this process's device.
+        timeout_s: seconds after which a collective gives up; the watcher of the ranks should notice earlier.
+        on_beats: called repeatedly on the first rank with the reports of all ranks.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    store, rank, world = next(rendezvous("env://", timeout=timeout))
+    ranks = Ranks(rank, world)
+    # Before the ranks join, which hangs if one of them does.
+    ranks.pulse.start(KeyValueStore(store, "flowmill/pulse").beside(), rank, world, on_beats)
+    joined: dict[str, Any] = {"store": store, "rank": rank, "world_size": world, "timeout": timeout}
+    if device.type == "cpu":
+        dist.init_process_group("gloo", **joined)
+    else:
+        make_current(device)
+        backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
+        dist.init_process_group(backend, device_id=device, **joined)
+    try:
+        yield ranks
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,66 @@
+"""The frozen model that draws texts, in one process: loaded when first asked for, and kept until it is forgotten."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from configs.registry import resolve
+from models.devices import chosen_device, local_rank
+from models.library_loading import quiet_libraries
+from models.policies import POLICIES
+from models.policies.base import Part, Policy
+from tasks.inputs.renderer import renderer_config
+from tasks.runs.context import RunContext
+from tasks.runtime.devices import free_cached_memory, module_bytes
+
+_PARTS = frozenset({Part.TEXT, Part.DENOISER, Part.VAE})
+
+
+class Renderer:
+    """Encodes texts and draws them; no weight of it ever changes."""
+
+    def __init__(self, context: RunContext) -> None:
+        """Bind to a run that draws; nothing is loaded yet."""
+        self.config = renderer_config(context.config)
+        """A config whose model it is."""
+        self._context = context
+        self._policy: Policy | None = None
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device it works on; of several of a kind this process has the one of its local rank."""
+        return chosen_device(self.config.execution.device, local_rank())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of weights and forwards."""
+        dtype: torch.dtype = getattr(torch, self.config.model.dtype)
+        return dtype
+
+    def policy(self) -> Any:
+        """Return the model with its text encoders: a policy of its config's kind."""
+        if self._policy is None:
+            quiet_libraries()
+            model = self.config.model
+            family = resolve(POLICIES, model.policy, label="render.model.policy")
+            settings = family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=False)
+            self._policy = family.load(self._context.renderer_folder, settings, _PARTS, model.options)
+        return self._policy
+
+    def held(self) -> int:
+        """Return the bytes of its parameters and buffers."""
+        return 0 if self._policy is None else sum(map(module_bytes, self._policy.modules().values()))
+
+    def make_room(self) -> None:
+        """Leave an accelerator to others, unless it is to stay."""
+        if self._policy is not None and self.device.type != "cpu" and not self.config.execution.keep_renderer:
+            self.forget()
+
+    def forget(self) -> None:
+        """Drop it."""
+        if self._policy is not None:
+            self._policy = None
+            free_cached_memory(self.device)

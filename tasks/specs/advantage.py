@@ -1,0 +1,87 @@
+"""Which rewards become advantages, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from configs.base import Component
+from configs.rewards import RewardSection
+from tasks.advantages.estimators import has_values, make_estimator
+from tasks.specs.base_spec import StageSpec
+from tasks.specs.graph import Node
+
+
+class AdvantageSpec(StageSpec):
+    """The rewards of an epoch, normalized."""
+
+    name = "advantage"
+    kind = "advantages"
+    # 2: the KL enters GDPO and running statistics, which follow floor and unbiased; ranks are taken before clipping.
+    version = 2
+
+    def options(self) -> Mapping[str, Any]:
+        """Weights in the order of the inputs, and the normalization; of other settings those that do something."""
+        rewards = self.config.rewards
+        more: dict[str, Any] = {}
+        for name in ("threshold", "standardize", "modality"):
+            if any(getattr(section, name) for section in rewards):
+                more[name] = [getattr(section, name) for section in rewards]
+        if any(section.excludes for section in rewards) and self._failures():
+            more["on_failure"] = [section.on_failure for section in rewards]
+        weights = [section.weight for section in rewards]
+        # Advantages that were made before there was a choice keep their names.
+        later = {
+            "kl_gate": None,
+            "mean": "group",
+            "soft_clip": None,
+            "overlong": None,
+            "informative": None,
+            "diversity": None,
+            "estimator": Component(name="group"),
+        }
+        unused = {name for name, default in later.items() if getattr(self.config.advantage, name) == default}
+        section = self.config.advantage.model_dump(mode="json", exclude=unused)
+        return {"advantage": section, "weights": weights, **more}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The rewards of this epoch, with running statistics those before it, with a KL reward their trajectories.
+
+        With a gate on the KL the monitors that doubt a reward are read too, and the one that weighs advantages.
+        Advantages of tokens need their trajectories, and what the estimator asks of the values of this epoch and the
+        advantages of the one before.
+        """
+        rewards = tuple(Node(epoch, "score", section.slot) for epoch in self.epochs for section in self.sections)
+        estimator = make_estimator(self.config)
+        section = self.config.advantage
+        if estimator.per_token:
+            values = (Node(self.epoch, "value"),) if has_values(self.config) else ()
+            before = (Node(self.epoch - 1, "advantage"),) if estimator.adapts and self.epoch > 1 else ()
+            return (*rewards, Node(self.epoch, "rollout"), *values, *before)
+        if section.kl_coef > 0 or section.overlong is not None:
+            return (*rewards, *(Node(epoch, "rollout") for epoch in self.epochs))
+        return rewards
+
+    @property
+    def sections(self) -> tuple[RewardSection, ...]:
+        """The rewards whose scores are read: those that are optimized, monitors that doubt, the one that weighs."""
+        monitors, section = self.config.monitors, self.config.advantage
+        doubting = () if section.kl_gate is None else self.doubting
+        return (*self.config.rewards, *doubting, *(each for each in monitors if each.slot == section.diversity))
+
+    @property
+    def doubting(self) -> tuple[RewardSection, ...]:
+        """The monitors that say what a reward is worth: all but the one that tells how unlike samples are."""
+        diversity = self.config.advantage.diversity
+        return tuple(each for each in self.config.monitors if each.slot != diversity)
+
+    @property
+    def epochs(self) -> Sequence[int]:
+        """The epochs whose rewards count, this one first."""
+        return range(self.epoch, 0 if self.config.advantage.std == "running" else self.epoch - 1, -1)
+
+    def _failures(self) -> int:
+        """Return how many scores failed, as far as rewards are made; a plan may ask before."""
+        entries = [self.find(node) for node in self.upstream() if node.stage == "score"]
+        manifests = [self.facts.store.manifest(entry.ref) for entry in entries if entry is not None]
+        return sum(int(manifest.summary.get("failed", 0)) for manifest in manifests if manifest is not None)

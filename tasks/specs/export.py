@@ -1,0 +1,82 @@
+"""Which model is exported, and what its card tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from tasks.inputs.base_model import describe_base, license_identity
+from tasks.inputs.prompts import prompt_set
+from tasks.specs.base_spec import StageSpec
+from tasks.specs.graph import Node, evaluation_nodes, policy_after
+from tasks.specs.modalities import modality_spec
+
+
+class ExportSpec(StageSpec):
+    """The model after an epoch, as files for other libraries."""
+
+    name = "export"
+    #: 2: a model card, generation.json and images; LoRA files of sorted keys; pipelines that load without arguments.
+    #: 3: LoRA tensors with alpha / rank folded in; images to start from upright.
+    version = 3
+    kind = "exports"
+
+    def options(self) -> Mapping[str, Any]:
+        """The format, how the model is called, and what the card tells."""
+        config = self.config
+        return {
+            "format": self.format,
+            "average": config.optimize.ema is not None,
+            "epoch": self.epoch,
+            **modality_spec(config).export_options(config),
+            "seed": config.evaluate.seed,
+            "samples": config.evaluate.samples,
+            "algorithm": config.optimize.algorithm.name,
+            "prompts": [prompt_set(config.prompts, "train"), prompt_set(config.prompts, "heldout")],
+            "rewards": [[section.name, section.slot, section.weight] for section in config.rewards],
+            "judges": [section.slot for section in config.evaluate.judges],
+            **self._folder_options(),
+        }
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The policy after the epoch, base model, prompts, and the evaluations before training and after that ran."""
+        found = [node for epoch in dict.fromkeys((0, self.epoch)) for node in self._evaluation(epoch)]
+        return (policy_after(self.epoch), Node(0, "base"), Node(0, "preprocess"), *found)
+
+    @property
+    def format(self) -> str:
+        """What is written: adapters or the whole model.
+
+        Raises:
+            ConfigError: the config asks for what the run does not train.
+        """
+        chosen, trained = self.config.export.format, "lora" if self.config.model.lora else "full"
+        if chosen != "auto" and chosen != trained:
+            raise ConfigError(
+                f"export.format is '{chosen}', but this run trains {trained} weights. Set it to 'auto' or '{trained}'."
+            )
+        return trained
+
+    def _evaluation(self, epoch: int) -> tuple[Node, ...]:
+        """Return the stages of an epoch's evaluation that have run, whatever the settings; none if it has none.
+
+        One that has run with other settings is an input too: it is due again before figures are told.
+        """
+        return tuple(node for node in evaluation_nodes(self.config, epoch) if self.facts.run.made(*node))
+
+    def _folder_options(self) -> Mapping[str, Any]:
+        """Return what a card names of a local base model beyond its identity; as recorded where the folder is gone."""
+        section, names = self.config.model, ("base", "license")
+        if section.path is None:
+            return {}
+        if section.single_files:
+            return {"base": section.base_name}
+        folder = Path(section.path)
+        if not self.facts.reads and folder.is_dir():
+            base = describe_base(section, self.facts.model_identity, folder)
+            return dict(zip(names, (base.name, license_identity(folder)), strict=True))
+        made = self.facts.run.made(self.epoch, self.name)
+        manifest = self.facts.store.manifest(made[-1].ref) if made else None
+        return {} if manifest is None else {name: manifest.options[name] for name in names if name in manifest.options}

@@ -1,0 +1,130 @@
+"""The contents of the files and folders that options of components name, as part of what is made with them.
+
+A path says where something is, not what: of another file at the same path other scores are made. Digests are kept with
+what was made, so that it is still known where the files are gone, or on a machine that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+
+from configs.schema import RunConfig
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import LineageEntry, RunFolder
+from tasks.inputs.option_paths import Held, Metadata, Place, config_places, held
+from tasks.inputs.store_trust import is_known
+from tasks.specs.graph import Node
+
+#: By what name options in manifests have digests by path.
+CONTENTS = "contents"
+
+#: Digests by path, as options of a config spell it.
+Digests = Mapping[str, str]
+
+
+class Contents:
+    """What the places of one run hold, looked at once."""
+
+    def __init__(
+        self, store: ArtifactStore, run: RunFolder, config: RunConfig, metadata: Callable[[], Metadata], *, reads: bool
+    ) -> None:
+        """Bind to a run.
+
+        Args:
+            store: the store.
+            run: the run.
+            config: its config, or another that one stage is run with.
+            metadata: gives what all prompts say of themselves.
+            reads: nothing is made: only what a config given on this machine named is looked at, and no prompts are.
+        """
+        self._store, self._run, self._config, self._metadata = store, run, config, metadata
+        self._reads = reads
+        self._looked: dict[tuple[str, ...], Held | None] = {}
+
+    def of(self, node: Node, places: Sequence[Place], made_as: Callable[[Digests], str]) -> Digests:
+        """Return what of places belongs to what a stage makes: what is there now, as recorded where it is gone.
+
+        What was made before contents counted stays valid, as long as nothing there changed since: nothing then.
+
+        Args:
+            node: the stage.
+            places: what its options name.
+            made_as: gives the fingerprint of the stage's work with some contents.
+        """
+        here, gone = self._look(places)
+        now = {path: each.digest for path, each in here.items()}
+        entries = self._run.made(*node)
+        made = {entry.ref.fingerprint for entry in entries}
+        found = {**now, **self._known(gone)}
+        if not entries or made_as(found) in made:
+            return found
+        if gone:
+            recorded = self._contents_of(entries[-1])
+            found = {**now, **{path: recorded[path] for path in gone if path in recorded}}
+        plain = made_as({})
+        attempts = [entry.ref for entry in entries if entry.ref.fingerprint == plain]
+        return {} if attempts and self._unchanged_since(here.values(), attempts[-1]) else found
+
+    def then(self, node: Node, contents: Digests) -> Mapping[str, str]:
+        """Return the paths that had the same contents when a stage was made, by those that have them now."""
+        entries = self._run.made(*node)
+        recorded = self._contents_of(entries[-1]) if entries else {}
+        known = {digest: path for path, digest in recorded.items() if path not in contents}
+        return {path: known[each] for path, each in contents.items() if path not in recorded and each in known}
+
+    def is_made(self, node: Node, work: str) -> bool:
+        """Return whether the run has made a stage whose work has a fingerprint."""
+        return any(entry.ref.fingerprint == work for entry in self._run.made(*node))
+
+    def all(self) -> dict[str, Digests]:
+        """Return what all components of the config read, by setting; those of which nothing is known are left out."""
+        found: dict[str, Digests] = {}
+        for setting, places in config_places(self._config).items():
+            here, gone = self._look(places)
+            found[setting] = {**{path: each.digest for path, each in here.items()}, **self._known(gone)}
+        return {setting: digests for setting, digests in found.items() if digests}
+
+    def _look(self, places: Sequence[Place]) -> tuple[dict[str, Held], list[str]]:
+        """Return what is here, by path, and the paths of what is not, but may have been."""
+        here = {place.path: found for place in places if (found := self._here(place)) is not None}
+        # An id of the hub is no folder, where it is to be loaded.
+        gone = [place for place in places if place.path not in here and (self._reads or not place.may_be_hub)]
+        return here, [place.path for place in gone]
+
+    def _here(self, place: Place) -> Held | None:
+        key = (place.component.name, place.option, place.path, place.kind, place.column or "")
+        if key not in self._looked:
+            self._looked[key] = held(place, self._metadata) if self._may_look(place) else None
+        return self._looked[key]
+
+    def _may_look(self, place: Place) -> bool:
+        # A store's config is not to say what is read on a machine where it was never given.
+        known = not self._reads or is_known(place.component, place.option.partition(".")[0])
+        return known and not (self._reads and place.column is not None)
+
+    @cached_property
+    def recorded(self) -> Digests:
+        """What the run's artifacts say of all paths they were made with: the newest of each stage and slot."""
+        newest = {(entry.stage, entry.slot): entry for entry in self._run.entries()}
+        found = dict[str, str]()
+        for entry in sorted(newest.values(), key=lambda entry: entry.epoch):
+            found.update(self._contents_of(entry))
+        return found
+
+    def _known(self, paths: Sequence[str]) -> Digests:
+        return {path: self.recorded[path] for path in paths if path in self.recorded}
+
+    def _contents_of(self, entry: LineageEntry) -> Digests:
+        manifest = None if entry.ref.kind == "embeddings" else self._store.manifest(entry.ref)
+        return {} if manifest is None else dict(manifest.options.get(CONTENTS, {}))
+
+    def _unchanged_since(self, here: Iterable[Held], ref: ArtifactRef) -> bool:
+        """Return whether nothing changed since the first shard of an artifact was begun."""
+        manifest = self._store.manifest(ref)
+        record = self._store.record(ref, manifest.shards[0][0]) if manifest is not None and manifest.shards else None
+        if record is None:
+            return False
+        began_ns = float(record.producer.get("started", 0)) * 1e9
+        return all(each.changed_ns <= began_ns for each in here)

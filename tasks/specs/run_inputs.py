@@ -1,0 +1,164 @@
+"""What a run starts from: store, config, lineage, and what the model and prompts that the config names are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.model import ModelSection
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from storage.commit import ArtifactStore
+from storage.lineage import RunFolder
+from tasks.inputs.prompts import Prompt, prompts_fingerprint, source_prompts
+from tasks.inputs.renderer import render_of
+from tasks.inputs.weight_sources import (
+    adapter_identity,
+    checkpoint_identity,
+    critic_folder,
+    held_in_files,
+    model_identity,
+    single_file_identity,
+)
+from tasks.specs.graph import RENDERER
+from tasks.specs.input_hashes import Contents
+
+#: By what name stages that compute with a critic have what it began as, where that is not the base model.
+_CRITIC = "critic_base"
+
+
+class RunInputs:
+    """Store, config and run, with what the config names outside the store."""
+
+    def __init__(self, store: ArtifactStore, config: RunConfig, run: RunFolder, *, reads: bool = False) -> None:
+        """Bind store, config and run.
+
+        Args:
+            store: the store.
+            config: the run's config, or another that one stage is run with.
+            run: the run.
+            reads: nothing is made: base model and prompts are what the run wrote down, wherever they are now.
+        """
+        self.store = store
+        self.config = config
+        self.run = run
+        self.reads = reads
+
+    @cached_property
+    def model_identity(self) -> dict[str, Any]:
+        """What makes the base model this one. A hub id means the commit it stood for when the run began."""
+        return self._identity_of(self.config.model, "")
+
+    @cached_property
+    def checkpoint_identity(self) -> dict[str, str]:
+        """What makes the checkpoint that training starts from this one; as recorded where its folder is gone."""
+        folder = Path(str(self.config.model.checkpoint))
+        known = self._recorded_start("checkpoint") if self.reads or not folder.is_dir() else None
+        return known or checkpoint_identity(folder)
+
+    @cached_property
+    def adapter_identity(self) -> dict[str, str]:
+        """What makes the adapters that training starts from these ones; as recorded where their file is gone."""
+        lora = self.config.model.lora
+        assert lora is not None
+        path = Path(str(lora.start))
+        known = self._recorded_start("start") if self.reads or not path.expanduser().exists() else None
+        return known or adapter_identity(path)
+
+    def _recorded_start(self, name: str) -> dict[str, str] | None:
+        for entry in reversed(self.run.made(0, "policy")):
+            manifest = self.store.manifest(entry.ref)
+            if manifest is not None and name in manifest.options:
+                return dict(manifest.options[name])
+        return None
+
+    @cached_property
+    def renderer_identity(self) -> dict[str, Any]:
+        """What makes the model that draws texts this one."""
+        return self._identity_of(render_of(self.config).model, RENDERER)
+
+    @cached_property
+    def critic_identity(self) -> dict[str, Any]:
+        """What makes the model that the critic begins as this one, where it is another than the base model.
+
+        It is as recorded where its folder is gone.
+
+        Raises:
+            ConfigError: there is no such folder, and there never was.
+        """
+        path = self.config.critic.path
+        assert path is not None
+        for entry in reversed(self.run.made(1, "value")) if self.reads or not Path(path).expanduser().is_dir() else ():
+            manifest = self.store.manifest(entry.ref)
+            if manifest is not None and _CRITIC in manifest.options:
+                return dict(manifest.options[_CRITIC])
+        return model_identity(str(critic_folder(path)), None)
+
+    def _identity_of(self, section: ModelSection, slot: str) -> dict[str, Any]:
+        assert section.path is not None
+        local = Path(section.path).is_dir()
+        for entry in [] if local else reversed(self.run.made(0, "base", slot)):
+            manifest = self.store.manifest(entry.ref)
+            identity = {} if manifest is None else manifest.options.get("identity", {})
+            if self.reads or identity.get("hub") == section.path:
+                return dict(identity)
+        return model_identity(section.path, section.revision, without=held_in_files(section))
+
+    def single_file_identity(self, section: ModelSection, slot: str) -> dict[str, str]:
+        """Return what makes single files these ones; as recorded where one is gone.
+
+        Args:
+            section: what the config says of the model that they are of.
+            slot: which of the run's models that is.
+
+        Raises:
+            ConfigError: one is gone and was never read.
+        """
+        there = all(Path(file).expanduser().is_file() for file in section.single_files.values())
+        for entry in reversed(self.run.made(0, "base", slot)) if self.reads or not there else ():
+            manifest = self.store.manifest(entry.ref)
+            if manifest is not None and "single_file" in manifest.options:
+                return dict(manifest.options["single_file"])
+        return single_file_identity(section)
+
+    @cached_property
+    def source_prompts(self) -> dict[str, list[Prompt]]:
+        """The prompts the config names, by split."""
+        return source_prompts(self.config)
+
+    @cached_property
+    def contents(self) -> Contents:
+        """What is in the files and folders that options of components name."""
+        return Contents(self.store, self.run, self.config, self.metadata, reads=self.reads)
+
+    def metadata(self) -> list[Mapping[str, Any]]:
+        """Return what all prompts that the config names say of themselves."""
+        return [prompt.metadata for prompts in self.source_prompts.values() for prompt in prompts]
+
+    @cached_property
+    def prompts_identity(self) -> str:
+        """What makes the prompts these ones."""
+        record = (self.run.describe() or {}) if self.reads else {}
+        known = record.get("preprocess")
+        return str(known) if known is not None else prompts_fingerprint(self.source_prompts)
+
+    def reward_section(self, slot: str, *, judges: bool = False) -> RewardSection:
+        """Return the reward or monitor, or with ``judges`` the reward or judge, of a slot.
+
+        Raises:
+            ConfigError: none of the config has this slot.
+        """
+        sections = [*self.config.rewards, *(self.config.evaluate.judges if judges else self.config.monitors)]
+        for section in sections:
+            if section.slot == slot:
+                return section
+        slots = ", ".join(section.slot for section in sections)
+        raise ConfigError(f"rewards: there is no reward '{slot}' in this config; it has {slots}.")
+
+
+def critic_identity(facts: RunInputs) -> dict[str, Any]:
+    """Return what of the critic's beginning stages depend on: nothing where that is the base model."""
+    return {} if facts.config.critic.path is None else {_CRITIC: facts.critic_identity}

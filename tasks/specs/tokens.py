@@ -1,0 +1,71 @@
+"""What samples, training and exports of causal language models depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.critic import PLACES, CriticSection
+from configs.schema import RunConfig
+from configs.tokens import TokensSection
+from models.engines import engine_identity
+from models.policies.attention import LANGUAGE_BACKENDS
+from tasks.advantages.estimators import make_estimator
+from tasks.inputs.components import tokens_of
+from tasks.specs.modalities import ModalitySpec
+
+#: Settings that came later, with what samples were made by before.
+_DEFAULTS: Mapping[str, Any] = {"instruction": None, "rescore": True, "template_date": None}
+
+
+class TokensSpec(ModalitySpec):
+    """How texts are sampled."""
+
+    def encoding_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """Nothing: prompts are taken as they are."""
+        return {"policy": config.model.policy}
+
+    def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """Groups, store, dtype, how tokens are drawn and by which other engine; not how evaluations draw."""
+        names = ("prompts_per_epoch", "group_size", "store")
+        rollout = {name: getattr(config.rollout, name) for name in names}
+        section = tokens_of(config)
+        return {"rollout": rollout, "tokens": _drawn(section), **engine_identity(section.engine), **_called(config)}
+
+    def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """How tokens are drawn, or that the likeliest are taken."""
+        section = tokens_of(config)
+        return {"tokens": _drawn(section), "evaluate": section.evaluate, **_called(config)}
+
+    def training_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """The temperature that log-probs belong to, and the critic where one is trained."""
+        critic = {"critic": _learning(config.critic)} if make_estimator(config).needs_values else {}
+        return {"temperature": tokens_of(config).temperature, **critic}
+
+    def value_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """The temperature, and how the model is called."""
+        return {"temperature": tokens_of(config).temperature, **_called(config)}
+
+    def export_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """How the card says the model is called."""
+        return {"tokens": _said(tokens_of(config), {"engine", "rescore"}), **_called(config)}
+
+
+def _drawn(section: TokensSection) -> dict[str, Any]:
+    return _said(section, {"evaluate", "engine"})
+
+
+def _said(section: TokensSection, other: set[str]) -> dict[str, Any]:
+    # Texts that were made before there were such settings keep their names.
+    unused = {name for name, value in _DEFAULTS.items() if getattr(section, name) == value}
+    return section.model_dump(mode="json", exclude=other | unused)
+
+
+def _learning(section: CriticSection) -> dict[str, Any]:
+    return section.model_dump(mode="json", exclude=set(PLACES))
+
+
+def _called(config: RunConfig) -> dict[str, Any]:
+    # All that transformers has are exact; those of a family of one's own may not be.
+    attention = None if config.model.attention in LANGUAGE_BACKENDS else config.model.attention
+    return {"dtype": config.model.dtype, "options": config.model.options, "attention": attention}

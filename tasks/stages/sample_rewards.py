@@ -1,0 +1,82 @@
+"""Rewards of an epoch's samples, also by modality."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import torch
+
+from configs.rewards import RewardSection
+from models.policies import modalities_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRewards:
+    """The samples of one epoch with their rewards."""
+
+    samples: pa.Table
+    """Any of its reward tables, for sample_id, prompt_id and group_id."""
+    parts: Sequence[Tensor]
+    """Per reward, (N,) float64, before weights; NaN where its score failed."""
+    weights: Sequence[float]
+    """Of these."""
+    penalty: Tensor
+    """(N,) float64: kl_coef times the KL to the base model, mean over its trained steps; and the penalty of length."""
+    total: Tensor
+    """(N,) float64: the weighted sum of rewards less the penalty; NaN where one failed."""
+    cut: Tensor
+    """(N,) bool: left out, as it ended where it had to."""
+    distances: Tensor | None = None
+    """(N,) float64: how unlike the others of its group a sample is, if advantages are weighed by it."""
+
+    def take(self, kept: Tensor) -> SampleRewards:
+        """Return some rows (N,) bool."""
+        return replace(
+            self,
+            samples=self.samples.filter(pa.array(kept.numpy())),
+            parts=[part[kept] for part in self.parts],
+            penalty=self.penalty[kept],
+            total=self.total[kept],
+            cut=self.cut[kept],
+            distances=None if self.distances is None else self.distances[kept],
+        )
+
+    def of(self, rewards: Sequence[RewardSection], modality: str) -> SampleRewards:
+        """Return the rewards of a modality: from those that judge it, and by those that judge the whole sample.
+
+        Args:
+            rewards: those of ``parts``.
+            modality: its name.
+        """
+        heard = [number for number, reward in enumerate(rewards) if reward.modality in (None, modality)]
+        parts, weights = [self.parts[each] for each in heard], [self.weights[each] for each in heard]
+        total = weighted(parts, weights, like=self.penalty) - self.penalty
+        return replace(self, parts=parts, weights=weights, total=total)
+
+
+def routed(rewards: Sequence[RewardSection], family: str) -> tuple[str, ...]:
+    """Return the modalities that have advantages of their own; none where no reward names the one it judges."""
+    return modalities_of(family) if any(reward.modality is not None for reward in rewards) else ()
+
+
+def weighted(parts: Sequence[Tensor], weights: Sequence[float], *, like: Tensor) -> Tensor:
+    """Return the weighted sum of (N,) scores, float64; zeros like another tensor where there are none."""
+    products = [weight * part for weight, part in zip(weights, parts, strict=True)]
+    return torch.stack(products).sum(0) if products else torch.zeros_like(like)
+
+
+def history_of(names: Sequence[str], earlier: Sequence[SampleRewards]) -> list[Tensor]:
+    """Return each group's rewards of earlier epochs, oldest first, less the penalties of those epochs."""
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for epoch in reversed(earlier):
+        for name, total in zip(epoch.samples.column("group_id").to_pylist(), epoch.total.tolist(), strict=True):
+            if name in found and not math.isnan(total):
+                found[name].append(total)
+    return [torch.tensor(found[name], dtype=torch.float64) for name in names]

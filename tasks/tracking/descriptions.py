@@ -1,0 +1,118 @@
+"""What an MLflow run says about itself: experiment, parameters, description, prompts, commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.escaping import in_link, in_markdown
+from configs.load import dump_yaml
+from tasks.metrics import tracked
+from tasks.runs.context import RunContext
+from tasks.specs.graph import Node
+from tasks.tracking.names import mlflow_name, mlflow_text
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+#: MLflow's own tag for a run that is shown below another.
+PARENT = "mlflow.parentRunId"
+
+
+def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrator: Mapping[str, str]) -> None:
+    """Log what a run is, once: parameters, the whole config, prompts, the code's commit.
+
+    Each is logged unless it is there, as a failure may have left out any of them.
+    """
+    from mlflow.entities import Param, RunTag
+
+    source = {"mlflow.source.name": "flowmill run", "mlflow.source.type": "LOCAL"}
+    settings = tracked.further_settings(context.config)
+    tags = {"flowmill.run": context.run.name, **settings, **source, **orchestrator}
+    if context.config.tracking.parent is not None:
+        tags[PARENT] = context.config.tracking.parent
+    commit = _git_commit()
+    if commit:
+        tags["mlflow.source.git.commit"] = commit
+    tags["mlflow.note.content"] = tracked.description(context, link(orchestrator), done=False)
+    known = client.get_run(run_id)
+    params = {} if known.data.params else tracked.parameters(context.config)
+    client.log_batch(
+        run_id,
+        tags=[RunTag(mlflow_name("tag", key), mlflow_text(value)) for key, value in tags.items()],
+        params=[Param(mlflow_name("param", key), value) for key, value in params.items()],
+    )
+    client.log_text(run_id, dump_yaml(context.config), "config.yaml")
+    logged = {each.dataset.name for each in known.inputs.dataset_inputs}
+    missing = [each for each in _dataset_inputs(context) if each.dataset.name not in logged]
+    if missing:
+        client.log_inputs(run_id, missing)
+
+
+def link(orchestrator: Mapping[str, str]) -> str:
+    """Return the way to the orchestrator's run; only the description renders links."""
+    url, flow_run = orchestrator.get("prefect.flow_run_url"), orchestrator.get("prefect.flow_run_id")
+    name = f"Prefect flow run {flow_run}"
+    return in_link(name, url) if url else f"{in_markdown(name)}; `flowmill ui` shows it."
+
+
+def experiment(client: MlflowClient, context: RunContext) -> str:
+    """Return the id of the experiment, which MLflow shows as model training; made if needed."""
+    from tasks.tracking.client import RELATIVE
+
+    name, local = mlflow_name("experiment", context.config.tracking.experiment), context.config.tracking.uri is None
+    found = client.get_experiment_by_name(name)
+    if found is not None and local and not found.artifact_location.startswith(RELATIVE):
+        # Of an earlier version, whose locations are absolute: it stays readable where it is.
+        client.rename_experiment(found.experiment_id, f"{name} until {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        found = None
+    if found is not None:
+        return str(found.experiment_id)
+    location = f"{RELATIVE}/{mlflow_name('folder', name)}" if local else None
+    kind = {"mlflow.experimentKind": "custom_model_development"}
+    return str(client.create_experiment(name, artifact_location=location, tags=kind))
+
+
+def datasets(context: RunContext) -> dict[str, tuple[str, str]]:
+    """Return name and digest of each prompt list."""
+    prompts = context.config.prompts
+    digest = context.prompts_identity
+    lists = {"train": prompts.lists("train"), "heldout": prompts.lists("heldout")}
+    named = {split: "+".join(Path(source).stem for source in found.values()) for split, found in lists.items()}
+    return {split: (mlflow_name("dataset", name), digest[:32]) for split, name in named.items() if name}
+
+
+def _dataset_inputs(context: RunContext) -> list[Any]:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    manifest = context.store.manifest(context.chain.ref(Node(0, "preprocess")))
+    columns = [{"type": "string", "name": name, "required": True} for name in ("prompt_id", "prompt", "metadata")]
+    found = []
+    for split, (name, digest) in datasets(context).items():
+        rows = {} if manifest is None else {"num_rows": manifest.summary[split]}
+        dataset = Dataset(
+            name=name,
+            digest=digest,
+            source_type="flowmill",
+            source=json.dumps({"artifact": str(context.chain.ref(Node(0, "preprocess"))), "split": split}),
+            schema=json.dumps({"mlflow_colspec": columns}),
+            profile=json.dumps(rows),
+        )
+        found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", str(split))]))
+    return found
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the working directory, or None outside a repository."""
+    if "GIT_COMMIT" in os.environ:
+        return os.environ["GIT_COMMIT"]
+    try:
+        result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()

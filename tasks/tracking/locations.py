@@ -1,0 +1,85 @@
+"""Where a run is tracked; imports no MLflow."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from configs.fingerprint import hash_text
+from configs.user_directories import user_state
+
+#: Name of the folder with images, configs and models beside the database.
+ARTIFACTS = "mlflow-artifacts"
+#: A view of an experiment's runs that its address can name, and the experiment's tag with it.
+VIEW = "flowmill"
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+#: Without it MLflow may open in the view of language model applications.
+_KIND = "workflowType=machine_learning"
+#: Where 'flowmill ui' serves MLflow unless it is told another port.
+UI_ADDRESS = "http://127.0.0.1:5000"
+_LOOPBACK = re.compile(r"http://127\.0\.0\.1:\d{1,5}")
+#: A run's report among the files of its MLflow run.
+REPORT = "report.html"
+
+
+def tracking_uri(root: str, configured: str | None) -> str:
+    """Return the configured tracking URI, or that of the SQLite file in ``tracking_folder``."""
+    return configured or f"sqlite:///{tracking_folder(root) / 'mlflow.db'}"
+
+
+def tracking_folder(root: str) -> Path:
+    """Return where MLflow's files are when no tracking URI is configured.
+
+    That is the store itself, or ./flowmill-tracking for a store that is not a local folder.
+    """
+    return Path.cwd() / "flowmill-tracking" if "://" in root else Path(root)
+
+
+@contextmanager
+def served_at(root: str, address: str) -> Iterator[None]:
+    """Let links of this machine lead to the pages of a store's MLflow, inside, where they are served."""
+    note = _note_of(root)
+    # Where it cannot be written links lead to the usual address.
+    with suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(address)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            note.unlink(missing_ok=True)
+
+
+def ui_page(root: str, path: str) -> str:
+    """Return the address of a page of a store's MLflow, as 'flowmill ui' serves it now, or would."""
+    try:
+        address = _note_of(root).read_text()
+    except (OSError, UnicodeDecodeError):
+        address = ""
+    return f"{address if _LOOPBACK.fullmatch(address) else UI_ADDRESS}{path}"
+
+
+def _note_of(root: str) -> Path:
+    place = root if "://" in root else str(Path(root).absolute())
+    return user_state() / "ui" / hash_text(place)[:16]
+
+
+def runs_page(root: str) -> str:
+    """Return where, below MLflow's address, the runs of a store are listed with their scores."""
+    database = tracking_folder(root) / "mlflow.db"
+    try:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            found = connection.execute("SELECT experiment_id FROM runs ORDER BY start_time DESC LIMIT 1").fetchone()
+            view = connection.execute(
+                "SELECT 1 FROM experiment_tags WHERE experiment_id = ? AND key = ?", (*(found or (0,)), VIEW_TAG)
+            ).fetchone()
+    except sqlite3.Error:
+        # Nothing was tracked yet.
+        found = view = None
+    if found is None:
+        return f"/#/experiments?{_KIND}"
+    named = f"&viewStateShareKey={VIEW}" if view else ""
+    return f"/#/experiments/{found[0]}/runs?{_KIND}{named}"

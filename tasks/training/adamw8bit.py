@@ -1,0 +1,102 @@
+"""AdamW whose moments take a byte per number (torchao's, after Dettmers et al., arxiv.org/abs/2110.02861)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from configs.extras import require_extra
+from configs.schema import OptimizeSection
+from models.weights.sharding import spread_like
+from tasks.training.optimizers import adamw_settings
+
+require_extra("8bit", "torchao", label="optimize.optimizer 'adamw8bit'")
+from torchao.optim import AdamW8bit as TorchaoAdamW8bit  # type: ignore[import-untyped]  # noqa: E402
+from torchao.optim.subclass_8bit import OptimState8bit  # type: ignore[import-untyped]  # noqa: E402
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: Numbers that share a scale: at most, as bitsandbytes has them, and at least, below which scales cost too much.
+_LARGEST, _SMALLEST = 256, 16
+#: Parameters with fewer numbers keep float32 moments, as in bitsandbytes.
+_FEWEST = 4096
+
+
+class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
+    """torchao's, with blocks that end where rows do: ranks that share rows then round as one process does."""
+
+    moment_bytes = 1 + 4 / _LARGEST
+    fuses = False
+
+    def __init__(self, parameters: Sequence[nn.Parameter], section: OptimizeSection, *, fused: bool) -> None:
+        """Bind to parameters.
+
+        Args:
+            parameters: float32.
+            section: the settings.
+            fused: must be False; torchao compiles a step of its own.
+        """
+        assert not fused
+        super().__init__(parameters, **adamw_settings(section))
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Change the parameters; without an accelerator uncompiled, as each shape takes seconds to compile."""
+        compiled = torch.accelerator.is_available()
+        with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
+            value: float | None = super().step(closure)
+        return value
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of the next step."""
+        for group in self.param_groups:
+            group["lr"].fill_(rate)
+
+    @torch.no_grad()
+    def begin(self, parameter: nn.Parameter) -> None:
+        """Give a parameter the moments it has before its first step."""
+        self.state[parameter] = {
+            "step": torch.zeros(()),
+            "exp_avg": self._new_buffer(parameter, True),
+            "exp_avg_sq": self._new_buffer(parameter, False),
+        }
+
+    def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return the moments of a parameter, by kind, as stored; nothing before its first step.
+
+        Of moments in 8 bits: ``codes`` (uint8, of the parameter's shape) and ``scale`` (float32, (rows, blocks)).
+        """
+        found: dict[str, Tensor] = {}
+        for kind, value in self.state.get(parameter, {}).items():
+            held = value.to_local() if isinstance(value, DTensor) else value
+            if not isinstance(held, OptimState8bit):
+                found[kind] = value
+                continue
+            rows = parameter.shape[0]
+            scale = held.scale.view(held.codes.shape[0], -1)
+            found[f"{kind}.codes"] = spread_like(value, held.codes, parameter.shape)
+            found[f"{kind}.scale"] = spread_like(value, scale, torch.Size((rows, scale.shape[1])))
+        return found
+
+    def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
+        """Return zeros for one moment of a parameter, in 8 bits where its rows divide into blocks."""
+        held = p.to_local() if isinstance(p, DTensor) else p
+        block = block_size(p.shape)
+        if block is None:
+            return torch.zeros_like(p)
+        made: Tensor = OptimState8bit.zeros(held.shape, signed, block, held.device, dtype=p.dtype)
+        return spread_like(p, made, p.shape)
+
+
+def block_size(shape: torch.Size) -> int | None:
+    """Return how many numbers of a parameter share a scale: a power of two that divides a row; None: float32."""
+    if len(shape) < 2 or shape.numel() < _FEWEST:
+        return None
+    row, block = shape[1:].numel(), _LARGEST
+    while row % block:
+        block //= 2
+    return block if block >= _SMALLEST else None

@@ -1,0 +1,60 @@
+"""Checkpoints within an epoch, written and committed while training goes on."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+
+from storage.checkpoints import commit_checkpoint
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from tasks.runs.background_commit import BackgroundCommit
+from tasks.runtime.ranks import Ranks
+from tasks.training.loop import TrainerState
+from tasks.training.state import StateCopy
+
+
+class Checkpoints:
+    """Takes one checkpoint at a time; the next waits until the one before is committed."""
+
+    def __init__(self, store: ArtifactStore, ref: ArtifactRef, ranks: Ranks) -> None:
+        """Bind to the policy that is trained.
+
+        Args:
+            store: where checkpoints are committed.
+            ref: the policy.
+            ranks: those that train together, on a channel of their own.
+        """
+        self._store, self._ref, self._ranks = store, ref, ranks
+        self._behind = BackgroundCommit()
+
+    def __enter__(self) -> Checkpoints:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for pending writes; an error of training takes precedence.
+
+        Then other ranks may have failed too, and waiting for them would delay this rank's error.
+        """
+        if error is None:
+            self._behind.wait()
+        self._behind.close(wait=error is None or self._ranks.world == 1)
+
+    def take(self, state: TrainerState, update: int) -> None:
+        """Copy the state after ``update`` updates and commit it in the background; all ranks do this together."""
+        # Ahead of the copy: there is memory for one.
+        self._behind.wait()
+        with ExitStack() as stack:
+            folder = stack.enter_context(self._store.root.staging())
+            copy = StateCopy(state, folder, self._ranks)
+            kept = stack.pop_all()
+
+        def commit() -> None:
+            with kept:
+                copy.finish()
+                commit_checkpoint(self._store, self._ref, update, folder, self._ranks)
+
+        self._behind.do(commit)

@@ -1,0 +1,127 @@
+"""The training data of an epoch and its updates, from stored artifacts, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.errors import CorruptError
+from storage.gradients import StoredGradients
+from storage.layout import ArtifactRef
+from storage.tables import read_rows
+from storage.trajectories.base import TrajectoryShard
+from tasks.advantages.estimators import make_estimator
+from tasks.algorithms.base import Algorithm
+from tasks.inputs.components import make_algorithm, open_trajectory_store
+from tasks.modalities.gradients import RewardGradients
+from tasks.modalities.modality import Kind, Training
+from tasks.modalities.rows import Units, plan_updates
+from tasks.modalities.sample_set import SampleSet
+from tasks.specs.graph import has_gradients
+
+if TYPE_CHECKING:
+    from tasks.runs.context import RunContext
+    from tasks.runtime.host import ModelHost
+
+
+class TrainingData:
+    """The stored samples of an epoch, and of those it replays, with their advantages."""
+
+    def __init__(self, context: RunContext, kind: Kind, epoch: int, inputs: Sequence[ArtifactRef]) -> None:
+        """Bind to the artifacts of an epoch.
+
+        Args:
+            context: the run.
+            kind: the policy's kind.
+            epoch: the epoch.
+            inputs: the policy before, then trajectories, advantages and, where there are such, gradients of this
+                epoch and of those replayed.
+        """
+        self.context, self.kind, self.config, self.epoch = context, kind, context.config, epoch
+        self.policy, *rest = inputs
+        # Of every epoch trajectories and advantages, then a gradient of each reward, where there are such.
+        each = 2 + (len(self.config.rewards) if has_gradients(self.config) else 0)
+        self._trajectories, self._advantages = rest[::each], rest[1::each]
+        self._gradients = [rest[start + 2 : start + each] for start in range(0, len(rest), each)]
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """The algorithm."""
+        return make_algorithm(self.config)
+
+    def samples(self, host: ModelHost | None = None) -> SampleSet:
+        """Return the samples; without a host no batch can be asked for."""
+        shards = [shard for ref in self._trajectories for shard in self._open(ref)]
+        advantages = pa.concat_tables([self._earned(ref) for ref in self._advantages])
+        training = Training(
+            context=self.context,
+            host=host,
+            epoch=self.epoch,
+            predicted=self._predicted,
+            gradients=self._followed() if has_gradients(self.config) else None,
+        )
+        requires, replay = self.algorithm.requires, self.config.optimize.replay
+        found = self.kind.training_set(training, shards, advantages, requires)
+        if replay is not None:
+            found.choose(replay, requires)
+        return found
+
+    def _earned(self, advantages: ArtifactRef) -> pa.Table:
+        """Return the advantages of samples, with those of tokens or modalities if there are any."""
+        store = self.context.store
+        table = read_rows(store, advantages)
+        beside = ["token_advantages"] * make_estimator(self.config).per_token
+        beside += ["modality_advantages"] * any(reward.modality is not None for reward in self.config.rewards)
+        for kind in beside:
+            parts = read_rows(store, advantages, kind)
+            if parts.column("sample_id") != table.column("sample_id"):
+                raise CorruptError(f"{advantages} has {kind.replace('_', ' ')} of others than its samples.")
+            for name in parts.column_names[1:]:
+                table = table.append_column(parts.schema.field(name), parts.column(name))
+        return table
+
+    def _followed(self) -> RewardGradients:
+        """Return the gradients of all rewards, of each over all epochs."""
+        store, rewards = self.context.store, self.config.rewards
+        parts = [
+            (reward.weight, StoredGradients(store, [refs[number] for refs in self._gradients]))
+            for number, reward in enumerate(rewards)
+        ]
+        return RewardGradients(parts=parts)
+
+    def plan(self, samples: SampleSet) -> list[Units]:
+        """Return the units of every update."""
+        units = samples.units(self.algorithm.requires)
+        if not len(units):
+            self.context.reporter.message(
+                f"epoch {self.epoch}: in every group all rewards are equal: nothing to learn, the policy stays."
+            )
+        section, seed = self.config.optimize, self.config.run.seed
+        updates, inner = section.updates_per_epoch, section.inner_epochs
+        return plan_updates(units, updates=updates, inner_epochs=inner, seed=seed, epoch=self.epoch)
+
+    def updates_of(self, sample_id: str) -> list[int]:
+        """Return which updates of the epoch, counted from 0, a sample enters."""
+        samples = self.samples()
+        (numbers,) = np.nonzero(pc.equal(samples.reader.sample_ids, sample_id).to_numpy())
+        return [i for i, units in enumerate(self.plan(samples)) if np.isin(units.rows[:, 0], numbers).any()]
+
+    @property
+    def _predicted(self) -> bool:
+        """Whether the trained policy made all samples, so that its stored predictions still hold."""
+        made_by_it = self.config.optimize.replay is None and not self.config.execution.ahead
+        return made_by_it and self._stored_predictions
+
+    @property
+    def _stored_predictions(self) -> bool:
+        manifest = self.context.store.require(self._trajectories[0])
+        return bool(manifest.options.get("unconditional"))
+
+    def _open(self, trajectories: ArtifactRef) -> list[TrajectoryShard]:
+        store, opener = self.context.store, open_trajectory_store(self.config.rollout.store)
+        return [opener.open(store.files(trajectories, record)) for record in store.shards(trajectories)]

@@ -1,0 +1,269 @@
+"""The training loop: accumulate, reduce, clip, step, average. It knows no algorithm and no model family.
+
+Legend: B rows of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from configs.errors import FlowmillError
+from configs.schema import OptimizeSection
+from models.compute_meter import backward
+from models.devices import as_here
+from models.policies.trainable import Trainable
+from models.weights.ema import Ema
+from models.weights.sharding import number as number_of
+from tasks.algorithms.base import Algorithm, Batch, Models
+from tasks.modalities.rows import Units, micro_batches
+from tasks.runtime.ranks import Ranks
+from tasks.training.learning_rates import learning_rate
+from tasks.training.loss_scaling import LossScale, unscale
+from tasks.training.metrics import LARGEST, RowFigures, entry
+from tasks.training.optimizers import MomentOptimizer
+
+#: Micro-batches that are read before they are needed.
+_AHEAD = 2
+
+
+@dataclass(slots=True)
+class TrainedPart:
+    """A further trained model, such as a critic, with its own optimizer."""
+
+    trainable: Trainable
+    """Its parameters change in place."""
+    optimizer: MomentOptimizer
+    """Over them."""
+    learning_rate: Callable[[int], float]
+    """Updates done -> the rate of the next."""
+    max_grad_norm: float
+    """Gradients are clipped to this norm, apart from all others."""
+
+
+@dataclass(slots=True)
+class TrainerState:
+    """Everything that must survive a restart."""
+
+    trainable: Trainable
+    """The policy; its parameters change in place."""
+    optimizer: MomentOptimizer
+    """Over the trained parameters."""
+    ema: Ema | None
+    """The moving average, if one is kept."""
+    total_updates: int
+    """Optimizer updates since the start of the run."""
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    """One entry per update of this epoch."""
+    scale: LossScale | None = None
+    """Scale of the loss, with a float16 forward."""
+    beside: dict[str, TrainedPart] = field(default_factory=dict)
+    """Further trained models, by name."""
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The policy's trained parameters."""
+        return self.trainable.parameters()
+
+    @property
+    def everything(self) -> list[torch.nn.Parameter]:
+        """All trained parameters."""
+        return [*self.parameters, *(each for part in self.beside.values() for each in part.trainable.parameters())]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the rows of an update are read."""
+
+    read: Callable[[Units], Batch]
+    """Units -> micro-batch, padded."""
+    begin: Callable[[Units], None] = lambda units: None
+    """Hears the units of an update before any batch of it is read."""
+
+
+def run_updates(
+    state: TrainerState,
+    algorithm: Algorithm,
+    models: Models,
+    plan: Sequence[Units],
+    *,
+    reading: Reading,
+    micro_batch_size: int,
+    section: OptimizeSection,
+    ranks: Ranks,
+    after_update: Callable[[int], None],
+) -> None:
+    """Run the updates of an epoch that are not done yet (``len(state.metrics)`` are).
+
+    Args:
+        state: changed in place.
+        algorithm: gives the loss of each row.
+        models: the models the algorithm may call.
+        plan: units of every update.
+        reading: gives micro-batches.
+        micro_batch_size: rows per micro-batch at most.
+        section: optimizer settings.
+        ranks: micro-batches are dealt out to ranks in turn.
+        after_update: called with the number of updates done.
+
+    Raises:
+        FlowmillError: a loss or gradient is not finite; nothing of it is kept.
+    """
+    for number in range(len(state.metrics), len(plan)):
+        reading.begin(plan[number])
+        rows = len(plan[number].rows)
+        chunks = micro_batches(plan[number], micro_batch_size)
+        own = dealt(chunks, ranks)
+        # Ranks that hold weights together compute in step: one that is short of rows takes some that do not count.
+        idle = -(-len(chunks) // ranks.shares) - len(own) if state.trainable.sharded else 0
+        ahead = partial(_with_idle, partial(read_ahead, reading.read, [*own, *[chunks[0]] * idle]), len(own))
+        means = _gradients(state, algorithm, models, ahead, rows=rows, ranks=ranks)
+        gradient_norm = number_of(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
+        _check_finite(means, gradient_norm, number)
+        _step_beside(state, means, number)
+        means["lr"] = learning_rate(section, state.total_updates)
+        state.optimizer.set_learning_rate(means["lr"])
+        state.optimizer.step()
+        state.trainable.changed()
+        state.optimizer.zero_grad(set_to_none=True)
+        state.total_updates += 1
+        models.on_policy = False
+        if algorithm.requires.after:
+            means |= _measured(algorithm, models, reading.read(own[0] if own else chunks[0]), ranks, counts=bool(own))
+        if state.ema is not None and section.ema is not None and state.total_updates % section.ema.every == 0:
+            state.ema.update(state.parameters, state.total_updates)
+        state.metrics.append(entry(state.total_updates, rows, gradient_norm, means))
+        after_update(number + 1)
+
+
+@torch.no_grad()
+def _measured(algorithm: Any, models: Models, batch: Batch, ranks: Ranks, *, counts: bool) -> dict[str, float]:
+    """Return means of an algorithm's metrics of rows after an update, over all ranks' batches that count."""
+    found = algorithm.after(batch, models)
+    rows = batch.count if counts and ranks.counts else 0
+    sums = [float(values[:rows].double().sum()) for values in found.values()]
+    *totals, number = ranks.sum(torch.tensor([*sums, rows], dtype=torch.float64)).tolist()
+    return {name: total / number for name, total in zip(found, totals, strict=True)}
+
+
+def _step_beside(state: TrainerState, means: dict[str, float], number: int) -> None:
+    """Clip and step the further trained models, each by itself; record gradient norm and rate."""
+    for name, part in state.beside.items():
+        parameters = part.trainable.parameters()
+        norm = number_of(torch.nn.utils.clip_grad_norm_(parameters, part.max_grad_norm))
+        _check_finite(means, norm, number)
+        means[f"{name}_grad_norm"], means[f"{name}_lr"] = norm, part.learning_rate(state.total_updates)
+        part.optimizer.set_learning_rate(means[f"{name}_lr"])
+        part.optimizer.step()
+        part.trainable.changed()
+        part.optimizer.zero_grad(set_to_none=True)
+
+
+def dealt(chunks: Sequence[Units], ranks: Ranks) -> Sequence[Units]:
+    """Return the micro-batches of an update that this rank works on."""
+    return chunks[ranks.share :: ranks.shares]
+
+
+def _with_idle(batches: Callable[[], Iterable[Batch]], count: int) -> Iterator[Batch]:
+    """Yield batches; those after ``count`` of them do not count."""
+    for place, batch in enumerate(batches()):
+        yield batch if place < count else replace(batch, weights=torch.zeros_like(batch.weights), count=0)
+
+
+def read_ahead(batches: Callable[[Units], Batch], chunks: Sequence[Units]) -> Iterator[Batch]:
+    """Yield the batch of every chunk in order, while a thread reads the next ones from the store."""
+    # Device and OpenMP's number of threads are kept per thread.
+    with ThreadPoolExecutor(1, initializer=as_here()) as pool:
+        waiting = deque(pool.submit(batches, chunk) for chunk in chunks[:_AHEAD])
+        for chunk in [*chunks[_AHEAD:], *[None] * _AHEAD]:
+            if not waiting:
+                return
+            batch = waiting.popleft().result()
+            if chunk is not None:
+                waiting.append(pool.submit(batches, chunk))
+            yield batch
+
+
+def _gradients(
+    state: TrainerState,
+    algorithm: Algorithm,
+    models: Models,
+    batches: Callable[[], Iterable[Batch]],
+    *,
+    rows: int,
+    ranks: Ranks,
+) -> dict[str, float]:
+    """Leave the gradient of the mean loss over all ranks' rows in the parameters; return metric means.
+
+    Where a float16 backward overflows, the same rows are computed again at a smaller scale. All ranks hold the same
+    summed gradient, so they agree on it.
+    """
+    figures = RowFigures(rows, first=not state.metrics)
+    if state.scale is None:
+        _accumulate(batches(), algorithm, models, figures, ranks)
+        ranks.sum_gradients(state.everything)
+        return _reduce(figures, ranks)
+    overflows = 0
+    while True:
+        factor = state.scale.factor(rows)
+        figures = RowFigures(rows, first=not state.metrics)
+        _accumulate(batches(), algorithm, models, figures, ranks, factor)
+        ranks.sum_gradients(state.everything)
+        means = _reduce(figures, ranks)
+        finite = unscale(state.everything, factor)
+        if finite or state.scale.exhausted or not math.isfinite(means["loss"]):
+            break
+        state.scale, overflows = state.scale.smaller(), overflows + 1
+        for optimizer in (state.optimizer, *(part.optimizer for part in state.beside.values())):
+            optimizer.zero_grad(set_to_none=True)
+    means |= {"loss_scale": factor, "overflows": float(overflows)}
+    state.scale = state.scale.after_update()
+    return means
+
+
+def _accumulate(
+    batches: Iterable[Batch],
+    algorithm: Algorithm,
+    models: Models,
+    figures: RowFigures,
+    ranks: Ranks,
+    factor: float = 1.0,
+) -> None:
+    """Backpropagate ``factor`` times the mean loss over all rows of the update; note the figures of every row."""
+    for number, batch in enumerate(batches):
+        ranks.pulse.at(f"micro-batch {number + 1} of an update of {figures.rows} rows")
+        result = algorithm.loss(batch, models)
+        rows = sum(result.beside.values(), result.loss)
+        loss = (rows * batch.weights * batch.importance).sum() / figures.rows * factor
+        with backward(models.meter):
+            loss.backward()  # type: ignore[no-untyped-call]
+        beside = {f"{name}_loss": values for name, values in result.beside.items()}
+        figures.add(batch, {"loss": result.loss, **beside, **result.metrics})
+
+
+def _reduce(figures: RowFigures, ranks: Ranks) -> dict[str, float]:
+    """Return metrics of the rows of all ranks."""
+    totals = figures.totals() if ranks.counts else {}
+    # A rank may have had rows that others had not.
+    names = ranks.gather_names(list(totals))
+    values = torch.tensor([totals.get(name, 0.0) for name in names], dtype=torch.float64)
+    largest = torch.tensor([name.startswith(LARGEST) for name in names])
+    found = torch.where(largest, ranks.largest(values.clone()), ranks.sum(values))
+    return dict(zip(names, found.tolist(), strict=True))
+
+
+def _check_finite(means: Mapping[str, float], gradient_norm: float, number: int) -> None:
+    loss = means.get("loss", 0.0)
+    if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
+        raise FlowmillError(
+            f"optimize: update {number + 1} of this epoch has loss {loss} and gradient norm {gradient_norm}; training "
+            "on it would destroy the policy. Lower optimize.learning_rate or rollout noise, or take model.dtype "
+            "bfloat16 instead of float16; finished epochs are kept."
+        )

@@ -1,0 +1,153 @@
+"""Parameters and moments on different devices: an optimizer that moves them together for a step, in chunks.
+
+Moments may rest in host memory while models compute on a device (``offload: optimizer``), or parameters and gradients
+lie there while moments stay on the device (``offload: parameters``). A step is elementwise, so that results are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from models.weights.sharding import local, spread_like
+from tasks.modalities.memory import AT_A_TIME
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PlacedOptimizer:
+    """Steps on a device whatever of its parameters and moments is not there."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        make: Callable[[Sequence[nn.Parameter]], Any],
+        device: torch.device,
+        *,
+        resting: bool,
+    ) -> None:
+        """Bind to parameters.
+
+        Args:
+            parameters: float32, on the device or in host memory.
+            make: makes the optimizer of some of them.
+            device: where steps are made.
+            resting: moments lie in host memory between steps.
+        """
+        self._device, self._resting = device, resting
+        self._parts: list[tuple[list[tuple[nn.Parameter, nn.Parameter]], Any]] = []
+        self._of: dict[nn.Parameter, tuple[nn.Parameter, Any]] = {}
+        for some in _some(parameters, AT_A_TIME):
+            pairs = [(own, _twin(own, device)) for own in some]
+            optimizer = make([twin for _, twin in pairs])
+            self._parts.append((pairs, optimizer))
+            self._of |= {own: (twin, optimizer) for own, twin in pairs}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Change the parameters."""
+        for pairs, optimizer in self._parts:
+            with _together(pairs, self._device):
+                if self._resting:
+                    _move(optimizer, [twin for _, twin in pairs], self._device)
+                optimizer.step()
+            self._rest(optimizer, [twin for _, twin in pairs])
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        for own in self._of:
+            own.grad = None
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of the next step."""
+        for _, optimizer in self._parts:
+            optimizer.set_learning_rate(rate)
+
+    def begin(self, parameter: nn.Parameter) -> None:
+        """Give a parameter the moments it has before its first step."""
+        twin, optimizer = self._of[parameter]
+        optimizer.begin(twin)
+        self._rest(optimizer, [twin])
+
+    def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return the moments of a parameter, by kind, as stored; nothing before its first step."""
+        twin, optimizer = self._of[parameter]
+        found: dict[str, Tensor] = optimizer.moments(twin)
+        return found
+
+    def _rest(self, optimizer: Any, twins: Sequence[nn.Parameter]) -> None:
+        if self._resting:
+            _move(optimizer, twins, torch.device("cpu"))
+
+
+def _some(parameters: Sequence[nn.Parameter], numbers: int) -> Iterator[list[nn.Parameter]]:
+    """Yield the parameters in order, as many at a time as have so many numbers here, and one at least."""
+    some: list[nn.Parameter] = []
+    held = 0
+    for parameter in parameters:
+        size = local(parameter).numel()
+        if some and held + size > numbers:
+            yield some
+            some, held = [], 0
+        some.append(parameter)
+        held += size
+    if some:
+        yield some
+
+
+def _twin(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+    """Return a parameter on the device that is spread as this one and takes no memory yet; itself where it is there."""
+    own = local(parameter.detach())
+    if own.device.type == device.type:
+        return parameter
+    there = torch.empty_like(own, device=device)
+    there.untyped_storage().resize_(0)
+    return nn.Parameter(spread_like(parameter, there, parameter.shape))
+
+
+@contextmanager
+def _together(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]], device: torch.device) -> Iterator[None]:
+    """Hold parameters and gradients on the device inside, and write the new parameters back after it."""
+    apart = [(own, twin) for own, twin in pairs if own is not twin]
+    for own, twin in apart:
+        part = local(own.detach())
+        local(twin.detach()).untyped_storage().resize_(part.numel() * part.element_size())
+        local(twin.detach()).copy_(part)
+        twin.grad = None if own.grad is None else spread_like(own, local(own.grad).to(device), own.shape)
+    yield
+    for own, twin in apart:
+        local(own.detach()).copy_(local(twin.detach()))
+        twin.grad = None
+        local(twin.detach()).untyped_storage().resize_(0)
+
+
+def _move(optimizer: Any, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+    """Move the moments of some parameters; counts of steps stay where the optimizer wants them."""
+    for parameter in parameters:
+        kept = optimizer.state.get(parameter, {})
+        for kind, value in kept.items():
+            if isinstance(value, torch.Tensor) and value.ndim:
+                kept[kind] = _moved(value, device)
+
+
+def _moved(value: Tensor, device: torch.device) -> Tensor:
+    """Return a copy on the device; one in host memory is pinned, which is copied from faster."""
+    part = local(value)
+    if device.type != "cpu" or part.device.type == "cpu":
+        return value.to(device)
+    return spread_like(value, _pinned(part), value.shape)
+
+
+def _pinned(value: Tensor) -> Tensor:
+    """Return a copy in pinned host memory, of moments in 8 bits with all they consist of."""
+    if not is_traceable_wrapper_subclass(value):
+        return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value)
+    names, context = value.__tensor_flatten__()
+    inner = {name: _pinned(getattr(value, name)) for name in names}
+    return type(value).__tensor_unflatten__(inner, context, value.shape, value.stride())

@@ -1,0 +1,113 @@
+"""Optimizers, and which of their state is stored.
+
+A new optimizer is a class of ``torch.optim.Optimizer`` with the methods of ``tasks.training.adamw:AdamW``, in a file of
+its own, and one line in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from configs.critic import CriticSection
+from configs.errors import ConfigError
+from configs.execution import ExecutionSection
+from configs.registry import Table, resolve
+from configs.schema import OptimizeSection, RunConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+OPTIMIZERS = Table(
+    {
+        "adamw": "tasks.training.adamw:AdamW",
+        "adamw8bit": "tasks.training.adamw8bit:AdamW8bit",
+    },
+    like="tasks.training.optimizers:MomentOptimizer",
+)
+
+
+class MomentOptimizer(Protocol):
+    """The interface of optimizers."""
+
+    def step(self) -> object:
+        """Change the parameters."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of the next step."""
+
+    def begin(self, parameter: nn.Parameter) -> None:
+        """Give a parameter the moments it has before its first step."""
+
+    def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return the moments of a parameter, by kind, as stored; nothing before its first step."""
+
+
+class OptimizerClass(MomentOptimizer, Protocol):
+    """An optimizer of the table."""
+
+    moment_bytes: ClassVar[float]
+    """Bytes of one moment of one number."""
+    fuses: ClassVar[bool]
+    """``execution.fused_adamw`` does something."""
+
+
+def adamw_settings(section: OptimizeSection) -> dict[str, Any]:
+    """Return the arguments every AdamW takes."""
+    return {
+        "lr": section.learning_rate,
+        "betas": section.betas,
+        "weight_decay": section.weight_decay,
+        "eps": section.epsilon,
+    }
+
+
+def make_optimizer(
+    parameters: Sequence[nn.Parameter],
+    section: OptimizeSection,
+    execution: ExecutionSection | None = None,
+    *,
+    device: torch.device | None = None,
+) -> MomentOptimizer:
+    """Return the configured optimizer.
+
+    Args:
+        parameters: float32.
+        section: the settings.
+        execution: placement and kernel of a step; the defaults when absent.
+        device: where models compute; where the parameters are when absent.
+    """
+    execution = execution or ExecutionSection()
+    kind = resolve(OPTIMIZERS, section.optimizer, label="optimize.optimizer")
+
+    def make(some: Sequence[nn.Parameter]) -> MomentOptimizer:
+        made: MomentOptimizer = kind(some, section, fused=execution.fused_adamw)
+        return made
+
+    if device is None or device.type == "cpu" or execution.offload in (False, True):
+        return make(parameters)
+    from tasks.training.optimizer_placement import PlacedOptimizer
+
+    return PlacedOptimizer(parameters, make, device, resting=execution.moments_in_host)
+
+
+def critic_settings(section: OptimizeSection, critic: CriticSection) -> OptimizeSection:
+    """Return the optimizer settings of a critic: the policy's, overridden by its own section."""
+    own = {"learning_rate": critic.learning_rate, "schedule": critic.schedule, "max_grad_norm": critic.max_grad_norm}
+    return section.model_copy(update={name: value for name, value in own.items() if value is not None})
+
+
+def check_optimizer(config: RunConfig) -> None:
+    """Check that the optimizer exists and supports the settings.
+
+    Raises:
+        ConfigError: it cannot be imported, or a setting would do nothing.
+    """
+    name = config.optimize.optimizer
+    kind: type[OptimizerClass] = resolve(OPTIMIZERS, name, label="optimize.optimizer")
+    if config.execution.fused_adamw and not kind.fuses:
+        raise ConfigError(f"execution.fused_adamw has no effect on optimize.optimizer '{name}'. Remove it.")

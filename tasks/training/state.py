@@ -1,0 +1,228 @@
+"""The state of training as files: weights, average, optimizer moments, metrics. Equal state gives equal bytes.
+
+Where every rank holds all of it, the first writes whole tensors; where they hold it together, each writes its part.
+Both are read by any number of ranks that hold it either way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from configs.errors import CorruptError
+from models.policies.trainable import Trainable
+from models.weights.ema import Ema
+from models.weights.tensor_files import TensorFiles, begin_parts, finish_parts, write_parts
+from storage.layout import part_folder
+from tasks.inputs.weight_sources import CRITIC, CRITIC_OPTIMIZER, OPTIMIZER, Weights, tensor_files
+from tasks.runtime.ranks import Ranks
+from tasks.training.loop import TrainedPart, TrainerState
+from tasks.training.loss_scaling import LossScale
+from tasks.training.optimizers import MomentOptimizer
+
+if TYPE_CHECKING:
+    import torch
+
+METRICS = "metrics.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PartFiles:
+    """The files of a further trained model."""
+
+    weights: str
+    """Its weights."""
+    optimizer: str
+    """Its optimizer's moments."""
+
+
+#: By the name of the part.
+BESIDE = {"critic": PartFiles(CRITIC, CRITIC_OPTIMIZER)}
+
+Files = Mapping[str, Mapping[str, Tensor]]
+
+
+def write_state(
+    state: TrainerState, folder: Path, ranks: Ranks, *, behavior: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write weights, average, optimizer moments and the metrics so far; all ranks must call this together.
+
+    Args:
+        state: of training.
+        folder: this rank's own.
+        ranks: those that train together.
+        behavior: weights of the policy that rolls out next, where it is another, by parameter name.
+    """
+    files = _files(state)
+    if behavior is not None:
+        files[Weights.BEHAVIOR.value] = behavior
+    if state.trainable.sharded:
+        write_parts(files, folder / part_folder(ranks.rank), ranks.group)
+    elif ranks.first:
+        _write_whole(files, folder)
+    if ranks.first:
+        (folder / METRICS).write_text(_progress(state))
+
+
+class StateCopy:
+    """Training state as it was at one moment, being written while training goes on."""
+
+    def __init__(self, state: TrainerState, folder: Path, ranks: Ranks) -> None:
+        """Copy this rank's part to host memory; all ranks must do so together.
+
+        Args:
+            state: of training.
+            folder: this rank's own.
+            ranks: those that train together, on a channel nothing else uses meanwhile.
+        """
+        self._folder, self._part, self._first = folder, folder / part_folder(ranks.rank), ranks.first
+        self._progress = _progress(state)
+        self._started: Future[Any] | None = None
+        self._files = _files(state)
+        if state.trainable.sharded:
+            assert ranks.group is not None
+            self._started = begin_parts(self._files, self._part, ranks.group)
+        elif self._first:
+            for file, tensors in self._files.items():
+                self._files[file] = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+    def finish(self) -> None:
+        """Write the rest, in the calling thread."""
+        if self._started is not None:
+            self._started.result()
+            finish_parts(self._files, self._part)
+        elif self._first:
+            _write_whole(self._files, self._folder)
+        if self._first:
+            (self._folder / METRICS).write_text(self._progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The trainer's state in memory, equal to the result of ``read_state``."""
+
+    policy: str
+    """``kind/id`` of the policy."""
+    optimizer: MomentOptimizer
+    """Over the trained parameters."""
+    ema: Ema | None
+    """The moving average, if one is kept."""
+    total_updates: int
+    """Updates since the start of the run."""
+    scale: LossScale | None
+    """Scale of the loss, with a float16 forward."""
+    beside: Mapping[str, TrainedPart]
+    """Further trained models, with weights of the same artifact."""
+
+    @classmethod
+    def of(cls, state: TrainerState, policy: str) -> Kept:
+        """Return a state without its weights."""
+        return cls(
+            policy=policy,
+            optimizer=state.optimizer,
+            ema=state.ema,
+            total_updates=state.total_updates,
+            scale=state.scale,
+            beside=state.beside,
+        )
+
+    def state(self, trainable: Trainable) -> TrainerState:
+        """Return the state to go on with, of weights that are this policy's."""
+        return TrainerState(
+            trainable, self.optimizer, self.ema, self.total_updates, scale=self.scale, beside=dict(self.beside)
+        )
+
+
+def read_state(state: TrainerState, folder: Path) -> None:
+    """Read the files of ``write_state``, on any ranks.
+
+    Raises:
+        CorruptError: the optimizer state belongs to other parameters.
+    """
+    state.trainable.read(tensor_files(folder, Weights.TRAINED.value))
+    own = dict(state.trainable.named_parameters())
+    if state.ema is not None:
+        files = tensor_files(folder, Weights.AVERAGE.value)
+        if not files:
+            raise CorruptError(f"{folder} has no moving average, but optimize.ema is set.")
+        TensorFiles(files).read_into(dict(zip(own, state.ema.values, strict=True)))
+    _read_moments(state.optimizer, tensor_files(folder, OPTIMIZER), own)
+    for name, part in state.beside.items():
+        weights = tensor_files(folder, BESIDE[name].weights)
+        if not weights:
+            continue  # the policy was trained alone until now, and a fresh part begins
+        part.trainable.read(weights)
+        parameters = dict(part.trainable.named_parameters())
+        _read_moments(part.optimizer, tensor_files(folder, BESIDE[name].optimizer), parameters)
+    progress = json.loads((folder / METRICS).read_text())
+    state.total_updates = progress["total_updates"]
+    state.metrics.extend(progress["metrics"])
+    if state.scale is not None and "loss_scale" in progress:
+        state.scale = LossScale(**progress["loss_scale"])
+
+
+def _read_moments(optimizer: MomentOptimizer, files: Sequence[Path], own: Mapping[str, torch.nn.Parameter]) -> None:
+    if not files:
+        return  # ranks write no file without tensors: nothing had a gradient yet
+    stored, targets, begun = TensorFiles(files), dict[str, Tensor](), set[str]()
+    for key in stored.shapes:
+        name = key.partition("/")[2]
+        if name not in own:
+            raise CorruptError(f"{files[0]} holds moments of '{name}', which is not trained.")
+        if name not in begun:
+            begun.add(name)
+            optimizer.begin(own[name])
+            targets |= _moments(optimizer, own[name], name)
+    if set(targets) != set(stored.shapes):
+        odd = sorted(set(targets) ^ set(stored.shapes))[0]
+        raise CorruptError(f"{files[0]} is the state of another optimizer; the first difference is '{odd}'.")
+    stored.read_into(targets)
+
+
+def _files(state: TrainerState) -> dict[str, Mapping[str, Tensor]]:
+    """Return the tensors of every file, as they are held."""
+    own = _weights(state.trainable)
+    files: dict[str, Mapping[str, Tensor]] = {Weights.TRAINED.value: own}
+    if state.ema is not None:
+        files[Weights.AVERAGE.value] = dict(zip(own, state.ema.values, strict=True))
+    files[OPTIMIZER] = _all_moments(state.optimizer, state.trainable)
+    for name, part in state.beside.items():
+        files[BESIDE[name].weights] = _weights(part.trainable)
+        files[BESIDE[name].optimizer] = _all_moments(part.optimizer, part.trainable)
+    return files
+
+
+def _weights(trainable: Trainable) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in trainable.named_parameters()}
+
+
+def _all_moments(optimizer: MomentOptimizer, trainable: Trainable) -> dict[str, Tensor]:
+    moments: dict[str, Tensor] = {}
+    for name, parameter in trainable.named_parameters():
+        moments |= _moments(optimizer, parameter, name)
+    return moments
+
+
+def _moments(optimizer: MomentOptimizer, parameter: torch.nn.Parameter, name: str) -> dict[str, Tensor]:
+    """Return the optimizer's moments of a parameter, by key in the file; filling them changes the optimizer."""
+    kept = optimizer.moments(parameter).items()
+    return {f"{kind}/{name}": tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor for kind, tensor in kept}
+
+
+def _write_whole(files: Files, folder: Path) -> None:
+    for file, tensors in files.items():
+        save_file({name: tensor.cpu() for name, tensor in tensors.items()}, folder / file)
+
+
+def _progress(state: TrainerState) -> str:
+    progress: dict[str, Any] = {"total_updates": state.total_updates, "metrics": state.metrics}
+    if state.scale is not None:
+        progress["loss_scale"] = asdict(state.scale)
+    return json.dumps(progress, sort_keys=True)

@@ -1,0 +1,356 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import ConfigError, PromptError
+from configs.load import load_config
+from configs.schema import RunConfig
+from models.library_loading import quiet_libraries
+from models.maths.schedules import Steps
+from models.policies.attention import FIXED
+from models.quickstart.tiny import build_tiny
+from tasks.checks.check import check_config
+from tests.conftest import ROOT
+
+Make = Callable[..., RunConfig]
+
+
+def test_cost_by_hand(make_config: Make) -> None:
+    cost = check_config(make_config())
+    # 4 groups of 4, 3 steps, 2 of them trained, 3 states of 4 x 8 x 16 float32 values.
+    assert cost.samples_per_epoch == 16
+    assert cost.rollout_forwards == 16 * 3
+    assert cost.optimize_rows == 16 * 2
+    assert cost.latent_bytes_per_epoch == 16 * 3 * (4 * 8 * 16) * 4
+    assert cost.updates == 2 * 2
+    assert cost.shards_per_epoch == 2
+    assert cost.evaluate_forwards == 2 * 4 * 3
+    assert cost.evaluations == 3
+    assert cost.prompts == {"train": 8, "heldout": 3, "negative": 0}
+
+
+def test_guidance_doubles_the_rows_and_needs_the_negative_prompt(make_config: Make) -> None:
+    cost = check_config(make_config("model.guidance_scale=4.5"))
+    assert cost.rollout_forwards == 2 * 16 * 3
+    assert cost.prompts["negative"] == 1
+
+
+def test_a_loss_without_guidance_takes_half_the_forwards(make_config: Make) -> None:
+    options = ["rollout.plan={name: final}", "optimize.algorithm={name: dgpo, options: {guided: false}}"]
+    cost = check_config(make_config("model.guidance_scale=4.5", *options))
+    assert cost.rollout_forwards == 2 * 16 * 3
+    assert cost.optimize_forwards == cost.reference_forwards == cost.optimize_rows == 16 * 4
+    with pytest.raises(ConfigError, match=r"none that could be left out: model.guidance_scale is 1, .* Remove the"):
+        check_config(make_config(*options))
+
+
+def test_heldout_prompts_must_not_be_trained_on(make_config: Make, tmp_path: Path) -> None:
+    (tmp_path / "heldout.txt").write_text('"91"\n"03"\n')
+    with pytest.raises(PromptError, match=r"1 prompts are in prompts\.train too, the first is '\"03\"'"):
+        check_config(make_config())
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("rollout.sampler.name=ode", "needs log-probs of stochastic steps, but rollout.sampler is 'ode'"),
+        ("rollout.group_size=1", "rollout.group_size is 1, but optimize.algorithm 'grpo' compares samples"),
+        ("rollout.steps=1", "trains none. Raise rollout.steps"),
+        ("rollout.prompts_per_epoch=9", "prompts.train holds 8 prompts"),
+        ("model.policy=sd4", "model.policy 'sd4' does not exist. Did you mean 'sd3'"),
+        ("rewards.0.name=jpeg_compresibility", "Did you mean 'jpeg_compressibility'"),
+        ("optimize.algorithm.name=gpro", "Did you mean 'grpo'"),
+        ("rollout.sampler.name=flow_sd", "Did you mean 'flow_sde'"),
+        ("rollout.store=webdatset", "Did you mean 'webdataset'"),
+        ("rollout.plan={name: final}", "trains none"),
+        ("rollout.solver=dpm2", "remembers earlier steps"),
+        ("rollout.plan={name: window, options: {size: 5}}", "does not fit into"),
+        ("evaluate.solver=dpm3", "Did you mean 'dpm2'"),
+        ("rollout.plan.options.last=never", "must be 'ode', 'sde' or 'train'"),
+        ("rollout.sampler.options.noise=1", "has no option 'noise'. Did you mean 'noise_level'"),
+        ("optimize.algorithm.options.clip_range=0", "must lie between 0 and 1"),
+        ("optimize.algorithm.options.kl=gauss", "must be 'gaussian'"),
+        ("evaluate.judges=[{name: jpeg_compressibility}]", "appears 2 times. Give each its own 'label'"),
+        ("rewards.0.name=nowhere:Reward", "module 'nowhere' cannot be imported"),
+        ("rewards.0.name=math:pi", "it must be a class with score or a function, like"),
+        ("model.path=./nowhere", "is no folder"),
+        ("rollout.plan={name: al}", "rollout.plan 'al' does not exist. Did you mean 'all'"),
+        ("rollout.plan.options.lst=train", "rollout.plan 'all' has no option 'lst'. Did you mean 'last'"),
+        ("rollout.sampler={name: cps, options: {log_probs: squared}}", "Did you mean 'log_prob'"),
+        ("optimize.algorithm.options.clip_rang=1", "Did you mean 'clip_range'"),
+        ("rewards.0.weight=0", "every weight is 0, so all advantages would be 0"),
+        ("advantage.best_of=6", "best_of is 6, but groups have 4 samples, so all of them would be kept. Lower it to 4"),
+        ("model.frames=5", "model.frames is 5, but model.policy 'sd3' makes images. Set it to 1"),
+        ("rollout.media.format=mp4", "'mp4', but model.policy 'sd3' makes images, which that cannot hold"),
+        ("rewards.0.over_frames=min", "of the images of model.policy 'sd3' there is one score"),
+        ("rewards.0.frames=clip", "'frames' of 'jpeg_compressibility' is 'clip', but model.policy 'sd3' makes images"),
+        ("model.attention=flash", "model.policy 'sd3' calls torch's attention directly, so it would never be used"),
+        ("model.attention=nativ", "model.attention 'nativ' does not exist. Did you mean 'native'"),
+    ],
+)
+def test_what_cannot_work_is_refused(make_config: Make, override: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_config(make_config(override))
+    assert expected in str(error.value)
+
+
+def test_images_are_asked_for_and_refused_by_family() -> None:
+    kontext = ROOT / "configs" / "tiny_flux1_kontext.yaml"
+    check_config(load_config(kontext))
+    with pytest.raises(ConfigError, match=r"'flux1_kontext' starts from images, but prompts\.image is not set"):
+        check_config(load_config(kontext, ["prompts.image=null"]))
+    with pytest.raises(ConfigError, match=r"prompts\.image is 'image', but model\.policy 'flux1' takes no image"):
+        check_config(load_config(kontext, ["model.policy=flux1"]))
+
+
+FINAL = "rollout.plan={name: final}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["optimize.algorithm={name: nft}", "rollout.plan=all"], "final latents of a rollout, but rollout.plan 'all'"),
+        (["optimize.algorithm={name: dpo}", FINAL, "execution.micro_batch_size=1"], "micro_batch_size to 2 or more"),
+        (["optimize.algorithm={name: crd}", FINAL, "execution.micro_batch_size=3"], "micro_batch_size to 4 or more"),
+        (
+            [
+                "optimize.algorithm={name: crd}",
+                "rollout.plan={name: branch, options: {branches: 6, steps: [2]}}",
+                "execution.micro_batch_size=16",
+            ],
+            "here of 24 samples (rollout.group_size times the plan's branches), but execution.micro_batch_size is 16",
+        ),
+        (["rollout.sampler={name: cps}", "rollout.plan={name: window, options: {high: 3}}"], "no noise there"),
+        (["rollout.sampler={name: wan_sde}", "rollout.steps=1", "rollout.plan.options.last=train"], "trains step 0"),
+        (["rollout.sampler={name: ddim, options: {eta: 1e-9}}"], "(std 6.7e-10), and a step without noise has no log"),
+        (
+            ["rollout.plan={name: 'tests.tasks.checks.test_check:Twice'}"],
+            "trains the steps [1, 1], but a sample passes each step",
+        ),
+        (
+            ["rollout.plan={name: 'tests.tasks.checks.test_check:Uneven'}"],
+            "trains more steps of some groups than of others",
+        ),
+        (["rollout.plan={name: window, options: {high: 3}}", "optimize.algorithm={name: nft}"], "of every sample"),
+        (["optimize.algorithm={name: fdfo}", "rollout.same_noise=true"], "all, options: {keep_final: true}}"),
+        (
+            ["optimize.algorithm={name: fdfo}", "rollout.plan.options.keep_final=true"],
+            "rollout.same_noise is false. Set it to true",
+        ),
+        (["rollout.own_noise=0.1"], "a distance from the noise that a group shares"),
+    ],
+    ids=str,
+)
+def test_combinations_that_cannot_work_are_refused(make_config: Make, overrides: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_config(make_config(*overrides))
+    assert expected in str(error.value)
+
+
+class Twice:
+    """A plan that repeats a step."""
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        return Steps(stochastic=(1,), trained=(1, 1))
+
+
+class Uneven:
+    """A plan that gives groups different numbers of steps."""
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        chosen = tuple(range(1 + seed % 2))
+        return Steps(stochastic=chosen, trained=chosen)
+
+
+def test_branches_count_as_samples_of_a_group(make_config: Make) -> None:
+    branch = "rollout.plan={name: branch, options: {branches: 2}}"
+    assert check_config(make_config("rollout.group_size=1", branch)).samples_per_epoch == 4 * 2 * 2
+    with pytest.raises(ConfigError, match="all advantages would be 0"):
+        check_config(make_config("rollout.group_size=1", branch, "rollout.plan.options.branches=1"))
+
+
+def test_an_image_larger_than_the_model_has_positions_for(make_config: Make) -> None:
+    with pytest.raises(ConfigError, match=r"model.width is 512, but '.*' has positions for \d+ pixels at most"):
+        check_config(make_config("model.width=512"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("model_index.json", b"{", "is not a whole pipeline: '.*model_index.json' is no JSON"),
+        ("transformer/config.json", b"\xff", "is not a whole pipeline: '.*config.json' is no JSON"),
+        ("transformer/config.json", None, r"is not a whole pipeline: .*No such file.*config.json"),
+        (
+            "text_encoder/model.safetensors",
+            b"short",
+            "is not a whole pipeline: a file of '.*text_encoder' is no safetensors file",
+        ),
+    ],
+)
+def test_a_broken_model_folder(
+    make_config: Make, tmp_path: Path, file: str, content: bytes | None, expected: str
+) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(str(make_config().model.path), folder)
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_bytes(content)
+    with pytest.raises(ConfigError, match=expected):
+        check_config(make_config(f"model.path={folder}"))
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "expected"),
+    [
+        ("sd15", ["model.options={}"], "rollout.steps is 4, but model.options.steps of model.policy 'sd15' is 50"),
+        (
+            "sd15",
+            ["model.guidance_scale=1", "model.options={steps: 4, guidance_rescale: 0.7}"],
+            "guidance off, so there is nothing to rescale",
+        ),
+        ("sd15", ["model.options={steps: 4, guidance_rescale: 2}"], "guidance_rescale is 2; it must be from 0 to 1"),
+        ("sd15", ["evaluate.steps=9"], "evaluate.steps is 9, but model.options.steps of model.policy 'sd15' is 4"),
+        ("sd15", [FINAL, "optimize.algorithm={name: nft}"], "to {low: 0.0283, high: 0.93}, or its kind to 'grid'"),
+        ("cogvideox", ["model.frames=5"], "takes 8 n + 1 frames. The nearest are 1 and 9"),
+        ("cogvideox", ["rollout.steps=3"], "is a multiple of their number. The nearest are 2 and 4"),
+        (
+            "cogvideox",
+            ["evaluate.steps=30"],
+            "evaluate.steps is 30, but the steps of model.policy 'cogvideox' lead from",
+        ),
+        ("cogvideox", [FINAL, "optimize.algorithm={name: nft}"], "knows levels from 0.0481 to 1.0 only"),
+        ("wan21", ["model.frames=6"], "takes 4 n + 1 frames. The nearest are 5 and 9"),
+        ("wan21", ["rollout.media.format=webp"], "'webp', but model.policy 'wan21' makes clips"),
+        ("wan21", ["model.options.guidance_scale_2=3"], "'wan21' has no second transformer. Remove it"),
+        (
+            "wan22",
+            ["model.options.guidance_scale_2=3", "model.guidance_scale=1"],
+            "guidance_scale_2 is 3, but model.guidance_scale 1.0 switches guidance off for both",
+        ),
+        ("flux1", ["model.negative_prompt=blurry"], "which takes no negative prompt. Remove it"),
+        ("wan21_v2v", ["model.options.strength=0"], "strength is 0; it must be above 0 and at most 1"),
+        (
+            "wan22_ti2v_i2v",
+            ["optimize.algorithm={name: reward_gradient}", "rewards=[{name: digits}]"],
+            "are decoded with the image they start from",
+        ),
+        (
+            "sana",
+            ["model.options.instruction=true", "model.negative_prompt=blurry"],
+            "before negative prompts. Remove it, or set model.options.instruction to false",
+        ),
+        ("sana", ["model.attention=_native_math"], "'sana' calls torch's attention directly"),
+        ("qwen_image21", ["model.attention=_native_math"], "'qwen_image21' calls torch's attention directly"),
+        (
+            "flux3",
+            ["model.device_map=balanced"],
+            "'flux3' has a modular pipeline, whose parts",
+        ),
+        ("flux1", ["model.attention=sage", "model.dtype=bfloat16"], "it has no backward pass"),
+        ("flux1", ["model.attention=flash"], "bfloat16 and float16 only, and model.dtype is 'float32'"),
+        ("flux1", ["model.attention=aiter_fa2_hub", "model.dtype=float16"], "bfloat16 only, and model.dtype is 'float"),
+        (
+            "flux1",
+            ["model.attention=flash", "model.dtype=bfloat16", "execution.device=cpu"],
+            "it runs on CUDA devices only, and execution.device is 'cpu'. Set it to 'native' or remove it",
+        ),
+        ("qwen_image", ["model.attention=_native_flash", "model.dtype=bfloat16"], "it takes no mask, and the padded"),
+        ("ltx2", ["model.frames=13"], "takes 8 n + 1 frames. The nearest are 9 and 17"),
+        ("ltx2", ["rollout.media.fps=16"], "'ltx2' makes 24.0 frames for a second of sound (model.options.frame_rate)"),
+        (
+            "ltx2",
+            ["model.guidance_scale=1", "model.options.audio_guidance_scale=7"],
+            "audio_guidance_scale is 7, but model.guidance_scale 1.0 switches guidance off, for sound too",
+        ),
+        (
+            "ltx2",
+            ["rewards=[{name: loudness, modality: sound}]"],
+            "of model.policy 'ltx2' have video and audio. Remove",
+        ),
+        (
+            "ltx2",
+            [FINAL, "rewards=[{name: loudness, modality: audio}]", "optimize.algorithm={name: nft}"],
+            "judges a modality alone, but optimize.algorithm 'nft' has one advantage for a whole sample. Choose 'grpo'",
+        ),
+        (
+            "ltx2",
+            ["rewards=[{name: loudness, modality: audio}]", "optimize.replay={epochs: 1}"],
+            "but optimize.replay trains rows of older policies, whose log-probs are not recomputed by modality",
+        ),
+        ("ltx2", ["monitors=[{name: loudness, label: l, modality: audio}]"], "modality"),
+        (
+            "wan21",
+            ["rewards=[{name: jpeg_compressibility, modality: video}]"],
+            "model.policy 'wan21' have one modality",
+        ),
+        (
+            "minimax_h3",
+            ["model.frames=130"],
+            "takes 17 n + 5 frames, 124 to 345 of them (5 to 15 seconds). The nearest are 124 and 141; set it to one",
+        ),
+        ("minimax_h3", ["rollout.media.fps=16"], "makes 24.0 frames for a second of sound. Stored otherwise the two"),
+        (
+            "minimax_h3",
+            ["model.guidance_scale=4.5"],
+            "guidance_scale is 4.5, but the guidance of model.policy 'minimax",
+        ),
+        ("minimax_h3", ["model.negative_prompt=dull"], "negative_prompt is 'dull', but the guidance of model.policy"),
+        ("minimax_h3", ["model.device_map=balanced"], "'minimax_h3' has a modular pipeline, whose parts"),
+        ("wan21", ["monitors=[{name: loudness}]"], "scores sounds, but what model.policy 'wan21' makes has none"),
+        ("z_image", ["model.dtype=float16"], "exceed its range, so that latents become NaN. Set it to 'bfloat16'"),
+    ],
+    ids=str,
+)
+def test_what_a_family_cannot_do_is_refused(family: str, overrides: list[str], expected: str) -> None:
+    path = ROOT / "configs" / f"tiny_{family}.yaml"
+    check_config(load_config(path))
+    with pytest.raises(ConfigError) as error:
+        check_config(load_config(path, overrides))
+    assert expected in str(error.value)
+
+
+def test_sd15_may_train_its_last_step_since_its_schedule_ends_above_0() -> None:
+    config = load_config(ROOT / "configs" / "tiny_sd15.yaml")
+    assert (config.rollout.sampler.name, config.rollout.plan.options) == ("ddim", {"last": "train"})
+    check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "expected"),
+    [
+        ("scheduler", {"set_alpha_to_one": True}, "has no noise there (std 0.0e+00), and a step without noise"),
+        (
+            "scheduler",
+            {"timestep_spacing": "linspace"},
+            "timestep_spacing of its scheduler DDIMScheduler is",
+        ),
+        ("scheduler", {"timestep_spacing": "trailing", "num_train_timesteps": 999}, "only where 999 is a multiple"),
+        ("scheduler", {"rescale_betas_zero_snr": True}, "rescale_betas_zero_snr with prediction_type 'epsilon'"),
+        ("unet", {"time_cond_proj_dim": 8}, "takes guidance as an input (time_cond_proj_dim)"),
+    ],
+)
+def test_check_reads_the_schedule_of_a_folder(file: str, change: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    build_tiny("sd15").save_pretrained(tmp_path)
+    (path,) = (tmp_path / file).glob("*config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    config = load_config(ROOT / "configs" / "tiny_sd15.yaml", ["model.build=null", f"model.path={tmp_path}"])
+    with pytest.raises(ConfigError) as error:
+        check_config(config)
+    assert expected in str(error.value)
+
+
+def test_attention_backends_are_never_used_by_the_families_said_to_ignore_them() -> None:
+    quiet_libraries()
+    for family in ("sd3", "sd15", "flux1", "qwen_image", "z_image", "wan21"):
+        pipeline = build_tiny(family)
+        module = pipeline.unet if family == "sd15" else pipeline.transformer
+        takes = {
+            hasattr(layer.processor, "_attention_backend") for layer in module.modules() if hasattr(layer, "processor")
+        }
+        assert takes == {family not in FIXED}

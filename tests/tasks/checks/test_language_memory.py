@@ -1,0 +1,177 @@
+"""What language models need of a GPU is told from their config alone, role by role."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from configs.load import load_config
+from models.maths.generation import Sampling, generate
+from models.memory.activation_tracing import PeakMemory, forget_gradient
+from models.memory.language_architectures import PUBLISHED, language_config, meta_language_model
+from models.memory.language_models import TextFootprints
+from models.policies.base import Part, PolicySettings
+from models.policies.causal_lm import CausalLM
+from models.quickstart.addition import character_tokenizer, tiny_model
+from models.weights.lora import LoraSpec
+from tasks.checks.memory import estimate_memory, memory_and_notes
+from tasks.modalities.memory import Memory
+from tests.support.causal_classes import tiny_config
+from tests.support.language_models import texts_data
+
+pytestmark = pytest.mark.slow
+
+#: Millions of parameters the models' authors state.
+STATED = {
+    "Qwen/Qwen2.5-0.5B-Instruct": 494,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1544,
+    "Qwen/Qwen2.5-7B-Instruct": 7616,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 134.5,
+}
+LORA = LoraSpec(rank=2, alpha=4, targets=("q_proj", "down_proj"))
+PPO = ("optimize.algorithm=ppo", "advantage.estimator.options={kl_coef: 0.05}")
+ADAPTERS = "model.lora={rank: 2, alpha: 4}"
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_published_models_have_their_stated_size(name: str) -> None:
+    module = meta_language_model(language_config(name))
+    assert sum(p.numel() for p in module.parameters()) / 1e6 == pytest.approx(STATED[name], rel=0.001)
+    assert PUBLISHED[name] == PUBLISHED.get(name.removesuffix("-Instruct"), PUBLISHED[name])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lora", "own"),
+    [(torch.float32, None, True), (torch.bfloat16, None, False), (torch.float32, LORA, True)],
+)
+def test_tensors_without_content_take_what_real_ones_do(
+    tmp_path: Path, dtype: torch.dtype, lora: LoraSpec | None, own: bool
+) -> None:
+    tiny_model(0, layers=5).save_pretrained(tmp_path)
+    character_tokenizer().save_pretrained(tmp_path)
+    settings, rows, width = PolicySettings(dtype=dtype), 4, 64
+    traced = TextFootprints(language_config(str(tmp_path)), settings, lora, critic=settings, own=own)
+    loaded = CausalLM.load(tmp_path, settings, frozenset({Part.DENOISER}), {})
+    policy = loaded.trainable(lora, seed=0)
+    critic = CausalLM.load_critic(tmp_path, settings, own=own, lora=lora, seed=0)
+    for trained in (policy, critic):
+        for parameter in trained.parameters():
+            parameter.register_post_accumulate_grad_hook(forget_gradient)
+        if trained.merged is not None:
+            trained.merged.refresh()
+    with PeakMemory() as memory, torch.no_grad():
+        ids = torch.full((rows, width), 5)
+        policy.log_probs(ids, 1.0)
+    assert traced.scoring(rows, width) == pytest.approx(memory.peak, rel=0.05)
+    with PeakMemory() as memory:
+        ids = torch.full((rows, width), 5)
+        if critic.reads_policy:
+            log_probs, _, hidden = policy.log_probs_and_hidden(ids, 1.0)
+        else:
+            (log_probs, _), hidden = policy.log_probs(ids, 1.0), None
+        (log_probs.square().mean() + critic.values(ids, hidden).square().mean()).backward()
+    assert traced.training(rows, width, reference=False) == pytest.approx(memory.peak, rel=0.1)
+    with PeakMemory() as memory:
+        sampling = Sampling(max_new=33, temperature=1.0, eos=frozenset())
+        generate(loaded.next_logits, [[1, 5]] * rows, sampling, width=32, uniforms=None, device=torch.device("cpu"))
+    said = traced.sampling(rows, prompt=32, new=33)
+    assert said.cache == 5 * 2 * rows * 64 * 96 * 4, "autocast leaves keys and values in float32 here"
+    assert said.cache + said.work == pytest.approx(memory.peak, rel=0.2)
+
+
+def estimate(folder: Path, *overrides: str) -> Memory:
+    path = folder / "texts.yaml"
+    if not path.exists():
+        path.write_text(yaml.safe_dump(texts_data(folder)))
+    found = estimate_memory(load_config(path, overrides), reference=False)
+    assert found is not None
+    return found
+
+
+def test_every_role_has_a_line(tmp_path: Path) -> None:
+    numbers = sum(p.numel() for p in tiny_model(0).parameters())
+    grpo = estimate(tmp_path)
+    assert list(grpo.phases) == ["rollout", "re-score", "optimize"]
+    assert list(grpo.lines)[:2] == ["actor", "gradients, moments, averages"]
+    assert grpo.lines["actor"] == dict.fromkeys(grpo.phases, 4 * numbers)
+    assert grpo.lines["gradients, moments, averages"] == {"optimize": 3 * 4 * numbers}
+    assert (grpo.parameters, grpo.trained, grpo.tokens) == (numbers, numbers, 12)
+    ppo = estimate(tmp_path, *PPO)
+    assert list(ppo.phases) == ["rollout", "re-score", "value", "optimize"]
+    backbone = numbers - 16 * 96 + 97
+    assert ppo.lines["critic: a copy of its own"] == dict.fromkeys(("value", "optimize"), 4 * backbone)
+    assert ppo.lines["reference: a frozen copy"] == dict.fromkeys(ppo.phases, 4 * numbers)
+    assert ppo.lines["gradients, moments, averages"] == {"optimize": 3 * 4 * (numbers + backbone)}
+    elsewhere = estimate(tmp_path, *PPO, "critic.device=cuda:1")
+    assert not [line for line in elsewhere.lines if line.startswith("critic")]
+    assert elsewhere.phases["optimize"] < ppo.phases["optimize"]
+    assert any("the critic, a copy of its own, takes 0.0 GB of 'cuda:1'" in note for note in elsewhere.notes)
+    tiny_model(0, layers=9).save_pretrained(tmp_path / "deep")
+    deep = estimate(tmp_path, *PPO, f"critic.path={tmp_path / 'deep'}")
+    # Six blocks more, of four projections of attention, three of the MLP, and two norms.
+    assert deep.lines["critic: a model of its own"]["optimize"] == 4 * (backbone + 6 * 96 * (4 * 96 + 3 * 192 + 2))
+    at_work = "logits and activations"
+    assert deep.lines[at_work]["optimize"] > 1.5 * ppo.lines[at_work]["optimize"]
+    head = estimate(tmp_path, *PPO, "critic.backbone=policy")
+    assert head.lines["critic: a head on the actor"]["optimize"] == 4 * 97
+    adapted = estimate(tmp_path, *PPO, ADAPTERS)
+    assert adapted.lines["reference: the actor, adapters off"] == dict.fromkeys(adapted.phases, 0)
+    assert "critic: a copy of its own, with adapters" in adapted.lines
+    assert adapted.trained < 0.2 * numbers
+    assert sum(adapted.as_dict()[phase] for phase in adapted.phases) == sum(adapted.phases.values())
+
+
+def test_ranks_that_share_the_weights_hold_less(tmp_path: Path) -> None:
+    ranks = ("execution.processes=4", "execution.strategy=fsdp")
+    one, four = estimate(tmp_path, *PPO), estimate(tmp_path, *PPO, *ranks)
+    state = "gradients, moments, averages"
+    assert four.lines[state]["optimize"] == one.lines[state]["optimize"] // 4
+    assert four.lines["actor"]["rollout"] == 1.25 * one.lines["actor"]["rollout"], "whole, and this rank's part"
+    offloaded = estimate(tmp_path, *PPO, *ranks, "execution.offload=true")
+    assert offloaded.lines[state]["optimize"] == 0
+    assert offloaded.lines["actor"]["optimize"] < four.lines["actor"]["optimize"]
+    moments = estimate(tmp_path, *PPO, "execution.offload=optimizer")
+    rest = one.lines[state]["optimize"] - moments.lines[state]["optimize"]
+    assert rest == moments.host["offloaded, pinned"] > 8 * one.trained, "of actor and critic"
+    parameters = estimate(tmp_path, *PPO, *ranks, "execution.offload=parameters")
+    assert parameters.lines["actor"] == offloaded.lines["actor"]
+    assert parameters.lines[state]["optimize"] == rest // 4
+
+
+def test_what_to_change_is_said(tmp_path: Path) -> None:
+    memory = estimate(tmp_path, *PPO)
+    config = load_config(tmp_path / "texts.yaml", PPO)
+    assert memory.advice(config, 10**12) == []
+    fits = memory.phases["optimize"] - memory.lines["logits and activations"]["optimize"] // 4
+    assert memory.advice(config, fits) == ["optimize: set execution.micro_batch_size=6"]
+    assert "optimize: set model.gradient_checkpointing=true" in memory.advice(config, 10**6)
+
+
+def test_a_model_that_is_not_known_has_no_estimate(tmp_path: Path) -> None:
+    path = tmp_path / "texts.yaml"
+    path.write_text(yaml.safe_dump(texts_data(tmp_path)))
+    assert estimate_memory(load_config(path, ["model.path=someone/else"]), reference=False) is None
+
+
+def test_reward_models_are_named_and_prompts_without_a_tokenizer_are_bounded(tmp_path: Path) -> None:
+    scored = "rewards=[{name: sequence_classification, options: {model: someone/judge}}]"
+    (note,) = estimate(tmp_path, scored).notes
+    assert "'sequence_classification' is not counted" in note
+    published = ("model.path=Qwen/Qwen2.5-0.5B-Instruct", "rollout.tokens.max_prompt=9")
+    memory = estimate(tmp_path, *published)
+    assert memory.tokens == 16
+    assert "up to 9 tokens" in memory.notes[0]
+
+
+def test_a_class_that_needs_numbers_is_a_note_and_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "texts.yaml"
+    path.write_text(yaml.safe_dump(texts_data(tmp_path)))
+    config = load_config(path, ())
+    about = tiny_config("mixtral")
+    about.save_pretrained(tmp_path / "lm")
+    found, notes = memory_and_notes(config, reference=False)
+    assert found is None
+    assert notes == ["memory: not estimated, as layers of a 'mixtral' cannot be carried out without numbers."]

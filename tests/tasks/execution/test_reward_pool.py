@@ -1,0 +1,202 @@
+"""Processes that score: the scores of one thread, errors by name, and nothing left when their parent is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from configs.errors import RewardError, WorkerError
+from configs.schema import RunConfig
+from tasks.execution import reward_pool
+from tasks.execution.job_spec import JobSpec
+from tasks.execution.reward_pool import RewardPool
+from tasks.execution.runners import score_workers
+from tasks.runs.context import RunContext
+from tasks.stages.stage import Shard
+from tasks.stages.stage_run import StageRun
+from tests.support.inside import make_stage, prepare
+
+Make = Callable[..., RunConfig]
+ONE = "rollout.groups_per_shard=1"
+
+
+@pytest.fixture
+def worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every reward is worth a process."""
+    monkeypatch.setattr(reward_pool, "_WORTH_S", 0.0)
+    monkeypatch.setattr(reward_pool, "_SLOW_S", 0.0)
+
+
+def rolled_out(config: RunConfig) -> RunContext:
+    context = prepare(config)
+    StageRun(make_stage(context, "rollout", 1)).execute()
+    return context
+
+
+def scored(context: RunContext, made: RewardPool) -> list[int]:
+    """Score an epoch by processes; return which were at work."""
+    run = StageRun(make_stage(context, "score", 1, context.config.rewards[0].slot))
+    shards: list[str] = []
+    made.spread(run, JobSpec.of(run), run.pending(), shards.append)
+    run.finish()
+    assert sorted(shards) == [shard.name for shard in run.stage.shards()]
+    return sorted({int(record.producer["pid"]) for record in context.store.records(run.ref)})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("worth")
+def test_processes_give_the_scores_of_one_thread(make_config: Make, tmp_path: Path) -> None:
+    one = rolled_out(make_config(ONE))
+    StageRun(make_stage(one, "score", 1, "jpeg_compressibility")).execute()
+    two = rolled_out(make_config(ONE, f"store.root={tmp_path / 'two'}", "execution.score_workers=2"))
+    made = RewardPool(two)
+    try:
+        pids = scored(two, made)
+        assert os.getpid() not in pids
+        assert one.chain.digest() == two.chain.digest()
+        assert two.ledger.seconds("score") > 0, "what processes do counts as work"
+    finally:
+        made.close()
+    assert not any(map(psutil.pid_exists, pids))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("worth")
+def test_a_failing_reward_is_named_and_a_killed_process_replaced(make_config: Make, tmp_path: Path) -> None:
+    name = "tests.tasks.execution.test_reward_pool:failing"
+    reward = f'rewards=[{{name: "{name}", options: {{folder: "{tmp_path}"}}}}]'
+    context = rolled_out(make_config(ONE, reward, "execution.score_workers=2"))
+    made = RewardPool(context)
+    try:
+        with pytest.raises(RewardError, match=r"failed for .*sample .*: ValueError: the sky is green"):
+            scored(context, made)
+        (tmp_path / "calm").touch()
+        (tmp_path / "kill").touch()
+        scored(context, made)
+        assert not (tmp_path / "kill").exists(), "one was killed, and its shard scored by another"
+    finally:
+        made.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("worth")
+def test_closing_ends_what_is_scored_and_starts_nothing_more(make_config: Make, tmp_path: Path) -> None:
+    name = "tests.tasks.execution.test_reward_pool:sleeping"
+    reward = f'rewards=[{{name: "{name}", options: {{folder: "{tmp_path}"}}}}]'
+    context = rolled_out(make_config(ONE, reward, "execution.score_workers=2"))
+    made = RewardPool(context)
+    closing = threading.Thread(target=lambda: (wait_for(tmp_path / "asleep"), made.close()), daemon=True)
+    closing.start()
+    with pytest.raises(WorkerError, match="were ended with the run"):
+        scored(context, made)
+    closing.join(30)
+    assert not psutil.pid_exists(int((tmp_path / "asleep").read_text()))
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.05)
+
+
+def sleeping(media: object, prompts: list[str], metadata: object, *, folder: str) -> list[float]:
+    """Say who sleeps, and sleep."""
+    (Path(folder) / f"of{os.getpid()}").write_text(str(os.getpid()))
+    (Path(folder) / f"of{os.getpid()}").rename(Path(folder) / "asleep")
+    time.sleep(600)
+    return [0.0] * len(prompts)
+
+
+def failing(media: object, prompts: list[str], metadata: object, *, folder: str) -> list[float]:
+    """Return a score each, fail, or end the process, as files say."""
+    try:
+        (Path(folder) / "kill").unlink()
+    except FileNotFoundError:
+        pass
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if not (Path(folder) / "calm").exists():
+        raise ValueError("the sky is green")
+    return [0.5] * len(prompts)
+
+
+@pytest.mark.slow
+def test_processes_end_when_their_parent_is_killed() -> None:
+    program = (
+        "import time, os; from joblib.externals.loky import ProcessPoolExecutor; from tasks.execution import scorers\n"
+        "pool = ProcessPoolExecutor(2, initializer=reward_pool._begin, initargs=(os.getpid(),))\n"
+        "print(pool.submit(os.getpid).result(), flush=True); pool.submit(time.sleep, 600); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert child.ppid() == parent.pid
+        family = psutil.Process(parent.pid).children(recursive=True)
+        parent.kill()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert alive == []
+
+
+def test_cheap_rewards_start_no_process(make_config: Make) -> None:
+    context = rolled_out(make_config(ONE, "execution.score_workers=2"))
+    run, made = StageRun(make_stage(context, "score", 1, "jpeg_compressibility")), RewardPool(context)
+    assert made.count == 2
+    assert made.carry_out(run, JobSpec.of(run), run.pending()) == 4
+    assert not made.take(run.stage)
+    assert {record.producer["pid"] for record in context.store.records(run.ref)} == {os.getpid()}
+    assert made._pool is None
+
+
+@pytest.mark.usefixtures("worth")
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        ("execution.score_workers=2", True),
+        ("execution.score_workers=1", False),
+        ("rewards=[{name: jpeg_compressibility, server: 'http://127.0.0.1:1'}]", False),
+        ("rewards=[{name: clip_score}]", False),
+    ],
+)
+def test_who_is_scored_by_processes(make_config: Make, change: str, taken: bool) -> None:
+    config = make_config("execution.score_workers=2", change)
+    context = prepare(config)
+    with context.ledger.work("score"):
+        pass
+    assert RewardPool(context).take(make_stage(context, "score", 1, config.rewards[0].slot)) is taken
+
+
+def test_as_many_as_cores_are_left(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    execution = make_config("execution.processes=4").execution
+    assert score_workers(execution) == 12
+    assert score_workers(execution, on_rank=True) == 4
+    assert score_workers(make_config("execution.processes=32").execution) == 1
+    assert score_workers(make_config("execution.score_workers=3").execution) == 3
+
+
+def test_one_thread_at_a_time_uses_a_reward_here(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = rolled_out(make_config("execution.score_workers=2"))
+    made, at_work = RewardPool(context), list[str]()
+    run = StageRun(make_stage(context, "score", 1, "jpeg_compressibility"))
+
+    def slowly(shards: Iterator[Shard]) -> int:
+        at_work.append("in")
+        time.sleep(0.02)
+        at_work.append("out")
+        return 1
+
+    monkeypatch.setattr(run, "run_shards", slowly)
+    threads = [threading.Thread(target=made.carry_out, args=(run, JobSpec.of(run), [])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert at_work == ["in", "out"] * 4

@@ -1,0 +1,213 @@
+"""Sweeps share what they can and say what is best; two runs beside each other say where they part."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.load import load_config
+from configs.schema import PromptSource, PromptsSection, RunConfig
+from flows.requests import SweepRequest
+from tasks.metrics.evaluations import named_figures
+from tasks.metrics.sweep import Outcome, best_first, check_varied, final_settings, read_list, selection_note, variants
+from tasks.reports.comparison import compare
+from tasks.runs.opening import open_run
+from tasks.specs.graph import Node
+from tasks.tracking.client import open_client
+from tasks.tracking.locations import ARTIFACTS, tracking_folder
+from tests.chaos.kills import orphans, start
+from tests.conftest import FlowmillCommand
+from tests.support.inside import evaluate, prepare, run_epoch
+
+Make = Callable[..., RunConfig]
+RATE = "optimize.learning_rate"
+
+
+def test_every_combination_is_a_variant_with_a_name_of_its_own() -> None:
+    found = variants("s", [f"{RATE}=1e-4,3e-4", "optimize.algorithm={name: grpo}, {name: nft}"], [])
+    assert [variant.settings[RATE] for variant in found] == [1e-4, 1e-4, 3e-4, 3e-4]
+    assert found[1].settings["optimize.algorithm"] == {"name": "nft"}
+    assert found[0].name.startswith("s-learning_rate-0.0001-algorithm-")
+    assert len({variant.name for variant in found}) == 4
+    listed = variants("s", ["run.seed=0,1"], [f"{RATE}=1e-4 run.epochs=2", f"{RATE}=3e-4 'prompts.train=a b.txt'"])
+    assert [variant.settings for variant in listed][3] == {RATE: 3e-4, "prompts.train": "a b.txt", "run.seed": 1}
+    assert listed[0].overrides == [f"{RATE}=0.0001", "run.epochs=2", "run.seed=0"]
+    assert listed[2].name == "s-learning_rate-0.0003-train-a-b.txt-seed-0"
+
+
+@pytest.mark.parametrize(
+    ("grids", "lists", "message"),
+    [
+        ([], [], "needs --grid"),
+        (["run.seed"], [], "--grid 'run.seed' is not of the form"),
+        (["run.seed="], [], "is not of the form"),
+        (["run.seed=[1"], [], "is not of the form"),
+        (["run.seed=1,1"], [], "Two variants are the same: run.seed=1"),
+        (["run.seed=1", "run.seed=2"], [], "'run.seed' is given twice"),
+        (["run.seed=1"], ["run.seed=2"], "'run.seed' is given twice"),
+        ([], ["run.seed 2"], "--list: 'run.seed 2' is not of the form"),
+        ([], ["'run.seed=2"], "is not of the form"),
+    ],
+)
+def test_what_is_no_variant(grids: list[str], lists: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        variants("s", grids, lists)
+
+
+def test_what_all_share_is_not_varied(tmp_path: Path) -> None:
+    for key in ("run.name=a,b", "store.root=a,b", "tracking.uri=a,b"):
+        with pytest.raises(ConfigError, match="all runs of a sweep share it"):
+            check_varied(variants("s", [key], [])[0])
+    (tmp_path / "list.txt").write_text("# first\nrun.seed=1\n\nrun.seed=2\n")
+    assert read_list(tmp_path / "list.txt") == ["run.seed=1", "run.seed=2"]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_list(tmp_path / "none.txt")
+
+
+def test_the_best_is_first_and_what_has_no_result_last() -> None:
+    made = [
+        Outcome(variant=variant, epoch=1, reward=reward, figures={})
+        for variant, reward in zip(variants("s", ["run.seed=0,1,2"], []), (0.5, None, 0.7), strict=True)
+    ]
+    assert [each.reward for each in best_first(made)] == [0.7, 0.5, None]
+
+
+def test_the_best_of_several_is_said_to_be_chosen_by_its_own_scores() -> None:
+    found = [
+        Outcome(variant=variant, epoch=4, reward=reward, figures={"digits mean": reward})
+        for variant, reward in zip(variants("s", ["run.seed=0,1"], []), (0.7, 0.5), strict=True)
+    ]
+    said = selection_note(found, prompts=None, root="a store")
+    assert said.startswith("The best of 2 was chosen by its scores on the held-out prompts")
+    assert "flowmill stage evaluate --run s-seed-0 --epoch 4 --root 'a store' --name final" in said
+    best = replace(found[0], final={"digits mean": 0.61})
+    said = selection_note([best, found[1]], prompts="final.txt", root=None)
+    assert said.endswith("On final.txt, which chose nothing, s-seed-0 has digits mean 0.61.")
+    assert selection_note(found[:1], prompts=None, root=None) == ""
+    assert selection_note([found[0], replace(found[1], reward=None)], prompts=None, root=None) == ""
+
+
+def test_one_list_takes_the_place_of_no_sources(make_config: Make) -> None:
+    config = make_config()
+    assert final_settings(config, "a b.txt") == ['prompts.heldout="a b.txt"']
+    sources = tuple(PromptSource(name=name, train=f"{name}.txt") for name in ("one", "two"))
+    mixed = config.model_copy(update={"prompts": PromptsSection(sources=sources)})
+    with pytest.raises(ConfigError, match=r"--final 'a.txt': prompts.sources has lists of its own"):
+        final_settings(mixed, "a.txt")
+
+
+def test_runs_part_where_their_settings_first_matter(make_config: Make) -> None:
+    contexts = [prepare(make_config(f"run.name={name}", f"{RATE}={rate}")) for name, rate in (("a", 1e-3), ("b", 1e-2))]
+    for context in contexts:
+        evaluate(context, 0)
+        run_epoch(context, 1)
+    run_epoch(contexts[0], 2)
+    found = compare(*contexts)
+    assert found.settings == {RATE: (1e-3, 1e-2)}
+    assert found.parts_at == Node(1, "optimize")
+    assert (found.shared["rollout"], found.own["rollout"]) == (1, (1, 0))
+    assert (found.shared["optimize"], found.own["optimize"]) == (0, (2, 1))
+    assert found.figures[0][0] == found.figures[0][1] != {}
+    same = compare(contexts[0], contexts[0])
+    assert (same.settings, same.parts_at, same.own["optimize"]) == ({}, None, (0, 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=pytest.mark.campaign)])
+def test_a_sweep_samples_once_what_its_variants_share(
+    flowmill: FlowmillCommand, config_file: Path, tmp_path: Path, parallel: int
+) -> None:
+    root = str(tmp_path / "store")
+    given = ["--grid", f"{RATE}=1e-3,2e-3", "--name", "swept", "--root", root, "--set", "run.epochs=1"]
+    given += ["--out", str(tmp_path / "out.html"), "--quiet", "--parallel", str(parallel)]
+    (tmp_path / "final.txt").write_text('"38"\n"83"\n')
+    given += ["--final", str(tmp_path / "final.txt")]
+    done = flowmill("sweep", str(config_file), *given)
+    assert done.returncode == 0, done.stderr
+    names = ["swept-learning_rate-0.001", "swept-learning_rate-0.002"]
+    assert all(name in done.stdout for name in names)
+    assert all(name in (tmp_path / "out.html").read_text() for name in names)
+    assert len(list((tmp_path / "store" / "trajectories").iterdir())) == 1
+    assert len({open_run(root, name, reads=True).policy_ref(1) for name in names}) == 2
+    client = open_client(root, None)
+    (experiment,) = (each for each in client.search_experiments() if each.name == "flowmill")
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    assert parent.info.run_name == "swept"
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs if run is not parent} == {parent.info.run_id}
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    (table,) = (tracking_folder(root) / ARTIFACTS).rglob("variants.csv")
+    rows = list(csv.DictReader(table.open()))
+    assert sorted(row["run"] for row in rows) == names
+    (final,) = (name for name in rows[0] if name.startswith("final ") and name.endswith("mean"))
+    assert [bool(row[final]) for row in rows] == [True, False]
+    assert "which chose nothing" in " ".join(done.stdout.split())
+    best, other = (open_run(root, row["run"], reads=True).chain for row in rows)
+    assert named_figures(best, 1, "final")["heldout"]
+    assert not named_figures(other, 1, "final")
+    again = flowmill("sweep", str(config_file), *given)
+    assert again.returncode == 0, again.stderr
+    assert len(client.search_runs([experiment.experiment_id])) == 3, "gone on with"
+    found = flowmill("diff", *names, "--root", root, "--json")
+    assert json.loads(found.stdout)["parts_at"] == "optimize@1"
+    assert "They part at optimize@1" in flowmill("diff", *names, "--root", root).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["1", pytest.param("2", marks=pytest.mark.campaign)])
+def test_a_variant_that_fails_stops_no_other(
+    flowmill: FlowmillCommand, config_file: Path, tmp_path: Path, parallel: str
+) -> None:
+    given = [
+        "--grid",
+        "rewards=[{name: tests.support.rewards:Crash}],[{name: jpeg_compressibility}]",
+        "--name",
+        "swept",
+    ]
+    given += ["--root", str(tmp_path / "store"), "--set", "run.epochs=1", "--parallel", parallel]
+    done = flowmill("sweep", str(config_file), *given)
+    assert done.returncode == 1
+    assert "1 of 2 variants failed; the others are done" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+    finished = [path.name for path in (tmp_path / "store" / "runs").iterdir()]
+    assert len(finished) == 2
+    assert len(list((tmp_path / "store" / "policies").iterdir())) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [pytest.param("1", marks=pytest.mark.campaign), "2"])
+def test_a_sweep_that_is_stopped_leaves_no_process(
+    config_file: Path, tmp_path: Path, prefect_server: str, parallel: str
+) -> None:
+    environment = {**os.environ, "PREFECT_API_URL": prefect_server, "FLOWMILL_TEST": str(tmp_path)}
+    root = tmp_path / "store"
+    given = ["--grid", "run.seed=0,1,2", "--root", str(root), "--set", "run.epochs=200", "--parallel", parallel]
+    process = start(["sweep", str(config_file), *given, "--quiet"], environment)
+    deadline = time.monotonic() + 200
+    while not (root / "policies").exists() or len(list((root / "policies").iterdir())) < 4:
+        assert process.poll() is None, process.communicate()[0].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.terminate()
+    said = process.communicate(timeout=40)[0].decode()
+    assert process.returncode == 143, said
+    assert "Traceback" not in said, said
+    assert orphans(str(tmp_path)) == []
+
+
+def test_the_command_of_a_request_asks_for_the_same() -> None:
+    request = SweepRequest(
+        config="digits", name="s", grid=["run.seed=0,1"], overrides=["run.epochs=1"], final="last prompts.txt"
+    )
+    assert request.command("sweep") == (
+        "flowmill sweep digits --name s --parallel 1 --grid run.seed=0,1 --final 'last prompts.txt' --set run.epochs=1"
+    )
+    assert load_config(request.config, request.overrides).run.epochs == 1

@@ -1,0 +1,117 @@
+"""Texts of language models, wherever a run's samples are shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from streamlit.testing.v1 import AppTest
+
+import flowmill
+from configs.load import load_config
+from flows.artifacts import evaluation_texts_table
+from tasks.metrics.describe import describe_result
+from tasks.metrics.evaluations import evaluation_texts
+from tasks.metrics.texts import Text
+from tasks.reports.dataset import export_run
+from tasks.reports.report import run_report
+from tasks.reports.report.content import read_run
+from tasks.runs.context import RunContext
+from tasks.tracking.tracker import Tracker
+from tests.conftest import ROOT
+from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.language_models import texts_data
+
+PAGE = str(ROOT / "flowmill" / "explorer.py")
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    """An epoch, evaluated before and after."""
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "texts.yaml").write_text(yaml.safe_dump(texts_data(folder)))
+    context = prepare(load_config(folder / "texts.yaml", ["run.epochs=1"]))
+    evaluate(context, 0)
+    run_epoch(context, 1)
+    evaluate(context, 1)
+    return context
+
+
+@pytest.fixture(scope="module")
+def run(context: RunContext) -> flowmill.Run:
+    return flowmill.open(context.store.root.uri).run("texts")
+
+
+def test_tables_and_traces_have_a_column_of_texts(run: flowmill.Run) -> None:
+    for table in (run.samples(1), run.evaluation(1)):
+        assert all(isinstance(text, str) for text in table.column("text").to_pylist())
+    sample = run.samples(1).slice(5, 1).to_pylist()[0]
+    assert run.trace(1, sample["sample_id"])["sample"]["text"] == sample["text"]
+
+
+@pytest.mark.parametrize("form", ["parquet", "datasets"])
+def test_exports_for_other_tools_have_them(context: RunContext, run: flowmill.Run, tmp_path: Path, form: str) -> None:
+    export_run(context, tmp_path / form, form, epochs=[], progress=lambda done, total: None)
+    table = pq.read_table(tmp_path / form / "train-00001.parquet")
+    assert table.column("text").to_pylist() == run.samples(1).column("text").to_pylist()
+
+
+def test_a_report_has_texts_before_and_after_and_the_best_and_worst(context: RunContext) -> None:
+    report, page = read_run(context), run_report(context)
+    before, after = (evaluation_texts(context.chain, epoch) for epoch in (0, 1))
+    assert {split: len(rows) for split, rows in report.texts.items()} == {"train": 2, "heldout": 2}
+    assert report.texts["heldout"][1][1:] == (before["heldout"][1], after["heldout"][1])
+    assert before["heldout"][1].prompt == after["heldout"][1].prompt
+    assert "heldout prompts, before and after" in page
+    assert report.best
+    assert all(shot.image is None and isinstance(shot.text, str) for shot in (*report.best, *report.worst))
+    assert min(shot.reward for shot in report.best) > max(shot.reward for shot in report.worst)
+
+
+def test_mlflow_has_them_as_tables(context: RunContext) -> None:
+    tracker = Tracker(context, orchestrator={})
+    tracker.log_evaluation(1)
+    assert tracker.close("FINISHED") is None
+    (path,) = Path(context.store.root.uri).rglob("eval/heldout/texts_epoch_00001.json")
+    logged = json.loads(path.read_text())
+    assert logged["columns"] == ["prompt", "text", "verdict"]
+    assert logged["data"][0][0] == evaluation_texts(context.chain, 1)["heldout"][0].prompt
+
+
+def test_prefect_gets_them_as_a_table(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: dict[str, list[dict[str, str]]] = {}
+    monkeypatch.setattr("flows.artifacts.has_lasting_api", lambda: True)
+    monkeypatch.setattr(
+        "flows.artifacts.create_table_artifact", lambda table, key, description: shown.update({key: table})
+    )
+    evaluation_texts_table("texts", 1, evaluation_texts(context.chain, 1))
+    assert [row["prompts"] for row in shown["texts-texts"]] == ["heldout", "heldout", "train", "train"]
+    assert set(shown["texts-texts"][0]) == {"prompts", "prompt", "text", "verdict"}
+    hostile = Text("[a](http://b.example) <img src=x>", "**c**\n`d`", "$e$ &amp;")
+    evaluation_texts_table("texts", 1, {"train": [hostile]})
+    (row,) = shown["texts-texts"]
+    assert row["prompt"] == r"\[a\]\(http\:\/\/b\.example\) \<img src\=x\>"
+    assert row["text"] == r"\*\*c\*\*\\n\`d\`"
+
+
+def test_the_summary_says_where_they_are(context: RunContext) -> None:
+    places = describe_result(context)["texts"]
+    assert all((Path(context.store.root.uri) / place).exists() for place in places.values())
+    assert set(places) == {"train", "heldout"}
+
+
+@pytest.mark.slow
+def test_the_explorer_shows_them_below_their_prompts(run: flowmill.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [PAGE, run.store.root, "texts", ""])
+    page = AppTest.from_file(PAGE, default_timeout=60).run()
+    samples = run.samples(1).to_pandas().sort_values(["advantage", "sample_id"], ascending=[False, True])
+    assert not page.exception
+    assert sorted(code.value for code in page.code) == sorted(samples.text)
+    next(button for button in page.button if button.label == "Open").click().run()
+    assert not page.exception
+    assert [code.value for code in page.code] == [samples.text.iloc[0]]
+    assert not [text for text in page.markdown if "stored state" in text.value]

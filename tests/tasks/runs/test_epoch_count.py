@@ -1,0 +1,94 @@
+"""A run never loses epochs because a config asks for fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from configs.schema import RunConfig
+from flowmill.start import start
+from flows.cli.command_resolution import understood
+from flows.requests import PipelineRequest
+from tasks.checks.stage_forecast import forecast
+from tasks.runs.epoch_count import kept_length, length, length_note
+from tasks.runs.extension import grown
+from tasks.runs.opening import begin_run, find_run, finished_result, mark_finished
+from tasks.specs.graph import Node
+from tasks.stages.stage_run import StageRun
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+
+Make = Callable[..., RunConfig]
+
+
+def test_what_was_trained_or_asked_for_is_kept(make_config: Make) -> None:
+    one = make_config("run.epochs=1")
+    assert kept_length(one) is one, "there is no run yet"
+    context = prepare(make_config("run.epochs=3"))
+    assert kept_length(one) is one, "nothing is trained"
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    assert length(context.run) == 2
+    kept = kept_length(one)
+    assert kept.run.epochs == 2
+    note = length_note(one, kept)
+    assert note is not None
+    assert "has 2 epochs and the config asks for 1" in note
+    assert "--rewind" in note
+    longer = make_config("run.epochs=5")
+    assert kept_length(longer) is longer
+    # As --advance does: four more than it has, of which none is trained yet.
+    grown(context, 4)
+    assert kept_length(one).run.epochs == 6
+    assert kept_length(one, rewind=True) is one
+    # Once rewound it stays so, though later epochs are still there.
+    begin_run(one)
+    assert kept_length(one) is one
+    assert kept_length(make_config("run.epochs=0")).run.epochs == 1
+
+
+def test_every_way_to_start_a_run_keeps_its_length(
+    make_config: Make, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows import process_state
+
+    monkeypatch.delenv("FLOWMILL_ROOT", raising=False)
+    context = prepare(make_config("run.epochs=2"))
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    fewer = ["run.epochs=1"]
+    asked = PipelineRequest(config=str(config_file), overrides=fewer)
+    assert process_state.configured(asked).run.epochs == 2
+    assert understood(asked).config.run.epochs == 2
+    assert start(config_file, overrides=fewer).config.run.epochs == 2
+    rewound = asked.model_copy(update={"rewind": True})
+    assert process_state.configured(rewound).run.epochs == understood(rewound).config.run.epochs == 1
+    more = understood(asked.model_copy(update={"advance": 2}))
+    assert (more.config.run.epochs, more.note) == (4, None)
+    # What the flow is asked gives the same.
+    assert process_state.configured(more.request).run.epochs == 4
+
+
+def test_dry_says_what_run_would_do(make_config: Make, config_file: Path) -> None:
+    context = prepare(make_config("run.epochs=1"))
+    evaluate(context, 0)
+    run_epoch(context, 1)
+    evaluate(context, 1)
+    StageRun(make_stage(context, "export", 1)).execute()
+    asked = understood(PipelineRequest(config=str(config_file), overrides=["run.epochs=0"]))
+    assert asked.note is not None
+    # Nothing is marked as finished, but all is there.
+    assert forecast(asked.config, asked.found).due == 0
+    mark_finished(context, {})
+    assert asked.found is not None
+    assert finished_result(asked.found) == {}
+    made = forecast(asked.config, asked.found)
+    assert made.due == 0
+    counts = {stage.stage: stage.fresh for stage in made.stages}
+    assert counts == {stage.stage: stage.fresh for stage in forecast(asked.config).stages}
+    other = understood(PipelineRequest(config=str(config_file), overrides=["run.epochs=0", "run.seed=9"]))
+    assert (other.found, other.config.run.epochs) == (None, 0)
+    assert other.conflicts == ("run.seed: 0 -> 9",)
+    assert find_run(make_config("run.epochs=1")) is not None
+    assert Node(1, "export") in list(context.chain.nodes())

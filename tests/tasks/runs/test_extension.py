@@ -1,0 +1,133 @@
+"""What 'next' and 'latest' mean, and runs that grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.load import load_config
+from configs.presets import config_file, copy_preset, presets
+from configs.schema import RunConfig
+from flows.requests import StageRequest
+from tasks.runs.extension import chosen_epoch, extend, grown, trained
+from tasks.runs.opening import open_run
+from tasks.stages.stage_run import StageRun
+from tasks.tracking.client import open_client
+from tests.conftest import ROOT, FlowmillCommand
+from tests.support.inside import make_stage, prepare, run_epoch
+
+Make = Callable[..., RunConfig]
+
+
+def test_gradients_have_the_epochs_that_all_rewards_have_them_of(make_config: Make) -> None:
+    rewards = "rewards=[digits_network, {name: digits_network, label: again}]"
+    context = prepare(make_config(rewards, "optimize.algorithm=reward_gradient", "rollout.plan=final"))
+    StageRun(make_stage(context, "rollout", 1)).execute()
+    for slot, epoch in (("digits_network", 1), ("again", 2)):
+        StageRun(make_stage(context, "gradient", 1, slot)).execute()
+        assert chosen_epoch(context, "gradient", "next") == epoch
+
+
+def test_next_and_latest_follow_what_is_there(make_config: Make) -> None:
+    context = prepare(make_config("run.epochs=1", "monitors=[{name: jpeg_incompressibility}]"))
+
+    def chosen(asked: str) -> dict[str, int]:
+        stages = ("policy", "rollout", "score", "advantage", "optimize", "evaluate", "export")
+        return {stage: chosen_epoch(context, stage, asked) for stage in stages}  # type: ignore[arg-type]
+
+    first = {"policy": 0, "rollout": 1, "score": 1, "advantage": 1, "optimize": 1, "evaluate": 0, "export": 0}
+    assert chosen("next") == chosen("latest") == first
+    StageRun(make_stage(context, "rollout", 1)).execute()
+    assert chosen("next") == {**first, "rollout": 2}
+    StageRun(make_stage(context, "score", 1, "jpeg_compressibility")).execute()
+    assert chosen("next")["score"] == 1, "one of two rewards"
+    StageRun(make_stage(context, "score", 1, "jpeg_incompressibility")).execute()
+    assert chosen("next") == {**first, "rollout": 2, "score": 2}
+    for stage in ("advantage", "optimize"):
+        StageRun(make_stage(context, stage, 1)).execute()
+    trained_once = {"evaluate": 1, "export": 1}
+    assert chosen("latest") == {**first, **trained_once}
+    assert chosen("next") == {
+        "policy": 0,
+        **dict.fromkeys(("rollout", "score", "advantage", "optimize"), 2),
+        **trained_once,
+    }
+    assert chosen_epoch(context, "rollout", 7) == 7
+
+
+def test_a_run_grows_by_what_it_has(make_config: Make) -> None:
+    context = prepare(make_config("run.epochs=1"))
+    run_epoch(context, 1)
+    root = context.store.root.uri
+    assert trained(context) == 1
+    assert grown(context, None) is context
+    assert grown(context, 3).config.run.epochs == 4
+    extend(open_run(root, "small"), 2)
+    assert open_run(root, "small").config.run.epochs == 4, "never less"
+    extend(open_run(root, "small"), 5)
+    assert open_run(root, "small").config.run.epochs == 5
+    assert trained(open_run(root, "small", reads=True)) == 1
+
+
+@pytest.mark.slow
+def test_the_command_line_trains_on(flowmill: FlowmillCommand, config_file: Path, tmp_path: Path) -> None:
+    given = ["--root", str(tmp_path / "store"), "--set", "evaluate.every=9", "--quiet"]
+    for epochs in (1, 3):
+        done = flowmill("run", str(config_file), "--advance", str(1 if epochs == 1 else 2), *given)
+        assert done.returncode == 0, done.stderr
+        assert trained(open_run(str(tmp_path / "store"), "small", reads=True)) == epochs
+    plain = flowmill("run", str(config_file), *given[:4])
+    assert "it keeps them" in plain.stdout, plain.stderr
+    assert "No model was run" in plain.stdout
+    client = open_client(str(tmp_path / "store"), None)
+    champion = client.get_model_version_by_alias("flowmill-small", "champion")
+    assert champion.tags["flowmill.epoch"] == "3"
+    again = flowmill("run", str(config_file), "--dry", *given[:4])
+    assert "it keeps them" in again.stdout
+    assert "Nothing to do" in again.stdout
+    dry = flowmill("run", str(config_file), "--advance", "1", "--dry", *given[:4])
+    assert "optimize" in dry.stdout, dry.stderr
+    made = flowmill("stage", "rollout", "--run", "small", "--epoch", "next", "--root", str(tmp_path / "store"))
+    assert "rollout@4 trajectories/" in made.stdout, made.stderr
+    wrong = flowmill("stage", "rollout", "--run", "small", "--epoch", "last", "--root", str(tmp_path / "store"))
+    assert wrong.returncode == 2
+    assert "'last' is no epoch" in wrong.stderr
+
+
+def test_presets_have_names() -> None:
+    assert "digits" in presets()
+    assert config_file("digits") == ROOT / "configs" / "digits.yaml"
+    assert load_config("digits").run.name == "digits"
+    with pytest.raises(ConfigError, match="nothing-like-it"):
+        load_config("nothing-like-it")
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_a_preset_is_copied_whole(preset: str, tmp_path: Path) -> None:
+    copy, *_ = copy_preset(preset, tmp_path)
+    ours, theirs = (load_config(path).model_dump(mode="json") for path in (preset, copy))
+    for section in (ours["prompts"], theirs["prompts"]):
+        lists = (section, *section["sources"])
+        found = [each.pop(split) for each in lists for split in ("train", "heldout") if each[split]]
+        assert found
+        assert all(Path(file).is_file() for file in found), found
+    assert ours == theirs
+    assert copy_preset(preset, tmp_path)[0] == copy, "again"
+    copy.write_text("run: {}")
+    with pytest.raises(ConfigError, match="exists and is another file"):
+        copy_preset(preset, tmp_path)
+
+
+def test_an_unknown_preset_is_named() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'digits'"):
+        copy_preset("digit", Path("nowhere"))
+
+
+def test_a_request_names_what_it_does_not_know() -> None:
+    with pytest.raises(ValueError, match="epoch"):
+        StageRequest(run="r", epoch="last")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="epoch"):
+        StageRequest(run="r", epoch=-1)

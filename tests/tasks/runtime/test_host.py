@@ -1,0 +1,261 @@
+"""What a process holds in memory, on which device, and when it lets go of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from configs.errors import ConfigError, OutOfMemoryError
+from configs.schema import RunConfig
+from models.devices import chosen_device
+from models.policies.base import Part
+from models.rewards.base import Needs
+from tasks.checks.check import check_config
+from tasks.execution.worker_group import WorkerGroup
+from tasks.inputs.weight_sources import Weights
+from tasks.runs.opening import begin_run, open_run
+from tasks.runs.progress import Silent
+from tasks.runtime.devices import allocator_advice
+from tasks.runtime.hardware_info import computing_facts
+from tasks.stages.stage_run import StageRun
+from tests.support.inside import execution_of, make_stage, prepare, run_epoch
+
+Make = Callable[..., RunConfig]
+SAMPLING = frozenset({Part.DENOISER, Part.VAE})
+
+
+def test_text_encoders_are_let_go_when_a_stage_does_not_need_them(make_config: Make) -> None:
+    context = begin_run(make_config())
+    StageRun(make_stage(context, "base", 0)).execute()
+    StageRun(make_stage(context, "encode", 0)).execute()
+    assert set(execution_of(context).host.held()) == {"encoder"}
+    assert execution_of(context).host.held()["encoder"] > 0
+    for name in ("preprocess", "policy"):
+        StageRun(make_stage(context, name, 0)).execute()
+    StageRun(make_stage(context, "rollout", 1)).execute()
+    assert set(execution_of(context).host.held()) == {"policy"}
+    execution_of(context).close()
+    assert execution_of(context).host.held() == {}
+
+
+def test_each_part_is_loaded_once_in_a_run(make_config: Make) -> None:
+    context = prepare(make_config())
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+        StageRun(make_stage(context, "evaluate", epoch)).execute()
+    assert execution_of(context).host.loads == {"text": 1, "denoiser": 1, "vae": 1}
+
+
+def test_a_policy_that_was_just_trained_is_that_of_its_artifact(make_config: Make) -> None:
+    context = prepare(make_config())
+    run_epoch(context, 1)
+    kept = execution_of(context).host.trainable(context.policy_ref(1))
+    trained = {name: value.clone() for name, value in kept.state().items()}
+    fresh = execution_of(open_run(context.store.root.uri, "small")).host.trainable(context.policy_ref(1)).state()
+    assert all(torch.equal(trained[name], fresh[name]) for name in fresh)
+    base = execution_of(context).host.trainable(context.policy_ref(0), Weights.BEHAVIOR).state()
+    assert any(not torch.equal(base[name], fresh[name]) for name in fresh)
+
+
+def test_a_record_says_what_was_held_and_the_peak(make_config: Make) -> None:
+    context = prepare(make_config())
+    run = StageRun(make_stage(context, "rollout", 1))
+    run.execute()
+    memory = context.store.shards(run.ref)[0].producer["memory"]
+    assert memory["policy"] == execution_of(context).host.held()["policy"]
+    assert memory["peak"] > memory["policy"]
+
+
+def test_a_record_says_what_computed_it(make_config: Make) -> None:
+    context = prepare(make_config())
+    run = StageRun(make_stage(context, "rollout", 1))
+    run.execute()
+    (record, *_) = context.store.shards(run.ref)
+    facts = record.producer["computed_by"]
+    assert facts["torch"] == torch.__version__
+    assert set(facts) == {"device", "torch", "diffusers", "transformers", "peft", "float32_matmul", "deterministic"}
+    assert (facts["float32_matmul"], facts["deterministic"]) == ("highest", "false")
+
+
+def test_settings_of_precision_are_those_of_the_moment() -> None:
+    cpu = torch.device("cpu")
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert computing_facts(cpu)["float32_matmul"] == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert computing_facts(cpu)["float32_matmul"] == before
+
+
+@pytest.mark.parametrize(
+    ("reserved", "allocated", "conf", "told"),
+    [
+        (80e9, 60e9, "", "20.0 GB are reserved in pieces that nothing fits into: set PYTORCH_ALLOC_CONF="),
+        (80e9, 79e9, "", None),
+        (80e9, 60e9, "expandable_segments:True", None),
+    ],
+)
+def test_memory_in_pieces_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, reserved: float, allocated: float, conf: str, told: str | None
+) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", conf)
+    monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda device: int(reserved))
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: int(allocated))
+    advice = allocator_advice(torch.device("cuda"))
+    assert advice == "" if told is None else told in advice
+    assert allocator_advice(torch.device("cpu")) == ""
+
+
+def test_the_decoder_leaves_the_device_while_nothing_is_decoded(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = prepare(make_config())
+    host = execution_of(context).host
+    policy = host.trainable(context.policy_ref(0)).policy
+    moves: list[torch.device] = []
+    policy.move_decoder = moves.append  # type: ignore[method-assign]
+    vars(host)["device"] = torch.device("meta")
+    monkeypatch.setattr("tasks.runtime.host.free_cached_memory", lambda device: None)
+    for parts in (SAMPLING, SAMPLING, frozenset({Part.DENOISER}), SAMPLING):
+        host.prepare(parts)
+    assert [device.type for device in moves] == ["meta", "cpu", "meta"]
+
+
+def test_a_process_that_trains_first_keeps_the_decoder_off_the_device(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = execution_of(prepare(make_config())).host
+    policy, moves = host.load(SAMPLING), []  # type: ignore[var-annotated]
+    policy.move_decoder = moves.append  # type: ignore[method-assign]
+    host.release()
+    monkeypatch.setattr(host, "load", lambda parts, **_: policy)
+    monkeypatch.setattr("tasks.runtime.host.free_cached_memory", lambda device: None)
+    vars(host)["device"] = torch.device("meta")
+    host.prepare(frozenset({Part.DENOISER}))
+    host._loaded()
+    assert [device.type for device in moves] == ["cpu"]
+
+
+@pytest.fixture
+def accelerators(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Makes torch find so many accelerators of a kind."""
+
+    def find(kind: str, count: int) -> None:
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "expected"),
+    [("auto", 0, "cuda:0"), ("auto", 1, "cuda:1"), ("cuda", 1, "cuda:1"), ("cuda:1", 0, "cuda:1"), ("cpu", 5, "cpu")],
+)
+def test_a_process_takes_the_device_of_its_number(
+    accelerators: Callable[[str, int], None], name: str, number: int, expected: str
+) -> None:
+    accelerators("cuda", 2)
+    assert chosen_device(name, number) == torch.device(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "name", "number", "message"),
+    [
+        (
+            "cuda",
+            2,
+            "auto",
+            2,
+            r"process 2 of this machine needs device 2, but it has 2\. Set execution",
+        ),
+        ("cuda", 2, "cuda:3", 0, r"'cuda:3' is one device, but this machine has 2"),
+        ("cuda", 2, "cuda:0", 1, r"'cuda:0' is one device, but there are 2 processes or more"),
+        ("xpu", 1, "cuda", 0, r"'cuda', but torch finds 'xpu' on this machine"),
+        ("cuda", 0, "cuda", 0, r"'cuda', but torch finds no accelerator"),
+        ("cuda", 1, "gpu", 0, r"execution\.device 'gpu' is no device of torch"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(
+    accelerators: Callable[[str, int], None], kind: str, count: int, name: str, number: int, message: str
+) -> None:
+    accelerators(kind, count)
+    with pytest.raises(ConfigError, match=message):
+        chosen_device(name, number)
+
+
+def test_without_an_accelerator_auto_is_the_cpu(accelerators: Callable[[str, int], None]) -> None:
+    accelerators("cuda", 0)
+    assert chosen_device("auto", 3) == torch.device("cpu")
+
+
+def test_more_processes_than_devices_are_refused_before_any_is_started(
+    make_config: Make, accelerators: Callable[[str, int], None]
+) -> None:
+    accelerators("cuda", 2)
+    context = begin_run(make_config("execution.processes=3"))
+    with pytest.raises(ConfigError, match=r"Set execution\.processes to 2 or less"):
+        execution_of(context).crew._started()
+    assert execution_of(context).crew.starts == 0
+
+
+def test_ranks_stay_for_as_many_epochs_as_asked_for(make_config: Make) -> None:
+    left: list[int] = []
+    config = make_config("execution.resident_epochs=2")
+    crew = WorkerGroup(config.execution, Silent())
+    for epoch in range(1, 6):
+        crew.begin_epoch()
+        if crew._launched is None:
+            left.append(epoch)
+            # What a start does, without one.
+            crew._launched, crew._epochs = SimpleNamespace(leave=lambda: None), 1  # type: ignore[assignment]
+    assert left == [1, 3, 5]
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+def test_a_reward_that_says_so_is_scored_by_the_ranks(
+    make_config: Make, accelerated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = Needs(accelerated=accelerated)
+    monkeypatch.setattr("models.rewards.jpeg.JpegCompressibility.needs", needs, raising=False)
+    context = begin_run(make_config())
+    assert make_stage(context, "score", 1, "jpeg_compressibility").on_ranks == accelerated
+
+
+@pytest.mark.parametrize(
+    ("stage", "remedy"), [("rollout", r"execution\.rollout_batch_size"), ("encode", r"execution\.encode_batch_size")]
+)
+def test_too_little_memory_says_what_to_change(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, stage: str, remedy: str
+) -> None:
+    context = prepare(make_config()) if stage == "rollout" else begin_run(make_config())
+    StageRun(make_stage(context, "base", 0)).execute()
+
+    def full(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB.\nGPU 0 has a total capacity of ...")
+
+    monkeypatch.setattr("models.policies.sd3.SD3.encode", full)
+    monkeypatch.setattr("models.policies.sd3.SD3.call", full)
+    epoch = 1 if stage == "rollout" else 0
+    with pytest.raises(OutOfMemoryError, match=rf"^{stage}@{epoch}: Tried to allocate 20\.00 GiB\. Lower {remedy}"):
+        StageRun(make_stage(context, stage, epoch)).execute()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["execution.strategy=fsdp"], "there is one process, which has nobody to share weights with"),
+        (["execution.offload=true"], "strategy 'ddp' keeps weights on devices"),
+        (
+            ["execution.strategy=fsdp", "execution.processes=2", "model.device_map=cpu"],
+            r"model\.device_map is set, but",
+        ),
+    ],
+)
+def test_a_strategy_that_cannot_work_is_refused(make_config: Make, settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_config(make_config(*settings))
