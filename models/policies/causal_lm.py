@@ -43,6 +43,7 @@ from models.policies.language_model_folders import (
     read_generation_config,
 )
 from models.policies.trainable import Trainable
+from models.weights.lora_files import sorted_sets
 from models.weights.pretrained_loading import auto_from_config, load_pretrained
 from models.weights.stored_weights import StoredWeights, empty_model, on_meta
 
@@ -178,6 +179,10 @@ class CausalLM(Policy):
 
     def save_lora(self, folder: Path) -> None:
         """Write the adapter as peft's ``PeftModel.from_pretrained`` reads it."""
+        for name, config in self.model.peft_config.items():
+            # peft writes sets in an order that changes from process to process.
+            for setting, value in sorted_sets(vars(config)).items():
+                setattr(self.model.peft_config[name], setting, value)
         self.model.save_pretrained(folder)
 
     @property

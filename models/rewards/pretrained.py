@@ -25,15 +25,24 @@ def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) 
         reward: who asks, for messages.
 
     Raises:
-        ConfigError: it is nowhere, cannot be reached, or has only weights that would have to be unpickled.
+        ConfigError: it is nowhere, cannot be reached, lacks weights, or has no safetensors.
     """
     import transformers
 
     quiet_libraries()
-    weights = {} if kind.endswith(("Processor", "Tokenizer", "Config")) else {"use_safetensors": True}
-    options = {"revision": revision, "local_files_only": Path(path).is_dir(), **weights}
-    label = f"reward '{reward}':"
-    return pretrained_loading.load_pretrained(getattr(transformers, kind), path, label=label, remedy=_REMEDY, **options)
+    label, loader = f"reward '{reward}':", getattr(transformers, kind)
+    options: dict[str, Any] = {"revision": revision, "local_files_only": Path(path).is_dir(), "remedy": _REMEDY}
+    if kind.endswith(("Processor", "Tokenizer", "Config")):
+        return pretrained_loading.load_pretrained(loader, path, label=label, **options)
+    options |= {"use_safetensors": True, "output_loading_info": True}
+    model, report = pretrained_loading.load_pretrained(loader, path, label=label, **options)
+    if report["missing_keys"]:
+        # transformers draws missing weights at random, so scores would change from process to process.
+        raise ConfigError(
+            f"{label} '{path}' has no weight '{min(report['missing_keys'])}' (of {len(report['missing_keys'])} missing), "
+            f"which a {type(model).__name__} needs. Choose a model that was trained as one, or copy it again."
+        )
+    return model
 
 
 def downloaded(path: str, revision: str | None, *, reward: str) -> Path:

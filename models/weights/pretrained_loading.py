@@ -82,9 +82,11 @@ def load_pretrained(loader: Any, source: str | Path, *, label: str, remedy: str 
         ValueError,
     ) as error:
         raise _unloadable(error, source, label, remedy) from None
-    if getattr(found, "_hf_peft_config_loaded", False):
+    # With output_loading_info a report comes with the model.
+    loaded = found[0] if isinstance(found, tuple) else found
+    if getattr(loaded, "_hf_peft_config_loaded", False):
         raise _holds_adapter(source, label)
-    check_finite(found, f"{label} '{source}'")
+    check_finite(loaded, f"{label} '{source}'")
     return found
 
 

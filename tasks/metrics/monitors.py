@@ -17,7 +17,7 @@ from configs.errors import CorruptError
 from configs.rewards import RewardSection
 from storage.tables import read_rows
 from tasks.advantages.groups import contributions
-from tasks.algorithms.trends import LONGEST, correlation, ends, first_opposed, opposed_window
+from tasks.algorithms.trends import correlation, ends, first_opposed, opposed_window
 from tasks.metrics.reward_tables import group_numbers, optimized_parts
 from tasks.runs.chain import Chain
 
@@ -57,17 +57,6 @@ def monitor_alerts(chain: Chain) -> list[MonitorAlert]:
         epoch = first_opposed(rewards, values)
         if epoch is not None:
             found += _shown(slot, rewards[:epoch], values[:epoch], epoch)
-    return found
-
-
-def new_monitor_alerts(chain: Chain, epoch: int) -> list[MonitorAlert]:
-    """Return what monitors show after an epoch and did not show before it; reads manifests of the last epochs only."""
-    found = []
-    for slot, rewards, values in _monitored(chain, range(max(1, epoch - LONGEST), epoch + 1)):
-        shown = _shown(slot, rewards, values, epoch)
-        stops = range(1, len(rewards)) if shown else ()
-        if not any(_shown(slot, rewards[:-less], values[:-less], epoch - less) for less in stops):
-            found += shown
     return found
 
 

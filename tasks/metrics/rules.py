@@ -160,7 +160,7 @@ def _failed(history: History) -> str | None:
     return f"{share:.0%} of the samples have no score and are left out" if share >= 0.1 else None
 
 
-_MEASURED = "none in the runs of `python -m tests.benchmarks alerts`"
+_MEASURED = "none in the runs of docs/operating.md#alerts"
 _NEVER = "none: the condition is exact"
 
 #: All rules over figures of epochs, by name.

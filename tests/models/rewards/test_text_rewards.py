@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from configs.errors import ConfigError, RewardError
@@ -19,6 +20,7 @@ from configs.schema import RunConfig
 from models.rewards.base import Batch
 from models.rewards.factory import make_reward
 from models.rewards.invocation import score
+from models.rewards.pretrained import load_pretrained
 from models.rewards.remote import RemoteReward
 from models.rewards.service import wire
 from models.rewards.testing import samples
@@ -114,6 +116,13 @@ def test_a_tokenizer_without_a_limit_is_cut_at_the_models(sentiment: str, tmp_pa
 def test_what_a_model_does_not_have_is_named(sentiment: str, options: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         make_reward("sequence_classification", {"model": sentiment, **options})
+
+
+def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    transformers.BertModel(transformers.BertConfig(vocab_size=30, **sizes)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"has no weight 'classifier.bias' \(of 2 missing\)"):
+        load_pretrained("AutoModelForSequenceClassification", str(tmp_path), None, reward="r")
 
 
 def test_the_lexicon_is_that_of_its_package() -> None:

@@ -13,6 +13,7 @@ from tasks.metrics import alerts as module
 from tasks.metrics.alerts import FALSE_ALARMS, Alert, Watcher, alerts
 from tasks.metrics.describe import describe_run
 from tasks.metrics.rules import RULES, History
+from tests.conftest import ROOT
 from tests.support.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
@@ -124,3 +125,9 @@ def test_held_out_scores_that_fall_are_an_alert(make_config: Make, monkeypatch: 
 
 def test_levels_of_all_evaluations_sum_to_the_stated_rate() -> None:
     assert sum(FALSE_ALARMS * 6 / (np.pi * k) ** 2 for k in range(1, 10**5)) == pytest.approx(FALSE_ALARMS, rel=1e-4)
+
+
+def test_the_docs_list_every_rule() -> None:
+    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    for rule in RULES.values():
+        assert f"| `{rule.name}` | {rule.condition} | {rule.remedy} | {rule.source} |" in page
