@@ -101,7 +101,7 @@ def _likely(log_probs: Any) -> tuple[tuple[str, float], ...]:
 
 def _token(told: Any) -> tuple[str, float]:
     token, log_prob = (told.get("token"), told.get("logprob")) if isinstance(told, Mapping) else (None, None)
-    number = isinstance(log_prob, int | float) and not isinstance(log_prob, bool)
-    if not isinstance(token, str) or not number or not log_prob <= 1.0:
+    number = log_prob if isinstance(log_prob, int | float) and not isinstance(log_prob, bool) else math.nan
+    if not isinstance(token, str) or not number <= 1.0:
         raise ValueError(f"{str(told)[:80]} is no token with its log-prob")
-    return token, float(log_prob)
+    return token, float(number)
