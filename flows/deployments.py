@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,13 @@ from flows.deployment_diff import SLUG, Change, Found, Told, change, changes
 from flows.deployment_list import UNKNOWN, Listed, listed, tags
 from flows.requests import GPU_SLOTS
 from flows.schedule_parser import Rule, read_schedule
+from flows.subjects import Wanted, check_subjects, usual_subject
 
 _FILE = Path(__file__).parent / "prefect.yaml"
 _POOL, _KIND = "flowmill", "process"
 _LONGEST = 100
+#: An entry of the file, with the deployment that is there.
+Entry = tuple[Mapping[str, Any], Found | None]
 _NAME = re.compile(rf"(?!\s)[^\x00-\x1f/%&<>]{{1,{_LONGEST}}}")
 
 
@@ -71,10 +74,11 @@ class Plan:
 
     request: DeployRequest
     schedule: Rule | None
-    entries: Sequence[tuple[Mapping[str, Any], Found | None]]
-    """Entries of the file, each with the deployment that is there."""
+    entries: Sequence[Entry]
     changes: Sequence[Change]
     """What would be other than it is."""
+    left_out: Sequence[str] = ()
+    """Deployments that cannot be made, as nothing says of which config."""
 
 
 def plan(request: DeployRequest) -> Plan:
@@ -82,16 +86,22 @@ def plan(request: DeployRequest) -> Plan:
 
     Raises:
         ConfigError: no lasting server is named or it does not answer; there is no such deployment, or none that takes
-            what is given; the schedule cannot be read.
+            what is given; the schedule cannot be read; a config cannot run, or nothing says which run is meant.
+        StoreError: a run is not there.
     """
     entries = _chosen(request.only)
     _check_used(request, entries)
     schedule = None if request.schedule is None else read_schedule(request.schedule, request.timezone)
     with named_server() as client:
-        _check_pool(client, request)
-        found = [(entry, _found(client, entry, request)) for entry in entries]
+        here = _check_pool(client, request) == _KIND
+        found: list[Entry] = [(entry, _found(client, entry, request)) for entry in entries]
+        usual = usual_subject(_wanted(found, request), here=here)
+        request = replace(request, defaults={**request.defaults, **usual})
+        found, left_out = _with_config(found, request)
+        check_subjects(_wanted(found, request), here=here)
         differ = [each for entry, there in found if there for each in changes(there, _told(entry, request, schedule))]
-        return Plan(request=request, schedule=schedule, entries=found, changes=[*differ, *_slots(client, request)])
+        changed = [*differ, *_slots(client, request)]
+        return Plan(request=request, schedule=schedule, entries=found, changes=changed, left_out=left_out)
 
 
 def carry_out(planned: Plan) -> list[Listed]:
@@ -163,11 +173,39 @@ def _found(client: SyncPrefectClient, entry: Mapping[str, Any], request: DeployR
     return Found(name=name, there=there, entry=entry)
 
 
+def _wanted(found: Sequence[Entry], request: DeployRequest) -> list[Wanted]:
+    return [
+        Wanted(
+            usual=entry["parameters"]["request"],
+            there=None if there is None else there.asked,
+            given=_taken(entry, request.parameters),
+            defaults=_taken(entry, request.defaults),
+        )
+        for entry, there in found
+    ]
+
+
+def _with_config(found: Sequence[Entry], request: DeployRequest) -> tuple[list[Entry], list[str]]:
+    """Return the entries without those whose config is of another run than the others', and the names of these.
+
+    Where all deployments are made for a run that is there, the usual config is not its.
+    """
+    run = request.parameters.get("run") or request.defaults.get("run")
+    kept, left_out = [], []
+    for entry, there in found:
+        config = entry["parameters"]["request"].get("config")
+        foreign = config is not None and "config" not in request.parameters and run not in (None, config)
+        if foreign and there is None and not request.only:
+            left_out.append(_full_name(entry, request))
+        else:
+            kept.append((entry, there))
+    return kept, left_out
+
+
 def _told(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | None) -> Told:
     """Return what a deployment that is there was told, and what is the product's alone."""
-    taken = _fields(entry)
     return Told(
-        parameters={name: value for name, value in request.parameters.items() if name in taken},
+        parameters=_taken(entry, request.parameters),
         schedule=schedule,
         pool=request.pool,
         image=request.image,
@@ -187,8 +225,8 @@ def _slots(client: SyncPrefectClient, request: DeployRequest) -> list[Change]:
     return [] if before == after else [Change("limit", GPU_SLOTS, str(before), str(after), asks=True)]
 
 
-def _check_pool(client: SyncPrefectClient, request: DeployRequest) -> None:
-    """Check that a pool that is there is of the type that was given.
+def _check_pool(client: SyncPrefectClient, request: DeployRequest) -> str:
+    """Return the type of the pool; one that is there must be of the type that was given.
 
     Raises:
         ConfigError: it is not.
@@ -197,12 +235,13 @@ def _check_pool(client: SyncPrefectClient, request: DeployRequest) -> None:
     try:
         found = client.read_work_pool(pool)
     except ObjectNotFound:
-        return
+        return request.kind or _KIND
     if request.kind not in (None, found.type):
         raise ConfigError(
             f"Work pool '{pool}' is of type '{found.type}', not '{request.kind}'. Name another with --pool, or say "
             f"--type {quoted(found.type)}."
         )
+    return found.type
 
 
 def _make_pool(client: SyncPrefectClient, request: DeployRequest) -> None:
@@ -215,8 +254,7 @@ def _make_pool(client: SyncPrefectClient, request: DeployRequest) -> None:
 
 def _make(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | None) -> None:
     """Make a deployment that is not there."""
-    taken = _fields(entry)
-    given = {name: value for name, value in {**request.defaults, **request.parameters}.items() if name in taken}
+    given = _taken(entry, {**request.defaults, **request.parameters})
     asked = {**entry["parameters"]["request"], **given}
     common = entry["work_pool"]["job_variables"]
     deployment = RunnerDeployment.from_entrypoint(
@@ -253,6 +291,12 @@ def _fields(entry: Mapping[str, Any]) -> Collection[str]:
     """Return what can be asked of a deployment's flow."""
     (form,) = (parameter_schema(_flow(entry)).definitions or {}).values()
     return form["properties"]  # type: ignore[no-any-return]
+
+
+def _taken(entry: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some parameters that a deployment's flow takes."""
+    fields = _fields(entry)
+    return {name: value for name, value in given.items() if name in fields}
 
 
 def _check_used(request: DeployRequest, entries: Sequence[Mapping[str, Any]]) -> None:

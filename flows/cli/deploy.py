@@ -33,6 +33,8 @@ def deploy_command(request: DeployRequest, *, sure: bool) -> None:
     planned = plan(request)
     for each in planned.changes:
         console.print(str(each))
+    for name in planned.left_out:
+        console.print(f"{name} is left out: it trains from a config. Name one with --config.")
     if not sure:
         _ask([each for each in planned.changes if each.asks])
     rows = carry_out(planned)
@@ -51,7 +53,7 @@ def list_command() -> None:
     if rows:
         _print(rows)
     else:
-        console.print("There are no deployments. Make some with: flowmill deploy --all")
+        console.print("There are no deployments. Make some with: flowmill deploy --all --config CONFIG")
 
 
 def _ask(lost: Sequence[Change]) -> None:

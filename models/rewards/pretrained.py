@@ -39,7 +39,7 @@ def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) 
     if report["missing_keys"]:
         # transformers draws missing weights at random, so scores would change from process to process.
         raise ConfigError(
-            f"{label} '{path}' has no weight '{min(report['missing_keys'])}' (of {len(report['missing_keys'])} missing), "
+            f"{label} '{path}' has no weight '{min(report['missing_keys'])}' (of {len(report['missing_keys'])}), "
             f"which a {type(model).__name__} needs. Choose a model that was trained as one, or copy it again."
         )
     return model

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import requests.adapters
 from mlflow import MlflowClient
@@ -95,7 +96,8 @@ def open_client(root: str, configured: str | None) -> MlflowClient:
         return FolderClient(tracking_folder(root))
     uri = tracking_uri(root, configured)
     # MLflow's client gives no way to say how answers are read.
-    requests.adapters.get_encoding_from_headers = lambda headers: ENCODING  # type: ignore[attr-defined]
+    adapters: Any = requests.adapters
+    adapters.get_encoding_from_headers = lambda headers: ENCODING
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,11 +15,15 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentU
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, PromptError, StoreError
+from configs.load import dump_yaml, load_config
 from flows.cli.deploy import deploy_command, list_command
 from flows.deployments import DeployRequest, carry_out, every_deployment, plan
 from flows.requests import ContinueRequest
 from flows.schedule_parser import read_schedule, told
+from storage.commit import ArtifactStore
+from storage.lineage import RunFolder
+from tests.conftest import FlowmillCommand
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +41,22 @@ def client(prefect_server: str) -> Iterator[SyncPrefectClient]:
 def name() -> str:
     """Other tests deploy to the same server."""
     return f"night {uuid4().hex[:6]}"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to deploy in, whose store holds the run 'small'."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FLOWMILL_ROOT", raising=False)
+    add_run(tmp_path / "flowmill-store", "small")
+    return tmp_path
+
+
+def add_run(root: Path, name: str) -> None:
+    """Begin a run in a store, as far as that can be seen."""
+    store = ArtifactStore(str(root))
+    config = load_config("digits", [f"run.name={name}"]).model_dump(mode="json")
+    assert RunFolder(store, name).create({"config": config})
 
 
 def request(name: str, *only: str, schedule: str | None = None, **given: Any) -> DeployRequest:
@@ -149,6 +170,138 @@ def test_a_pool_of_containers_is_worked_on_by_a_worker_of_its_type(
     name: str, client: SyncPrefectClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pool = name.replace(" ", "-")
-    deploy_command(DeployRequest(only=["score"], name=name, parameters={}, pool=pool, kind="docker"), sure=True)
+    deploy_command(
+        DeployRequest(only=["score"], name=name, parameters={"run": "theirs"}, pool=pool, kind="docker"), sure=True
+    )
     deploy_command(request(name, "score", run="small"), sure=True)
     assert capsys.readouterr().out.count(f"flowmill worker --pool {pool} --type docker") == 2
+
+
+def asked_of(client: SyncPrefectClient, name: str, flow: str) -> dict[str, Any]:
+    found: dict[str, Any] = client.read_deployment_by_name(f"{flow}/{name}").parameters["request"]
+    return found
+
+
+def deployed(client: SyncPrefectClient, name: str) -> set[str]:
+    """Return the flows with a deployment of a name."""
+    return {each.name.partition("/")[0] for each in every_deployment() if each.name.endswith(f"/{name}")}
+
+
+#: Configs that cannot be deployed, and what is said.
+CONFIGS: dict[str, tuple[str | None, str]] = {
+    "not there": (None, "config.yaml"),
+    "no YAML": ("run: {", "config.yaml"),
+    "no settings": ("- 3", "config.yaml"),
+    "an unknown setting": ("run: {epoch: 3}", "epoch"),
+    "what check refuses": (dump_yaml(load_config("digits", ["rollout.sampler.name=ode"])), "'ode'"),
+    "prompts that are not there": (dump_yaml(load_config("digits", ["prompts.train=nosuch.txt"])), "nosuch.txt"),
+}
+
+
+@pytest.mark.parametrize("what", CONFIGS)
+@pytest.mark.parametrize("only", [("pipeline",), ()])
+def test_a_config_that_cannot_run_is_not_deployed(
+    what: str, only: tuple[str, ...], client: SyncPrefectClient, name: str, folder: Path
+) -> None:
+    text, said = CONFIGS[what]
+    if text is not None:
+        (folder / "config.yaml").write_text(text)
+    with pytest.raises((ConfigError, PromptError), match=said):
+        deploy_command(DeployRequest(only=only, name=name, parameters={"config": "config.yaml"}), sure=True)
+    assert deployed(client, name) == set()
+
+
+@pytest.mark.parametrize("only", [("evaluate",), ("continue", "score"), ()])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"run": "nosuch"}, "There is no run 'nosuch'"),
+        ({"run": "smal"}, "Did you mean 'small'"),
+        ({"run": "small", "root": "elsewhere"}, "no store at .*elsewhere"),
+    ],
+)
+def test_a_run_that_is_not_there_is_not_deployed(
+    only: tuple[str, ...], given: dict[str, str], said: str, client: SyncPrefectClient, name: str
+) -> None:
+    with pytest.raises(StoreError, match=said):
+        deploy_command(DeployRequest(only=only, name=name, parameters=given), sure=True)
+    assert deployed(client, name) == set()
+
+
+def test_a_deployment_that_is_there_is_not_moved_to_a_run_that_is_not(client: SyncPrefectClient, name: str) -> None:
+    carry_out(plan(request(name, "score", run="small")))
+    before = there(client, name, "score")
+    for given in ({"run": "nosuch"}, {"root": "elsewhere"}):
+        with pytest.raises(StoreError):
+            plan(request(name, "score", **given))
+    # What names nothing of it looks at nothing.
+    carry_out(plan(request(name, "score", schedule="every 6 h")))
+    assert there(client, name, "score")["parameters"] == before["parameters"]
+
+
+def test_all_deployments_are_for_the_only_run(
+    client: SyncPrefectClient, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deploy_command(DeployRequest(name=name, parameters={}), sure=True)
+    assert f"pipeline/{name} is left out: it trains from a config" in capsys.readouterr().out
+    flows = deployed(client, name)
+    assert (len(flows), "pipeline" in flows) == (16, False)
+    assert {asked_of(client, name, flow)["run"] for flow in flows} == {"small"}
+
+
+def test_all_deployments_of_a_config_are_for_its_run(client: SyncPrefectClient, name: str, folder: Path) -> None:
+    """Whatever else the store holds: the first flow run of the pipeline begins it."""
+    add_run(folder / "flowmill-store", "other")
+    deploy_command(DeployRequest(name=name, parameters={"config": "digits_crd"}), sure=True)
+    flows = deployed(client, name)
+    assert len(flows) == 17
+    assert asked_of(client, name, "pipeline")["config"] == "digits_crd"
+    assert {asked_of(client, name, flow)["run"] for flow in flows - {"pipeline"}} == {"digits_crd"}
+
+
+def test_where_a_store_holds_no_run_or_several_one_is_asked_for(
+    client: SyncPrefectClient, name: str, folder: Path
+) -> None:
+    add_run(folder / "flowmill-store", "other")
+    for only in ((), ("rollout",)):
+        with pytest.raises(ConfigError, match=r"holds 2 runs: other, small. Say with --run"):
+            deploy_command(DeployRequest(only=only, name=name, parameters={}), sure=True)
+    (folder / "empty" / "runs").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="empty' holds no run"):
+        deploy_command(DeployRequest(name=name, parameters={"root": "empty"}), sure=True)
+    with pytest.raises(StoreError, match=r"no store at .*nowhere"):
+        deploy_command(DeployRequest(name=name, parameters={"root": "nowhere"}), sure=True)
+    assert deployed(client, name) == set()
+    deploy_command(DeployRequest(name=name, parameters={"run": "other"}), sure=True)
+    assert {asked_of(client, name, flow)["run"] for flow in deployed(client, name)} == {"other"}
+
+
+def test_what_containers_read_is_taken_as_it_is(client: SyncPrefectClient, name: str) -> None:
+    """A path in an image is no path here; a preset is the same everywhere."""
+    pool = {"pool": name.replace(" ", "-"), "kind": "docker"}
+    given = {"config": "/in/the/image.yaml", "run": "theirs"}
+    deploy_command(DeployRequest(only=["pipeline", "score"], name=name, parameters=given, **pool), sure=True)
+    assert asked_of(client, name, "pipeline")["config"] == "/in/the/image.yaml"
+    with pytest.raises(ConfigError, match="Say with --run"):
+        plan(DeployRequest(only=["score"], name=f"{name} b", parameters={}, **pool))
+    with pytest.raises(ConfigError, match=r"run\.epochs"):
+        plan(
+            DeployRequest(
+                only=["pipeline"], name=name, parameters={"config": "digits", "overrides": ["run.epochs=x"]}, **pool
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--only", "pipeline", "--config", "nope.yaml"],
+        ["--only", "score", "--run", "nosuch"],
+        ["--all", "--run", "nosuch"],
+    ],
+)
+def test_the_command_ends_with_one_message(given: list[str], flowmill: FlowmillCommand, folder: Path) -> None:
+    done = flowmill("deploy", *given, "--yes", "--name", "never", "--root", str(folder / "flowmill-store"))
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if given[-1] in line]
+    assert "Traceback" not in done.stderr

@@ -23,7 +23,7 @@ from configs.load import dump_yaml
 from configs.schema import RunConfig
 from tasks.execution.launch import stop_trees
 from tasks.runs.extension import trained
-from tasks.runs.opening import open_run
+from tasks.runs.opening import begin_run, open_run
 from tests.conftest import ROOT, FlowmillCommand
 
 pytestmark = pytest.mark.slow
@@ -141,13 +141,14 @@ def test_a_schedule_trains_on_and_catches_up_once(
     given = ["--config", str(config), "--root", root, "--advance", "1", "--schedule", "every 4 s"]
     deployed = flowmill("deploy", "--only", "pipeline", *given, **scheduling_server)
     assert "pipeline/pipeline" in deployed.stdout, deployed.stdout + deployed.stderr
-    flowmill("deploy", "--only", "optimize", "--root", root, "--run", "small", **scheduling_server)
 
     def done() -> int:
         return trained(open_run(root, "small", reads=True)) if (Path(root) / "runs" / "small").exists() else 0
 
     with worker(scheduling_server) as first:
         wait_until(lambda: done() >= 1, 300)
+        # A run can be deployed once it is there.
+        flowmill("deploy", "--only", "optimize", "--root", root, "--run", "small", **scheduling_server)
         first.kill()
         first.wait()
     # What it had begun goes on or is dead; either way several ticks pass.
@@ -215,7 +216,10 @@ def test_a_shard_that_fails_is_tried_again_and_its_run_goes_on_by_the_command_it
 
 
 def test_a_suspicion_pauses_the_deployment_that_trains(
-    scheduling_server: dict[str, str], flowmill: FlowmillCommand, monkeypatch: pytest.MonkeyPatch
+    scheduling_server: dict[str, str],
+    flowmill: FlowmillCommand,
+    make_config: Callable[..., RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The automations of the docs, on a real server."""
     from prefect.client.orchestration import get_client
@@ -223,7 +227,8 @@ def test_a_suspicion_pauses_the_deployment_that_trains(
 
     from flows import artifacts
 
-    flowmill("deploy", "--only", "continue", "--run", "small", **scheduling_server)
+    root = str(begin_run(make_config()).config.store.root)
+    flowmill("deploy", "--only", "continue", "--run", "small", "--root", root, **scheduling_server)
     create = [sys.executable, "-m", "prefect", "automation", "create", "--from-file"]
     file = str(ROOT / "docs" / "templates" / "automations.yaml")
     made = subprocess.run([*create, file], env=scheduling_server, capture_output=True, text=True, check=False)
