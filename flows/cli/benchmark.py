@@ -83,10 +83,10 @@ def _print(results: Sequence[object]) -> None:
                 cells[2:] = [f"{change.mean:+.4f}", _interval(change, "+.4f"), f"{compared.p:.2g}"]
             table.add_row(result.model, reward, *cells)
     print_table(table)
-    compared = len(others) * len(first.scores)
+    comparisons = len(others) * len(first.scores)
     several = (
-        f" The smallest p of {compared} comparisons of equal models is below {0.05 / compared:.2g} in 5 % of cases."
-        if compared > 1
+        f" The smallest p of {comparisons} comparisons of equal models is below {0.05 / comparisons:.2g} in 5 % of cases."
+        if comparisons > 1
         else ""
     )
     few = f" None are given below {FEWEST} prompts." if len(first.prompts) < FEWEST else ""
