@@ -85,7 +85,7 @@ def _print(results: Sequence[object]) -> None:
     print_table(table)
     comparisons = len(others) * len(first.scores)
     several = (
-        f" The smallest p of {comparisons} comparisons of equal models is below {0.05 / comparisons:.2g} in 5 % of cases."
+        f" Of {comparisons} comparisons of equal models the smallest p is below {0.05 / comparisons:.2g} in 5 %."
         if comparisons > 1
         else ""
     )
