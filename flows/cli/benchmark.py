@@ -84,10 +84,10 @@ def _print(results: Sequence[object]) -> None:
                 cells[2:] = [f"{change.mean:+.4f}", _interval(change, "+.4f"), f"{compared.p:.2g}"]
             table.add_row(result.model, reward, *cells)
     print_table(table, optional=("95 %",))
-    pairs = len(others) * len(first.scores)
+    comparisons = len(others) * len(first.scores)
     several = (
-        f" The smallest p of {pairs} comparisons of equal models is below {0.05 / pairs:.2g} in 5 % of cases."
-        if pairs > 1
+        f" Of {comparisons} comparisons of equal models the smallest p is below {0.05 / comparisons:.2g} in 5 %."
+        if comparisons > 1
         else ""
     )
     few = f" None are given below {FEWEST} prompts." if len(first.prompts) < FEWEST else ""

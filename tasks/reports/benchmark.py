@@ -21,7 +21,7 @@ from configs.fingerprint import fingerprint
 from configs.load import load_config, parse_config
 from configs.registry import resolve
 from configs.rewards import RewardSection
-from configs.schema import RunConfig
+from configs.schema import PromptsSection, RunConfig
 from models.library_loading import read_json
 from models.policies import POLICIES
 from models.policies.pipeline_index import index_file
@@ -37,7 +37,7 @@ from tasks.execution.job_spec import JobSpec
 from tasks.execution.reward_pool import RewardPool
 from tasks.execution.worker_group import Listener
 from tasks.inputs.model_settings import check_model
-from tasks.inputs.prompts import source_prompts
+from tasks.inputs.prompts import read_prompts, source_prompts
 from tasks.inputs.store_trust import check_trusted
 from tasks.metrics.describe import BENCHMARK
 from tasks.reports.benchmark_results import Result
@@ -218,9 +218,6 @@ _HERE = {
 
 
 def _prompts_of(benchmark: Benchmark) -> list[Any]:
-    from configs.schema import PromptsSection
-    from tasks.inputs.prompts import read_prompts
-
     assert benchmark.prompts is not None
     section = PromptsSection(train=benchmark.prompts, column=benchmark.column, split=benchmark.split)
     return read_prompts(benchmark.prompts, section, where=f"benchmark '{benchmark.name}': prompts")

@@ -35,17 +35,12 @@ class Result:
     """The prompts, in order."""
     scores: Mapping[str, Sequence[float]]
     """By reward the mean over the images of each prompt."""
-    bounds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By reward the lowest and the highest score it can give, of those that say so."""
 
     def estimate(self, reward: str) -> Estimate:
         """Return the mean of a reward with its interval."""
-        return mean_with_interval(np.array(self.scores[reward]), bounds=self.bounds_of(reward))
-
-    def bounds_of(self, reward: str) -> tuple[float, float] | None:
-        """Return the lowest and the highest score of a reward, where it says so."""
-        found = self.bounds.get(reward)
-        return None if found is None else (float(found[0]), float(found[1]))
+        return mean_with_interval(np.array(self.scores[reward]), bounds=self.bounds.get(reward))
 
     def write(self, folder: Path) -> Path:
         """Write the result to a file of its own and return its path.
@@ -90,9 +85,8 @@ def compare(one: Result, other: Result, reward: str) -> Comparison:
     if reward not in one.scores or reward not in other.scores:
         raise ConfigError(f"'{reward}' was not scored for both '{one.model}' and '{other.model}'.")
     differences = np.array(other.scores[reward]) - np.array(one.scores[reward])
-    difference, bounds = mean_with_interval(differences), one.bounds_of(reward)
-    if bounds is not None:
-        difference = difference.within(bounds[0] - bounds[1], bounds[1] - bounds[0])
+    low, high = one.bounds.get(reward, (-np.inf, np.inf))
+    difference = mean_with_interval(differences).within(low - high, high - low)
     return Comparison(difference=difference, p=chance_of_difference(differences))
 
 
@@ -107,6 +101,7 @@ def read_result(file: Path) -> Result:
         if data.pop("format") != _FORMAT:
             raise ConfigError(f"'{file}' is a result of another version of flowmill. Measure the model again.")
         data.pop("figures")
-        return Result(**data)
+        bounds = {name: (float(low), float(high)) for name, (low, high) in data.pop("bounds", {}).items()}
+        return Result(**data, bounds=bounds)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"'{file}' holds no result of 'flowmill benchmark': {error}.") from None

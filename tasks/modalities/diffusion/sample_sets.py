@@ -14,16 +14,15 @@ import torch
 
 from configs.advantages import ReplaySection
 from models.devices import moved
-from models.maths.preserving import clean_ends, flow_length
+from models.maths.preserving import flow_length
 from models.maths.transitions import Grid, Kernel, expand, grid_of, rectifiers, step_stds
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import ForwardTimes, Requirements, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, Routed, TransitionBatch
 from tasks.modalities.diffusion.replay import recompute
-from tasks.modalities.diffusion.states import About, Condition, latents_at
+from tasks.modalities.diffusion.states import About, Condition, clean_latents_of, ends_at, latents_at
 from tasks.modalities.gradients import RewardGradients
 from tasks.modalities.proximal import Proximal, RowFile, importance_weights
-from tasks.modalities.reader import SampleReader
 from tasks.modalities.rows import Units, padded, single_rows
 from tasks.modalities.sample_set import Correctable, SampleSet, lists_of, stacked, tensor_of
 from tasks.runs.seeds import derive, generator, permutation
@@ -146,7 +145,7 @@ class TransitionSet(Correctable):
             mean_std=torch.full((len(rows),), self._mean_std, device=device),
             mean_rectifier=torch.full((len(rows),), self._mean_rectifier, device=device),
             old_means=None if means is None else stacked(means, device),
-            finals=self._ends(samples) if self._finals else None,
+            finals=clean_latents_of(self.reader, samples, device) if self._finals else None,
             sources=None if self.sources is None else tuple(self.sources[each] for each in self.prompts_of(rows)),
             own=moved(torch.tensor([self._is_own(*key) for key in common["keys"]]), device),
             routed=self._routed(common["keys"]),
@@ -162,10 +161,6 @@ class TransitionSet(Correctable):
             advantages=tensor_of(self._by_modality[[sample for sample, _ in keys]], self.device),
             old_log_probs=stacked(old, self.device),
         )
-
-    def _ends(self, samples: Sequence[int]) -> Tensor:
-        """Return the final latents of samples, as clean ones."""
-        return _clean(self.reader, samples, self.device)
 
     def _is_own(self, sample: int, position: int) -> bool:
         """Return whether a row's old log-prob is one of the policy as it is now."""
@@ -241,7 +236,7 @@ class ForwardSet(SampleSet):
         device = self.device
         keys = common["keys"]
         samples = [sample for sample, _ in keys]
-        clean = _clean(self.reader, samples, device)
+        clean = clean_latents_of(self.reader, samples, device)
         noise = torch.stack([self._noise(sample, i, tuple(clean.shape[1:])) for sample, i in keys])
         noise = moved(noise, device)
         sigma = tensor_of([self._level(*key) for key in keys], device)
@@ -263,7 +258,7 @@ class ForwardSet(SampleSet):
             return None
         # Stored are those with respect to final latents, which are shorter by this factor.
         stored = stacked([self._gradients.of(self._id(sample)) for sample in samples], self.device)
-        return stored * expand(flow_length(_ends_at(self.reader, samples, self.device)), stored)
+        return stored * expand(flow_length(ends_at(self.reader, samples, self.device)), stored)
 
     def _id(self, sample: int) -> str:
         return str(self.reader.sample_ids[sample].as_py())
@@ -288,14 +283,3 @@ class ForwardSet(SampleSet):
         grid = self.reader.sigmas[sample][:-1]
         order = permutation(len(grid), self._seed, "forward level", name)
         return float(grid[order[position % len(grid)]])
-
-
-def _ends_at(reader: SampleReader, samples: Sequence[int], device: torch.device) -> Tensor:
-    """Return the (B,) levels that the chains of samples end at."""
-    return tensor_of([reader.sigmas[sample][-1] for sample in samples], device)
-
-
-def _clean(reader: SampleReader, samples: Sequence[int], device: torch.device) -> Tensor:
-    """Return the (B, ...) clean latents that samples were decoded as, whatever level their chains end at."""
-    ends = [latents_at(reader, sample, len(reader.sigmas[sample]) - 1) for sample in samples]
-    return clean_ends(stacked(ends, device), _ends_at(reader, samples, device))

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from models.maths.conditioning import Conditioning
+from models.maths.preserving import clean_ends
 from models.maths.transitions import Grid
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.diffusion import DiffusionBatch, StateBatch, Subjects
@@ -117,3 +118,14 @@ def latents_at(reader: SampleReader, sample: int, state: int) -> np.ndarray:
     index = int(np.flatnonzero(reader.states[sample] == state)[0])
     latents: np.ndarray = reader.array("latents", sample)[index]
     return latents
+
+
+def ends_at(reader: SampleReader, samples: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Return the (B,) levels that the chains of samples end at."""
+    return tensor_of([reader.sigmas[sample][-1] for sample in samples], device)
+
+
+def clean_latents_of(reader: SampleReader, samples: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Return the (B, ...) clean latents that samples were decoded as, whatever level their chains end at."""
+    ends = [latents_at(reader, sample, len(reader.sigmas[sample]) - 1) for sample in samples]
+    return clean_ends(stacked(ends, device), ends_at(reader, samples, device))
