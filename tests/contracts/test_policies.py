@@ -1248,7 +1248,7 @@ def test_a_model_without_safetensors_files_is_refused(load: Load, folder: Path, 
     shutil.copytree(folder, copied)
     weights = next(copied.glob("[tu]*/diffusion_pytorch_model.safetensors"))
     weights.rename(weights.with_suffix(".bin"))
-    with pytest.raises(ConfigError, match=r"no safetensors file.*save_pretrained"):
+    with pytest.raises(ConfigError, match=r"has no diffusion_pytorch_model\.safetensors.*save_pretrained"):
         load(folder=copied, parts=frozenset({Part.DENOISER}))
 
 
