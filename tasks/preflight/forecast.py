@@ -13,7 +13,8 @@ from storage.lineage import RunFolder
 from tasks.identities.nodes import run_nodes
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
-from tasks.runs.opening import finished_result, run_name
+from tasks.runs.locks import run_name
+from tasks.runs.opening import finished_result
 from tasks.runs.staleness import Standing, State, standings
 
 if TYPE_CHECKING:
