@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.errors import StoreError
 from configs.load import load_config, override_config
 from configs.schema import RunConfig
 from flows.environment import as_overrides, prepare_environment
@@ -38,7 +37,8 @@ def understood(request: PipelineRequest, *, claim: ExitStack | None = None) -> A
 
     Args:
         request: what a person wrote.
-        claim: holds the run's lock from now on, where the run is to be executed and its store can be written.
+        claim: holds the run's lock from now on, where the run is to be executed. A run that was finished may have
+            nothing to do, which writes nothing: its lock is looked at.
 
     Raises:
         ConfigError: something in the config cannot work.
@@ -53,14 +53,12 @@ def understood(request: PipelineRequest, *, claim: ExitStack | None = None) -> A
     check_names(given, source=Path(request.config), overrides=request.overrides)
     from storage.commit import ArtifactStore
     from storage.lineage import RunFolder
-    from tasks.runs.locks import holding, run_name
+    from tasks.runs.locks import holding, run_name, was_finished
 
     store = ArtifactStore(given.store)
     run = RunFolder(store, run_name(given))
-    if claim is not None:
-        # A finished run is shown from a store that cannot be written, too.
-        with suppress(StoreError):
-            claim.enter_context(holding(store, run.name))
+    if claim is not None and (store.root.locked(run.lock_path) or not was_finished(run)):
+        claim.enter_context(holding(store, run.name))
     from tasks.runs.context import RunContext
     from tasks.runs.epoch_count import kept_length, length_note
     from tasks.runs.extension import trained

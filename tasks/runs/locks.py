@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig
+from storage import layout
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 
 #: Bytes of a name: file systems take 255, and other names are made of it.
 _LONGEST_NAME = 128
-#: Roots and names of the runs that this process holds for a whole command.
-_held: set[tuple[str, str]] = set()
+#: What the names of series of records begin with that say a config is finished.
+FINISHED = "finished-"
+#: Locks of runs that this process holds before it executes them, by root and name.
+_held: dict[tuple[str, str], ExitStack] = {}
 
 
 def run_name(config: RunConfig) -> str:
@@ -40,7 +43,7 @@ def run_name(config: RunConfig) -> str:
 
 @contextmanager
 def holding(store: ArtifactStore, name: str) -> Iterator[None]:
-    """Hold a run's lock for a whole command: what executes the run inside finds it held by its own process.
+    """Hold a run's lock until what executes the run inside takes it over.
 
     So another command is refused before it imports anything heavy, also while this one does so itself.
 
@@ -53,12 +56,18 @@ def holding(store: ArtifactStore, name: str) -> Iterator[None]:
     if key in _held:
         yield
         return
-    with store.root.lock(run.lock_path, f"Run '{run.name}'"):
-        _held.add(key)
+    with ExitStack() as lock:
+        lock.enter_context(store.root.lock(run.lock_path, f"Run '{run.name}'"))
+        _held[key] = lock
         try:
             yield
         finally:
-            _held.discard(key)
+            _held.pop(key, None)
+
+
+def was_finished(run: RunFolder) -> bool:
+    """Return whether a run was ever finished, under whatever config."""
+    return any(name.startswith(FINISHED) for name in run.store.root.list(layout.run(run.name)))
 
 
 @contextmanager
@@ -70,8 +79,10 @@ def executing(context: RunContext) -> Iterator[None]:
     """
     root = context.store.root
     root.sweep()
-    held = (root.uri, context.run.name) in _held
-    with nullcontext() if held else root.lock(context.run.lock_path, f"Run '{context.run.name}'"):
+    if (held := _held.pop((root.uri, context.run.name), None)) is not None:
+        # What commits checks the lease that its own root holds.
+        held.close()
+    with root.lock(context.run.lock_path, f"Run '{context.run.name}'"):
         yield
 
 
@@ -80,9 +91,9 @@ def refuse_while_executing(store: ArtifactStore, name: str) -> None:
 
     Raises:
         RunConflictError: one does.
+        StoreError: the root cannot be written.
     """
     run = RunFolder(store, name)
-    # A look creates nothing, and is in nobody's way.
-    if (store.root.uri, run.name) not in _held and store.root.locked(run.lock_path):
+    if (store.root.uri, run.name) not in _held:
         with store.root.lock(run.lock_path, f"Run '{run.name}'"):
             pass

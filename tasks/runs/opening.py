@@ -23,7 +23,7 @@ from tasks.inputs.store_trust import READ, check_trusted, remember
 from tasks.inputs.weight_sources import model_identity
 from tasks.runs.component_requirements import knowing_needs, note_needs
 from tasks.runs.context import RunContext
-from tasks.runs.locks import run_name
+from tasks.runs.locks import FINISHED, run_name
 from tasks.runs.moves import Moves, as_before, moved
 from tasks.runs.progress import Reporter
 from tasks.specs.graph import RENDERER
@@ -247,7 +247,7 @@ def _series(context: RunContext, settings: Mapping[str, Any], moves: Moves) -> s
             wanted[name] = model_identity(str(model.path), None)
         if model.single_files:
             wanted[f"{name}, files"] = context.single_file_identity(model, slot)
-    return f"finished-{fingerprint({**wanted, **_begun_as(context, moves)})[:16]}"
+    return f"{FINISHED}{fingerprint({**wanted, **_begun_as(context, moves)})[:16]}"
 
 
 def _begun_as(context: RunContext, moves: Moves) -> dict[str, Any]:

@@ -391,8 +391,11 @@ def test_a_stage_is_refused_while_its_run_executes(make_config: Make) -> None:
     other = open_run(context.store.root.uri, "small")
     with executing(context), pytest.raises(RunConflictError, match="being executed by another process"):
         refuse_while_executing(other.store, "small")
-    with holding(other.store, "small"), executing(context):
+    with holding(other.store, "small"):
         refuse_while_executing(context.store, "small")
+        with holding(context.store, "small"), executing(context), pytest.raises(RunConflictError):
+            refuse_while_executing(other.store, "small")
+    refuse_while_executing(other.store, "small")
 
 
 def test_make_stage_knows_every_stage_of_a_run(make_config: Make) -> None:
