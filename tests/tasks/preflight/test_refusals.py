@@ -35,7 +35,7 @@ UNREACHED = {
     "models/policies/base.py:load_critic": "a family without critics; check refuses the algorithm",
     "models/policies/diffusion.py:decode_smoothly": "tasks/kinds/diffusion/combinations.py refuses it",
     "models/policies/wan_ti2v_image.py:decode_smoothly": "tasks/kinds/diffusion/combinations.py refuses it",
-    "models/policies/finite.py:noise_levels": "check reads class and fields of the scheduler; its levels are a loaded pipeline's",
+    "models/policies/finite.py:noise_levels": "check reads the scheduler's fields; a pipeline makes its levels",
     "models/policies/ltx2.py:__init__": "tasks/inputs/model_settings.py refuses it",
     "models/policies/modular.py:assembled": "tasks/inputs/model_settings.py refuses it",
     "models/policies/wan_v2v.py:_whole": "no strength from 0 to 1 leaves out a number of steps",
