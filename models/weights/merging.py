@@ -92,7 +92,8 @@ class _Layer:
     @property
     def _matrix(self) -> Tensor:
         """The sum as linear layers have it, (O, I)."""
-        return self._weight.T if self._transposed else self._weight  # type: ignore[no-any-return]
+        weight: Tensor = self._weight
+        return weight.T if self._transposed else weight
 
     def remove(self) -> None:
         """Let the layer compute as it did."""
