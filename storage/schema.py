@@ -49,7 +49,9 @@ PROMPTS = pa.schema(
 #: Table of the images that prompts start from.
 REFERENCES = pa.schema(
     [
-        column("image", pa.string(), "Key of an image: a hash of its file, marked if it is read differently."),
+        column(
+            "image", pa.string(), "What identifies an image: a hash of its file, marked where it is seen otherwise."
+        ),
         column("file", pa.binary(), "Its file, as it was."),
     ]
 )
@@ -85,7 +87,7 @@ REWARDS = pa.schema(
         _PROMPT,
         _GROUP,
         column("reward", pa.float32(), "The score; null where none was asked for, or it failed.", nullable=True),
-        column("note", pa.string(), "Remark of the reward, or why it failed."),
+        column("note", pa.string(), "What the reward read or remarked, or why it failed."),
     ]
 )
 
@@ -96,7 +98,7 @@ ADVANTAGES = pa.schema(
         _PROMPT,
         _GROUP,
         column("reward", pa.float32(), "Weighted sum of the rewards less the KL penalty.", nullable=True),
-        column("advantage", pa.float32(), "Weight in training; null where it is left out.", nullable=True),
+        column("advantage", pa.float32(), "What training weighs it by; null where it is left out.", nullable=True),
     ]
 )
 
@@ -105,7 +107,7 @@ OF_ARTIFACT = pa.schema([column("artifact", pa.string(), "Artifact of the sample
 OF_REWARD = pa.schema(
     [
         column("reward_name", pa.string(), "Name of the reward in configs, whatever label a run gives it."),
-        column("reward_options", pa.string(), "Further identity of the reward, as JSON."),
+        column("reward_options", pa.string(), "What else says which reward it is, as JSON."),
         *OF_ARTIFACT,
     ]
 )
@@ -113,7 +115,7 @@ OF_REWARD = pa.schema(
 
 #: Of every token the policy chose, in order; null where a run needs none.
 _VALUES = column(
-    "values", pa.list_(pa.float32()), "Value the critic predicted at each token the policy chose.", nullable=True
+    "values", pa.list_(pa.float32()), "What the critic expected at each token the policy chose.", nullable=True
 )
 _REFERENCE = column(
     "reference_log_probs", pa.list_(pa.float32()), "Log-prob of each such token under the base model.", nullable=True
@@ -141,7 +143,7 @@ TOKEN_ADVANTAGES = pa.schema(
     [
         _SAMPLE,
         column("advantages", pa.list_(pa.float32()), "Advantage of each token the policy chose.", nullable=True),
-        column("returns", pa.list_(pa.float32()), "Target of the critic at each such token.", nullable=True),
+        column("returns", pa.list_(pa.float32()), "What a critic learns of each such token.", nullable=True),
         _VALUES,
         _REFERENCE,
     ]

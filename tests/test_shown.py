@@ -130,7 +130,7 @@ def test_first_and_last_words_are_text(text: str, capsys: pytest.CaptureFixture[
     from configs.errors import ConfigError
 
     error_reporting.say(text)
-    with pytest.raises(SystemExit), error_reporting.last_words():
+    with pytest.raises(SystemExit), error_reporting.report_errors():
         raise ConfigError(text)
     for written in capsys.readouterr():
         assert_harmless(written.replace("\t", " "))

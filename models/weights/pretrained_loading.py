@@ -250,7 +250,7 @@ def _unloadable(error: Exception, source: str | Path, label: str, remedy: str) -
         return _needs_code(source, "a class that its files name is in Python files", label)
     if isinstance(error, RecursionError):
         said = "a file is nested too deeply"
-    return ConfigError(f"{label} '{source}' cannot be loaded: {' '.join(said.split())[:500]} {remedy}")
+    return ConfigError(f"{label} '{source}' cannot be loaded: {' '.join(said.split())[:500].rstrip('.')}. {remedy}")
 
 
 def _needs_code(source: str | Path, found: str, label: str) -> ConfigError:

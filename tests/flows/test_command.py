@@ -107,7 +107,7 @@ def test_a_mistyped_stage_is_refused_before_anything_heavy_is_imported(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["presets", "--kind", "language"], ["--help"], ["presets", "--help"]], ids=" ".join
+    "arguments", [["presets", "--kind", "tokens"], ["--help"], ["presets", "--help"]], ids=" ".join
 )
 def test_lists_and_help_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
     line = [sys.executable, "-X", "importtime", "-m", "flows.cli", *arguments]

@@ -115,7 +115,7 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
     monkeypatch.setattr(pipeline, "check_config", lambda config, rewards: None)
     monkeypatch.setattr(pipeline, "note_state", lambda context, state, error=None: noted.append(state))
     monkeypatch.setattr(pipeline, "executing", lambda context: nullcontext())
-    monkeypatch.setattr(pipeline.runtime, "opened", lambda context: nullcontext())
+    monkeypatch.setattr(pipeline.process_state, "opened", lambda context: nullcontext())
     monkeypatch.setattr(pipeline, "flow_run_tags", dict)
     monkeypatch.setattr(pipeline, "Tracker", lambda context, orchestrator: SimpleNamespace(close=told.append))
     with pytest.raises(type(behind(cause))):

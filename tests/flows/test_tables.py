@@ -129,7 +129,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "artifacts": ("store ls", f"store ls --run {NAMES[0]} --stage rollout", "store ls --epoch 1"),
     "check": ("check CONFIG", "check CONFIG --set execution.processes=3"),
     "diff": (" ".join(["diff", *NAMES]),),
-    "dry": (f"run CONFIG --dry --name {NAMES[0]} --set run.epochs=40",),
+    "dry_run": (f"run CONFIG --dry --name {NAMES[0]} --set run.epochs=40",),
     "presets": ("presets", "presets --kind tokens", "presets --model FLUX --memory 80"),
     "status": ("status", *(f"status {NAMES[0]} {chosen}".strip() for chosen in ("", "--epoch 1", "--stage judge"))),
 }

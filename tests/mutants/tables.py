@@ -76,7 +76,7 @@ FILES = (
     "tasks/algorithms/*.py",
     "tasks/training/*.py",
     *(f"tasks/modalities/{name}.py" for name in ("rows", "reader", "sample_set", "proximal")),
-    *(f"tasks/modalities/diffusion/{name}.py" for name in ("sets", "replay")),
+    *(f"tasks/modalities/diffusion/{name}.py" for name in ("sample_sets", "replay")),
 )
 
 

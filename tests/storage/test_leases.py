@@ -29,8 +29,8 @@ HOLDER = """
 import socket, sys
 socket.gethostname = lambda: sys.argv[2]
 from configs.schema import StoreSection
-from storage.backends.s3 import S3Root
-root = S3Root(sys.argv[1], StoreSection(root="s3://" + sys.argv[1]))
+from storage.backends.s3 import S3Backend
+root = S3Backend(sys.argv[1], StoreSection(root="s3://" + sys.argv[1]))
 with root.lock("runs/x/.lock", "Run 'x'"):
     print("held", flush=True)
     if sys.stdin.readline() == "die\\n":

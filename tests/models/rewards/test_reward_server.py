@@ -56,7 +56,7 @@ class Slow:
 class OfGroups:
     """How far an image is from the brightest of its group."""
 
-    needs = Needs(groupwise=True, columns=("count",))
+    needs = Needs(media="images", groupwise=True, columns=("count",))
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> np.ndarray:
         values = media.reshape(len(media), -1).mean(1)
@@ -223,7 +223,7 @@ def test_a_groupwise_reward_is_asked_group_by_group() -> None:
     batch = samples(6, metadata={"count": 1})
     with served(name) as server:
         reward = remote(server.url, name)
-        assert reward.needs == Needs(groupwise=True, columns=("count",))
+        assert reward.needs == Needs(media="images", groupwise=True, columns=("count",))
         np.testing.assert_array_equal(score(reward, "g", batch).values, score(OfGroups(), "g", batch).values)
 
 
@@ -235,7 +235,7 @@ def test_images_that_prompts_start_from_go_along() -> None:
     assert len(wire.pack_request(batch)) - len(wire.pack_request(shared)) > 9 * batch.references[0][0].nbytes
     with served(name, "--set", "to=source", "--set", "by=ssim") as server:
         reward = remote(server.url, name, options=options)
-        assert reward.needs == Needs(references=True)
+        assert reward.needs == Needs(media="images", references=True)
         for each in (batch, shared):
             expected = score(make_reward(name, options), "s", each).values
             np.testing.assert_array_equal(score(reward, "s", each).values, expected)

@@ -69,7 +69,7 @@ def test_json_of_others_is_read_in_one_place_alone() -> None:
     }
     own = {name for name in found if name.startswith(("engines/", "quickstart/", "rewards/service/"))}
     assert found - own == {
-        "libraries.py",
+        "library_loading.py",
         "rewards/reasoning.py",
         "weights/adapter_settings.py",
         "weights/safetensors_header.py",

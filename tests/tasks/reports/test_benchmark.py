@@ -319,9 +319,9 @@ def test_the_command_prints_a_table_and_keeps_results(
     assert len(files) == 2
     told = flowmill("status", "--root", context.store.root.uri).stdout
     assert "small-bench, 2 per prompt" in told
-    states = {row.split("│")[1].strip(): row for row in told.splitlines() if row.startswith("│")}
+    states = {row.split("\t")[0]: row for row in told.splitlines() if "\t" in row}
     assert "stopped" in states["small"], "the small run itself is not finished"
-    assert "benchmark" in next(row for name, row in states.items() if name.startswith("benchmark-small")).split("│")[3]
+    assert "benchmark" in next(row for name, row in states.items() if name.startswith("benchmark-small")).split("\t")[2]
     against = flowmill("benchmark", str(small), "--against", str(files[0]), "--against", str(files[1]), *common)
     assert against.returncode == 0, against.stderr
     assert "3 prompts" in against.stdout

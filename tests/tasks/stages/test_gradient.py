@@ -375,9 +375,9 @@ class Broken(Ink):
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (lambda media: media.mean(), r"returned Tensor of shape \(\)"),
+        (lambda media: media.mean(), r"returned a Tensor of shape \(\)"),
         (lambda media: media.flatten(1).mean(1).detach(), "depends on the samples"),
-        (lambda media: [0.0] * len(media), "returned list"),
+        (lambda media: [0.0] * len(media), "returned a list"),
         (lambda media: media.flatten(1).mean(1) / 0, "returned inf"),
         (lambda media: (media.flatten(1).mean(1) * 0).sqrt(), "is not finite for prompt 'a'"),
         (lambda media: media.no_such_method(), "failed for .*AttributeError"),

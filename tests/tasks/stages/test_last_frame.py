@@ -103,7 +103,7 @@ def test_the_ode_is_the_pipelines_with_a_last_image(name: str, folders: dict[str
             "wan21_i2v",
             2,
             5,
-            "2 images, the first and the last frame, but this model sees the first alone.*or take Wan 2.1 FLF2V",
+            "2 images, the first and the last frame, but this model sees the first alone.*or use Wan 2.1 FLF2V",
         ),
         ("both", 1, 5, "1 image, the first frame, but this model sees both its ends.*Name the frames it takes"),
         (
