@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
@@ -117,5 +118,7 @@ def _character_tokenizer(folder: Path) -> CLIPTokenizer:
     tokens = characters + [f"{char}</w>" for char in characters] + ["<|startoftext|>", "<|endoftext|>"]
     (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    made: CLIPTokenizer = load_pretrained(CLIPTokenizer, folder, label="model.build:", model_max_length=MAX_TOKENS)
+    # The tokenizer's config repeats these arguments; with others the bytes of base models would change.
+    options: dict[str, Any] = {"model_max_length": MAX_TOKENS, "local_files_only": False}
+    made: CLIPTokenizer = load_pretrained(CLIPTokenizer, folder, label="model.build:", **options)
     return made
