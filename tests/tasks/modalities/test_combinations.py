@@ -84,7 +84,7 @@ def case(sampler: str = "flow_sde", plan: str = "all", algorithm: str = "grpo", 
         (case(plan="final"), "trains none. Set rollout.plan to 'all'"),
         (
             case(algorithm="opd", mode="binary"),
-            "advantage.mode is 'binary', but optimize.algorithm 'opd' does not look",
+            "advantage.mode is 'binary', but optimize.algorithm 'opd' does not read",
         ),
         (case(algorithm="opd", best_of=2), "Remove advantage.best_of"),
     ],
