@@ -76,7 +76,7 @@ FILES: dict[str, tuple[Any, Takes, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", FILES)
+@pytest.mark.parametrize("label", FILES)
 def test_a_file_is_taken_and_with_any_key_misspelled_is_not(label: str) -> None:
     data, takes, own = FILES[label]
     assert takes(data)

@@ -76,7 +76,7 @@ def _print(found: Sequence[dict[str, Any]], listed: EntryFilter) -> None:
         _add(table, columns, {**item, "state": _state(item), "artifact": short[item["artifact"]]}, whole=listed.long)
     for group in _groups(rest):
         _add(table, columns, _together(group, short), whole=False)
-    print_table(table, optional=("rows", "state", "size"), complete=listed.long)
+    print_table(table, cut=("runs",), optional=("rows", "state", "size"), complete=listed.long)
     if rest:
         console.print(f"{len(rest)} artifacts are summed up; --long lists each.")
 

@@ -64,7 +64,7 @@ def convert(file: Path, folder: Path) -> None:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where: dict[str, Any] = {"what": "model.build 'smollm':", "gguf_file": file.name}
+    where: dict[str, Any] = {"label": "model.build 'smollm':", "gguf_file": file.name}
     read = load_pretrained(AutoModelForCausalLM, file.parent, dtype="float32", **where)
     config = type(read.config)(**{k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
     model: Any = type(read)(config)

@@ -198,12 +198,12 @@ CONFIGS: dict[str, tuple[str | None, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", CONFIGS)
+@pytest.mark.parametrize("label", CONFIGS)
 @pytest.mark.parametrize("only", [("pipeline",), ()])
 def test_a_config_that_cannot_run_is_not_deployed(
-    what: str, only: tuple[str, ...], client: SyncPrefectClient, name: str, folder: Path
+    label: str, only: tuple[str, ...], client: SyncPrefectClient, name: str, folder: Path
 ) -> None:
-    text, said = CONFIGS[what]
+    text, said = CONFIGS[label]
     if text is not None:
         (folder / "config.yaml").write_text(text)
     with pytest.raises((ConfigError, PromptError), match=said):

@@ -133,10 +133,10 @@ def test_the_simulated_device_is_as_strict_as_a_gpu(cache: Path) -> None:
 @pytest.mark.xdist_group("simulated")
 def test_the_one_command_finds_all_as_it_must_be(cache: Path) -> None:
     lines = lines_of(cache, "--short")
-    took = [line["ratio"] for line in lines if line["what"].endswith("forward and backward")]
+    took = [line["ratio"] for line in lines if line["label"].endswith("forward and backward")]
     assert len(took) == 2
     assert all(0.99 < ratio < 1.01 for ratio in took)
-    drawn = [line["what"].partition(":")[0] for line in lines if "the pipeline's" in line["what"]]
+    drawn = [line["label"].partition(":")[0] for line in lines if "the pipeline's" in line["label"]]
     assert drawn == list(families.SHORT)
 
 
@@ -145,7 +145,7 @@ def test_the_one_command_finds_all_as_it_must_be(cache: Path) -> None:
 def test_what_is_traced_is_what_every_family_takes(cache: Path) -> None:
     lines = lines_of(cache, "memory")
     for preset in memory.every_family():
-        of_it = [line for line in lines if line["what"].startswith((f"{preset}, ", f"{preset}: "))]
-        took = {line["what"].rpartition("MB of ")[2]: line["ratio"] for line in of_it if "MB of " in line["what"]}
+        of_it = [line for line in lines if line["label"].startswith((f"{preset}, ", f"{preset}: "))]
+        took = {line["label"].rpartition("MB of ")[2]: line["ratio"] for line in of_it if "MB of " in line["label"]}
         assert len(took) >= 3, preset
         assert all(0.9 < ratio < 1.1 for ratio in took.values()), took

@@ -137,7 +137,7 @@ _EXPLODING = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", _EXPLODING)
+@pytest.mark.parametrize("label", _EXPLODING)
 def test_reading_an_answer_is_inside_the_time_of_the_request(label: str) -> None:
     begun = time.monotonic()
     body = _EXPLODING[label]

@@ -92,7 +92,7 @@ _HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("what", _HOSTILE)
+@pytest.mark.parametrize("label", _HOSTILE)
 def test_answers_of_servers_and_judges_are_bounded(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answer, said = _HOSTILE[label]
     monkeypatch.setattr("models.rewards.vlm._RETRIES", 0)

@@ -75,7 +75,7 @@ DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
 TABLES = {"algorithm": ALGORITHMS, "kernel": KERNELS, "plan": PLANS}
 
 
-@pytest.mark.parametrize(("what", "name"), DEFAULTS)
+@pytest.mark.parametrize(("label", "name"), DEFAULTS)
 def test_defaults(label: str, name: str) -> None:
     made = create(TABLES[label], name, {}, label=label)
     found = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
@@ -159,7 +159,7 @@ BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "name", "option", "taken", "refused"), BOUNDS)
+@pytest.mark.parametrize(("label", "name", "option", "taken", "refused"), BOUNDS)
 def test_bounds(label: str, name: str, option: str, taken: list[Any], refused: list[Any]) -> None:
     for value in taken:
         assert getattr(create(TABLES[label], name, {option: value}, label=label), option) == value
