@@ -40,7 +40,8 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """What a terminal of 80 columns is sent."""
     file = io.StringIO()
     terminal = consoles._Console(file=file, width=WIDTH, force_terminal=True, color_system=None)
-    monkeypatch.setattr(consoles, "console", terminal)
+    # Modules that were imported before hold the console itself.
+    monkeypatch.setattr(consoles.console, "__dict__", terminal.__dict__)
     return file
 
 
@@ -181,9 +182,8 @@ PRINTED: Mapping[str, Callable[[], None]] = {
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Have each module's tables written to a terminal of 100 columns; how many entries each printed, one line each."""
     file, found = io.StringIO(), Counter[str]()
-    monkeypatch.setattr(
-        consoles, "console", consoles._Console(file=file, width=100, force_terminal=True, color_system=None)
-    )
+    terminal = consoles._Console(file=file, width=100, force_terminal=True, color_system=None)
+    monkeypatch.setattr(consoles.console, "__dict__", terminal.__dict__)
 
     def printing(module: str) -> Callable[..., None]:
         def print_table(table: Table, **how: Any) -> None:
@@ -244,7 +244,8 @@ def test_names_are_whole_in_long_lists(make_config: Make, shown: io.StringIO) ->
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
         assert all(any(name in line for line in lines(shown)) for name in whole), arguments
-        assert max(map(len, lines(shown))) <= WIDTH, arguments
+        # The line above the table names the root, whatever its length.
+        assert max(len(line) for line in lines(shown) if context.store.root.uri not in line) <= WIDTH, arguments
 
 
 def test_epochs_before_the_newest_are_summed_up() -> None:
