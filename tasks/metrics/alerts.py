@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from storage.tables import read_shard
+from storage.layout import ArtifactRef
 from tasks.algorithms.resampling import FEWEST
-from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, split_of
+from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, scores_by_prompt
 from tasks.metrics.monitors import monitor_alerts
 from tasks.metrics.rules import RULES, History
 from tasks.runs.chain import Chain
@@ -57,10 +57,11 @@ class Watcher:
         """Bind to the chain of a run."""
         self._chain = chain
         self._epochs: list[dict[str, float]] = []
+        self._chances: dict[tuple[ArtifactRef, ArtifactRef], float] = {}
 
     def all(self) -> list[Alert]:
         """Return all alerts in the order of epochs."""
-        found = [*_of_rules(self.history()), *_of_monitors(self._chain), *_of_heldout(self._chain)]
+        found = [*_of_rules(self.history()), *_of_monitors(self._chain), *self._heldout()]
         return sorted(found, key=lambda alert: alert.epoch)
 
     def trained(self, epoch: int) -> list[Alert]:
@@ -70,7 +71,7 @@ class Watcher:
 
     def evaluated(self, epoch: int) -> list[Alert]:
         """Return the alerts that begin with the evaluation after an epoch."""
-        return [alert for alert in _of_heldout(self._chain) if alert.epoch == epoch]
+        return [alert for alert in self._heldout() if alert.epoch == epoch]
 
     def history(self) -> History:
         """Return the figures of the epochs that are complete; reads manifests only."""
@@ -80,6 +81,32 @@ class Watcher:
                 break
             self._epochs.append(figures)
         return History(self._chain.config, self._epochs)
+
+    def _heldout(self) -> Iterator[Alert]:
+        """Yield where a held-out score first falls below that of the base model by more than chance explains.
+
+        The k-th evaluation after training began is tested at the level ``FALSE_ALARMS`` 6 / (pi^2 k^2). The levels of
+        all evaluations sum to ``FALSE_ALARMS`` (union bound), so the rate holds for a run of any length.
+        """
+        epochs = evaluated_epochs(self._chain)
+        if not epochs or epochs[0] != 0:
+            return
+        first, known = evaluation_figures(self._chain, 0).get("heldout", {}), set[str]()
+        for number, epoch in enumerate(epochs[1:], 1):
+            now = evaluation_figures(self._chain, epoch).get("heldout", {})
+            for slot in sorted((now.keys() & first.keys()) - known):
+                fell = now[slot]["mean"] < first[slot]["mean"]
+                if fell and self._chance(slot, epoch) <= FALSE_ALARMS * 6 / (pi * number) ** 2:
+                    known.add(slot)
+                    yield _fallen(slot, epoch, first[slot]["mean"], now[slot]["mean"])
+
+    def _chance(self, slot: str, epoch: int) -> float:
+        """Return how likely a held-out score falls this far without a change; computed once per pair of artifacts."""
+        before, after = (self._chain.require(each, "judge", slot).ref for each in (0, epoch))
+        if (before, after) not in self._chances:
+            scores = (scores_by_prompt(self._chain.store, ref, "heldout") for ref in (before, after))
+            self._chances[before, after] = fall_by_chance(*scores)
+        return self._chances[before, after]
 
 
 def _of_rules(history: History) -> Iterator[Alert]:
@@ -97,25 +124,6 @@ def _of_monitors(chain: Chain) -> Iterator[Alert]:
         yield Alert(rule="monitor", subject=found.monitor, epoch=found.epoch, text=found.text())
 
 
-def _of_heldout(chain: Chain) -> Iterator[Alert]:
-    """Yield where a held-out score first falls below that of the base model by more than chance explains.
-
-    The k-th evaluation after training began is tested at the level ``FALSE_ALARMS`` 6 / (pi^2 k^2). The levels of all
-    evaluations sum to ``FALSE_ALARMS`` (union bound), so the rate holds for a run of any length.
-    """
-    epochs = evaluated_epochs(chain)
-    if not epochs or epochs[0] != 0:
-        return
-    first, known = evaluation_figures(chain, 0).get("heldout", {}), set[str]()
-    for number, epoch in enumerate(epochs[1:], 1):
-        now = evaluation_figures(chain, epoch).get("heldout", {})
-        for slot in sorted((now.keys() & first.keys()) - known):
-            fell = now[slot]["mean"] < first[slot]["mean"]
-            if fell and _chance(chain, slot, epoch) <= FALSE_ALARMS * 6 / (pi * number) ** 2:
-                known.add(slot)
-                yield _fallen(slot, epoch, first[slot]["mean"], now[slot]["mean"])
-
-
 def _fallen(slot: str, epoch: int, before: float, after: float) -> Alert:
     text = (
         f"epoch {epoch}: on held-out prompts '{slot}' fell from {before:.4g} before training to {after:.4g}, more than "
@@ -125,30 +133,20 @@ def _fallen(slot: str, epoch: int, before: float, after: float) -> Alert:
     return Alert(rule="heldout", subject=slot, epoch=epoch, text=text)
 
 
-def _chance(chain: Chain, slot: str, epoch: int) -> float:
-    """Return how likely a fall of a held-out score is without a change: a one-sided paired t-test over prompts."""
+def fall_by_chance(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """Return how likely scores fall this far without a change: a one-sided paired t-test over prompts.
+
+    Args:
+        before: the mean score of each prompt before training; NaN where there is none.
+        after: the same after training.
+    """
     from scipy.stats import ttest_1samp
 
-    before, after = (_by_prompt(chain, each, slot) for each in (0, epoch))
     differences = np.array([after[prompt] - before[prompt] for prompt in before.keys() & after.keys()])
+    differences = np.sort(differences[np.isfinite(differences)])
     if len(differences) < FEWEST or not differences.any():
         return 1.0
-    return float(ttest_1samp(np.sort(differences), 0.0, alternative="less").pvalue)
-
-
-def _by_prompt(chain: Chain, epoch: int, slot: str) -> dict[str, float]:
-    """Return the mean held-out score of each prompt in an evaluation."""
-    ref = chain.require(epoch, "judge", slot).ref
-    scores: dict[str, list[float]] = {}
-    for record in chain.store.shards(ref):
-        if split_of(record.shard) != "heldout":
-            continue
-        table = read_shard(chain.store, ref, record)
-        columns = (table.column(name).to_pylist() for name in ("prompt_id", "reward"))
-        for prompt, score in zip(*columns, strict=True):
-            if score is not None:
-                scores.setdefault(prompt, []).append(score)
-    return {prompt: fmean(values) for prompt, values in scores.items()}
+    return float(ttest_1samp(differences, 0.0, alternative="less").pvalue)
 
 
 def _figures(chain: Chain, epoch: int) -> dict[str, float] | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
+from storage.tables import read_shard
 from tasks.metrics.image_grids import GRID
 from tasks.metrics.texts import TEXTS, Text, read_texts
 from tasks.runs.chain import Chain
@@ -58,6 +61,27 @@ def named_evaluations(chain: Chain) -> dict[tuple[int, str], dict[str, ArtifactR
 def named_figures(chain: Chain, epoch: int, name: str) -> Figures:
     """Return the scores of an evaluation beside the run's own."""
     return _by_split(chain.store, named_evaluations(chain).get((epoch, name), {}))
+
+
+def scores_by_prompt(store: ArtifactStore, ref: ArtifactRef, split: str | None = None) -> dict[str, float]:
+    """Return the mean score of each prompt of a rewards artifact; NaN where none of its samples has one.
+
+    Args:
+        store: the store.
+        ref: the artifact.
+        split: a prompt list; all of them when absent.
+    """
+    scores: dict[str, list[float]] = {}
+    for record in store.shards(ref):
+        if split not in (None, split_of(record.shard)):
+            continue
+        table = read_shard(store, ref, record)
+        columns = (table.column(name).to_pylist() for name in ("prompt_id", "reward"))
+        for prompt, score in zip(*columns, strict=True):
+            known = scores.setdefault(prompt, [])
+            if score is not None:
+                known.append(score)
+    return {prompt: fmean(known) if known else nan for prompt, known in scores.items()}
 
 
 def weighted_reward(config: RunConfig, figures: Figures) -> float:

@@ -5,14 +5,11 @@ Images and scores are artifacts like those of any evaluation: what was made once
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from configs.benchmark import Benchmark
 from configs.errors import ConfigError
@@ -26,9 +23,7 @@ from models.library_loading import read_json
 from models.policies import POLICIES
 from models.policies.pipeline_index import index_file
 from models.rewards.factory import bounds_of
-from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.tables import read_rows
 from tasks.checks.check_execution import check_devices
 from tasks.checks.check_rewards import check_rewards
 from tasks.checks.try_rewards import try_rewards
@@ -40,6 +35,7 @@ from tasks.inputs.model_settings import check_model
 from tasks.inputs.prompts import read_prompts, source_prompts
 from tasks.inputs.store_trust import check_trusted
 from tasks.metrics.describe import BENCHMARK
+from tasks.metrics.evaluations import scores_by_prompt
 from tasks.reports.benchmark_results import Result
 from tasks.runs.locks import holding
 from tasks.runs.opening import begin_run, open_run
@@ -130,6 +126,7 @@ def measure(
             for section in context.config.rewards
         }
     listed = context.prompts["train"]
+    means = {reward: scores_by_prompt(context.store, ref) for reward, ref in scored.items()}
     return Result(
         title=benchmark.title,
         model=subject.label,
@@ -137,7 +134,7 @@ def measure(
         images=str(images),
         rewards={reward: str(ref) for reward, ref in scored.items()},
         prompts=[prompt.text for prompt in listed],
-        scores={reward: _by_prompt(context.store, ref, [p.id for p in listed]) for reward, ref in scored.items()},
+        scores={reward: [scores[prompt.id] for prompt in listed] for reward, scores in means.items()},
         bounds={each.slot: found for each in context.config.rewards if (found := bounds_of(each.name)) is not None},
     )
 
@@ -159,15 +156,6 @@ def _made(execution: Execution, scorers: RewardPool, stage: Stage) -> ArtifactRe
     else:
         run.execute()
     return stage.ref
-
-
-def _by_prompt(store: ArtifactStore, ref: ArtifactRef, prompts: Sequence[str]) -> list[float]:
-    """Return the mean score of each prompt's images, in order."""
-    table = read_rows(store, ref)
-    scores: dict[str, list[float]] = {prompt: [] for prompt in prompts}
-    for prompt, value in zip(table.column("prompt_id").to_pylist(), table.column("reward").to_pylist(), strict=True):
-        scores[prompt].append(value)
-    return [float(np.mean(scores[prompt], dtype=np.float64)) for prompt in prompts]
 
 
 def _pinned(benchmark: Benchmark, subject: Subject, root: str, processes: int) -> RunConfig:

@@ -21,6 +21,15 @@ class Constant:
         return [0.7] * len(media)
 
 
+class Fading:
+    """Bright images are good; a test may lower all scores from some call on."""
+
+    lowered = 0.0
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [float(image.mean()) / 255 - self.lowered for image in media]
+
+
 class NotANumber:
     """No image has a score."""
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_rel
 
 from configs.load import load_config
 from configs.schema import RunConfig
+from tasks.algorithms.resampling import FEWEST
 from tasks.metrics import alerts as module
-from tasks.metrics.alerts import FALSE_ALARMS, Alert, Watcher, alerts
+from tasks.metrics.alerts import FALSE_ALARMS, Alert, Watcher, alerts, fall_by_chance
 from tasks.metrics.describe import describe_run
+from tasks.metrics.evaluations import scores_by_prompt
 from tasks.metrics.rules import RULES, History
 from tests.conftest import ROOT
-from tests.support.inside import prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.rewards import Fading
 
 Make = Callable[..., RunConfig]
 Epoch = Mapping[str, float]
@@ -107,20 +113,43 @@ def test_alerts_are_read_from_committed_artifacts_once_per_episode(make_config: 
     assert describe_run(context)["warnings"] == [alert.text for alert in begun]
 
 
-def test_held_out_scores_that_fall_are_an_alert(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    chain, drawn = prepare(make_config("run.epochs=2")).chain, np.random.default_rng(0)
-    base = dict(zip(map(str, range(64)), drawn.normal(0.5, 0.2, 64), strict=True))
-    scores = {
-        0: base,
-        1: {prompt: score - 0.002 * drawn.normal() for prompt, score in base.items()},
-        2: {prompt: score - 0.05 - 0.1 * drawn.random() for prompt, score in base.items()},
-    }
-    means = {epoch: {"heldout": {"r": {"mean": float(np.mean([*each.values()]))}}} for epoch, each in scores.items()}
-    monkeypatch.setattr(module, "evaluated_epochs", lambda chain: [0, 1, 2])
-    monkeypatch.setattr(module, "evaluation_figures", lambda chain, epoch: means[epoch])
-    monkeypatch.setattr(module, "_by_prompt", lambda chain, epoch, slot: scores[epoch])
-    assert [alert.label for alert in Watcher(chain).evaluated(2)] == ["heldout[r]@2"]
-    assert Watcher(chain).evaluated(1) == []
+def test_held_out_scores_that_fall_are_an_alert(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What training changes in one small step is chance; a fall of all scores is not. An evaluation is read once."""
+    prompts = tmp_path / "heldout.txt"
+    prompts.write_text("".join(f"prompt {n}\n" for n in range(FEWEST)), encoding="utf-8")
+    fading = 'rewards=[{name: "tests.support.rewards:Fading"}]'
+    context = prepare(
+        make_config(fading, f"prompts.heldout={prompts}", "evaluate.every=1", "evaluate.samples=20", "run.epochs=3")
+    )
+    read = Mock(wraps=scores_by_prompt)
+    monkeypatch.setattr(module, "scores_by_prompt", read)
+    watcher, begun = Watcher(context.chain), list[Alert]()
+    for epoch in range(4):
+        if epoch:
+            run_epoch(context, epoch)
+        monkeypatch.setattr(Fading, "lowered", 0.1 * (epoch >= 2))
+        evaluate(context, epoch)
+        begun += watcher.evaluated(epoch)
+    (slot,) = (section.slot for section in context.config.rewards)
+    assert [alert.label for alert in begun] == [f"heldout[{slot}]@2"]
+    assert [alert for alert in alerts(context.chain) if alert.rule == "heldout"] == begun
+    last = context.chain.require(2, "judge", slot).ref
+    reads = [call.args[1] for call in read.mock_calls]
+    assert reads.count(last) == 2, "once as the run grew, and once afterwards"
+
+
+def test_chance_of_a_fall_is_a_paired_test_of_the_prompts_with_both_scores() -> None:
+    drawn = np.random.default_rng(0)
+    before = dict(zip(map(str, range(64)), drawn.normal(0.5, 0.2, 64), strict=True))
+    changed = {prompt: score - 0.02 + 0.1 * drawn.normal() for prompt, score in before.items()}
+    expected = ttest_rel([*changed.values()], [*before.values()], alternative="less").pvalue
+    assert fall_by_chance(before, changed) == pytest.approx(expected)
+    assert fall_by_chance({**before, "none": np.nan, "old": 1.0}, {**changed, "none": 0.0}) == pytest.approx(expected)
+    assert fall_by_chance(before, before) == 1.0
+    few = dict(list(before.items())[: FEWEST - 1])
+    assert fall_by_chance(few, {prompt: 0.0 for prompt in few}) == 1.0, "too few prompts for a test"
 
 
 def test_levels_of_all_evaluations_sum_to_the_stated_rate() -> None:
