@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -84,6 +85,21 @@ def test_rooms_import_only_rooms_before_them() -> None:
     for package, order in rooms.ORDER.items():
         named = {name.split(".")[1] for name in rooms.modules() if name.startswith(f"{package}.")}
         assert named == set(order), "a room without a place, or a file left over beside them"
+
+
+@pytest.mark.parametrize("package", [*ALLOWED, "pages"])
+def test_the_docs_name_the_rooms_that_exist(package: str) -> None:
+    exist = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+    tree = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8").split("```")[1]
+    block = re.search(rf"^{package}/.*\n(?: .*\n)*", tree, re.MULTILINE)
+    assert block, f"docs/extending.md does not list {package}/"
+    named = set(re.findall(r"(\w+)/(?:\s|$)", block.group(), re.MULTILINE)) - {package}
+    assert named == exist, "the tree in docs/extending.md"
+    if package in rooms.ORDER:
+        text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))) or ""
+        listed = re.search(r"before it: ([^.]*)\.", text)
+        assert listed, f"the docstring of {package} lists no rooms"
+        assert re.split(r",\s+", listed.group(1)) == [room for room in rooms.ORDER[package] if room in exist]
 
 
 def test_no_files_import_each_other() -> None:

@@ -1,1 +1,1 @@
-"""Execution of stages: ranks and their launchers, jobs for other processes, runners. Models are in hosting."""
+"""Execution of stages: ranks and their launchers, jobs for other processes, runners. Models are in runtime."""

@@ -1,1 +1,1 @@
-"""Figures and pictures of committed tables: scores, earnings, speed, suspicions. Computed from records alone."""
+"""Figures and pictures of committed tables: scores, curves, speed, alerts. Computed from records alone."""
