@@ -118,10 +118,6 @@ def _frame(image: Image.Image, number: int) -> Image.Image:
     return image
 
 
-def _is_deep(image: Image.Image) -> bool:
-    return image.mode == "I" or image.mode.startswith("I;16")
-
-
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode in _NUMBERS:
         return _gray(image)

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from configs.errors import CorruptError
 from storage.backends.base import Blob, FileEntry, Root
-from storage.backends.mapped_file import MappedFile
 
 
 class Files(Protocol):
@@ -52,18 +51,3 @@ class ShardFiles:
             held = ", ".join(self._entries) or "nothing"
             raise CorruptError(f"{self.where} has no '{name}'; its commit record names {held}.")
         return self._entries[name]
-
-
-class FolderFiles:
-    """Files of a plain folder, outside a store."""
-
-    def __init__(self, folder: Path) -> None:
-        """Bind to a folder."""
-        self.where = str(folder)
-        self._folder = folder
-
-    def blob(self, name: str) -> Blob:
-        """Open a file for reading in ranges."""
-        if not (self._folder / name).is_file():
-            raise CorruptError(f"{self._folder / name} is missing.")
-        return MappedFile(self._folder / name)

@@ -2,7 +2,7 @@
 
 A rule reads figures of trained epochs alone, so that it gives one answer on every machine and after every restart.
 Rules that compare samples with each other (monitors, held-out scores) are in ``tasks.metrics.alerts``.
-A new rule is one entry of ``RULES``; ``tests/tasks/metrics/test_rules.py`` asks for a run that has its fault.
+A new rule is one entry of ``RULES``; ``tests/tasks/metrics/test_alerts.py`` asks for a run that has its fault.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from storage.collective_publish import describe
 from storage.media import MediaFormat, Sound
 from storage.row_digest import Contents
 from storage.schema import SAMPLES, read_table, write_table
-from storage.shard_files import FolderFiles
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
 from storage.trajectories.webdataset import WebDatasetStore
+from tests.support.folder_files import FolderFiles
 from tests.support.trajectories import write_samples
 
 

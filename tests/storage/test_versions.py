@@ -59,7 +59,7 @@ def test_a_newer_manifest_is_refused(store: ArtifactStore) -> None:
 
 
 def test_a_newer_table_is_refused(tmp_path: Path) -> None:
-    from storage.shard_files import FolderFiles
+    from tests.support.folder_files import FolderFiles
 
     (source,) = (FIXTURES / "store_v1").rglob("rewards.parquet")
     table = pq.read_table(source)

@@ -132,17 +132,6 @@ class Prompts:
             self._counted(split, row, text) for split, texts in splits.items() for row, text in enumerate(texts, 1)
         )
 
-    def check(self, splits: Mapping[str, Sequence[str]]) -> None:
-        """Check the first prompt of each list, and those that hold a control token: what holds for others too.
-
-        Raises:
-            ConfigError: one cannot be taken, see ``ids``.
-        """
-        for split, texts in splits.items():
-            for row, text in enumerate(texts, 1):
-                if row == 1 or first_mark(self._tokenizer, text) is not None:
-                    self._counted(split, row, text)
-
     def _counted(self, split: str, row: int, text: str) -> int:
         try:
             return len(self.ids(text))

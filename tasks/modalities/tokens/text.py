@@ -61,8 +61,3 @@ def stored_text(shard: TrajectoryShard, row: int) -> str:
     if found is None:
         raise CorruptError(f"Sample '{shard.table.column('sample_id')[row]}' has no text; the rollout stored none.")
     return found
-
-
-def stored_finish(shard: TrajectoryShard, row: int) -> str:
-    """Return why a stored completion ended."""
-    return FINISHES[int(shard.array("finish", row)[0])]

@@ -216,7 +216,15 @@ _SERVE = "import flows.cli.serve as serve; serve._GRACE_S = 1; from flows.cli im
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_server_that_is_scoring(number: signal.Signals) -> None:
     command = [sys.executable, "-c", _SERVE, "serve-reward", SLOW, "--set", "seconds=600", "--port", "0"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that starts tests in the background leaves Ctrl-C ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         assert process.stdout is not None
         url = next(line for line in process.stdout if "answers at" in line).split()[-1]

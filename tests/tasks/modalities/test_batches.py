@@ -17,13 +17,13 @@ from configs.errors import CorruptError
 from models.maths.conditioning import Conditioning
 from models.maths.transitions import FlowSDE
 from storage.schema import ADVANTAGES
-from storage.shard_files import FolderFiles
 from storage.trajectories.base import Sample, TrajectoryShard
 from storage.trajectories.webdataset import WebDatasetStore
 from tasks.algorithms.base import ForwardTimes, Requirements
 from tasks.algorithms.diffusion import ForwardBatch, TransitionBatch
 from tasks.modalities.diffusion.sample_sets import ForwardSet, SampleSet, TransitionSet
 from tasks.modalities.rows import Units
+from tests.support.folder_files import FolderFiles
 from tests.support.trajectories import write_samples
 
 SIGMAS = [1.0, 0.8, 0.5, 0.25, 0.0]

@@ -21,7 +21,6 @@ from models.policies.diffusion import DiffusionSettings
 from models.policies.sd15 import SD15
 from models.quickstart.tiny import build_tiny
 from storage.schema import ADVANTAGES
-from storage.shard_files import FolderFiles
 from storage.trajectories.base import Sample, TrajectoryShard
 from storage.trajectories.webdataset import WebDatasetStore
 from tasks.algorithms.base import ForwardTimes, Requirements
@@ -29,6 +28,7 @@ from tasks.algorithms.diffusion import ForwardBatch, StateBatch, TransitionBatch
 from tasks.algorithms.refl import ReFL
 from tasks.modalities.diffusion.sample_sets import ForwardSet, TransitionSet
 from tasks.modalities.rows import Units
+from tests.support.folder_files import FolderFiles
 from tests.support.toy import common, subjects_of
 from tests.support.trajectories import write_samples
 

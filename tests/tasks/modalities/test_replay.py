@@ -23,7 +23,6 @@ from models.maths import KERNELS
 from models.maths.conditioning import Conditioning
 from models.maths.sampling import grid_at
 from models.maths.transitions import FlowSDE, rectifiers, step_stds
-from storage.shard_files import FolderFiles
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.algorithms import ALGORITHMS
@@ -36,6 +35,7 @@ from tasks.modalities.diffusion.sample_sets import ForwardSet, SampleSet, Transi
 from tasks.modalities.proximal import RowFile, importance_weights
 from tasks.training.metrics import RowFigures, entry
 from tests.conftest import ROOT
+from tests.support.folder_files import FolderFiles
 from tests.support.trajectories import write_samples
 
 SIGMAS = (1.0, 0.8, 0.5, 0.2, 0.0)

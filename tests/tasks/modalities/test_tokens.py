@@ -32,7 +32,7 @@ from tasks.checks.notes import cut_notes
 from tasks.inputs.weight_sources import exported_folder
 from tasks.metrics.evaluations import evaluation_figures
 from tasks.modalities.tokens.prompts import Prompts
-from tasks.modalities.tokens.text import completed_text, stored_finish, stored_text
+from tasks.modalities.tokens.text import FINISHES, completed_text, stored_text
 from tasks.reports.reading import shards_of
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
@@ -58,7 +58,7 @@ def samples_of(context: RunContext, epoch: int) -> dict[str, tuple[str, str, lis
             tokens = shard.array("tokens", row).tolist()
             found[about["sample_id"]] = (
                 stored_text(shard, row),
-                stored_finish(shard, row),
+                FINISHES[int(shard.array("finish", row)[0])],
                 tokens,
                 about["log_probs"],
             )

@@ -17,12 +17,12 @@ from streamlit.testing.v1 import AppTest
 import flowmill
 from configs.load import load_config
 from storage.media import Sound
-from storage.shard_files import FolderFiles
 from storage.trajectories.base import Sample
 from storage.trajectories.webdataset import WebDatasetStore
 from tasks.reports.clips import film_of
 from tasks.reports.report import run_report
 from tests.conftest import ROOT
+from tests.support.folder_files import FolderFiles
 from tests.support.inside import evaluate, prepare, run_epoch
 from tests.support.trajectories import write_samples
 
