@@ -1,8 +1,8 @@
 """Kills runs of every shape from their first second on, continues them, and compares digest and MLflow's curves.
 
 ``python -m tests.chaos.campaign --kills 500 --seed 0`` prints one table. A run is killed as a whole (its process
-group), or its parent, its Prefect server, torchrun's agent or a rank alone; after each kill nothing of it may be alive
-20 seconds later. After some kills a run may finish, and is compared with one that nobody killed.
+group), or its parent, its Prefect server, torchrun's agent or a rank alone; its group and its parent also get SIGTERM
+("asked"). After each nothing of it may be alive 20 seconds later. After some kills a run may finish, and is compared with one that nobody killed.
 
 With ``--tend`` a file of the store is damaged after each kill, and ``store verify``, ``repair`` and ``gc``, some of
 them killed too, have it as it was before the run goes on (``tests.chaos.tending``).
@@ -30,7 +30,7 @@ import psutil
 from flows.environment import prepare_environment
 from tests.chaos.kills import digest, orphans, start, victims
 from tests.chaos.tending import Tending
-from tests.support.language_models import texts_data
+from tests.support.language_models import drawn_texts_data, texts_data
 from tests.support.small import small_data, write_small
 
 _AVERAGE = "optimize.ema={decay: 0.9}"
@@ -54,6 +54,19 @@ SHAPES: Mapping[str, Sequence[str]] = {
         "advantage.estimator.options={kl_coef: 0.1, target_kl: 0.01, horizon: 64}",
         "execution.checkpoint_every=1",
     ),
+    "render": ("DRAWN", "execution.checkpoint_every=1"),
+    "gradient": (
+        "rewards=[{name: digits_network}]",
+        "rollout.plan={name: final}",
+        "optimize.algorithm={name: reward_gradient}",
+        "execution.checkpoint_every=1",
+    ),
+    "fsdp": (
+        "execution.processes=2",
+        "execution.strategy=fsdp",
+        "optimize.updates_per_epoch=2",
+        "execution.checkpoint_every=1",
+    ),
     "s3": ("S3",),
     # Models, groups and batches as large as people train them, for fewer epochs; a base model that is made once.
     "addition_ppo": ("PRESET", "run.epochs=3", "evaluate.every=3", "critic.alone_epochs=1"),
@@ -61,6 +74,8 @@ SHAPES: Mapping[str, Sequence[str]] = {
 }
 #: Kills after which a run may finish.
 _LIVES = 5
+#: Signals for each kind of process; SIGKILL for all others.
+_SIGNALS = {kind: [signal.SIGKILL, signal.SIGTERM] for kind in ("parent", "group")}
 #: Seconds after which nothing of a killed run may be alive.
 _GONE_S = 20.0
 RUN = "small"
@@ -156,11 +171,12 @@ class Campaign:
         except subprocess.TimeoutExpired:
             found = victims(process.pid)
             kind = self._rng.choice(list(found))
+            number = self._rng.choice(_SIGNALS.get(kind, [signal.SIGKILL]))
             # All of a group, one of the others.
             for victim in found[kind] if kind == "group" else [self._rng.choice(found[kind])]:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    victim.send_signal(signal.SIGKILL)
-            outcome.kills[kind] += 1
+                    victim.send_signal(number)
+            outcome.kills[kind if number == signal.SIGKILL else f"{kind} asked"] += 1
             if kind in ("agent", "rank"):
                 # It is started again by the run itself.
                 return True if _ended(process) == 0 else bool(outcome.wrong.append(f"a killed {kind} ended the run"))
@@ -238,7 +254,10 @@ def _write(name: str, folder: Path, base: Path) -> Path:
         own = f"model={{policy: causal_lm, path: {model}}}"
         config = load_config(Path(f"configs/{name}.yaml"), [*settings, own, *given])
     else:
-        made = texts_data(folder) if "TEXTS" in SHAPES[name] else small_data(folder, base)
+        if "DRAWN" in SHAPES[name]:
+            made = drawn_texts_data(folder, base)
+        else:
+            made = texts_data(folder) if "TEXTS" in SHAPES[name] else small_data(folder, base)
         config = load_config(write_small(folder, made), [*settings, *given])
     path = folder / f"{RUN}.yaml"
     path.write_text(dump_yaml(config))

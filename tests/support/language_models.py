@@ -40,6 +40,28 @@ def texts_data(folder: Path, **rollout: Any) -> dict[str, Any]:
     }
 
 
+def drawn_texts_data(folder: Path, base: Path) -> dict[str, Any]:
+    """Return a config of texts that a tiny image model draws, with a reward of the images.
+
+    Args:
+        folder: of the language model, prompts and store.
+        base: the pipeline of the image model.
+    """
+    model = {
+        "policy": "sd3",
+        "path": str(base),
+        "height": 16,
+        "width": 32,
+        "options": {"max_sequence_length": 1, "schedule": "linear"},
+    }
+    return {
+        **texts_data(folder),
+        "render": {"model": model, "steps": 2},
+        "rewards": [{"name": "jpeg_compressibility"}],
+        "monitors": [{"name": "tests.support.language_models:digits_in", "label": "digits", "reads": "texts"}],
+    }
+
+
 def digits_in(media: Any, prompts: Any, metadata: Any) -> list[float]:
     """Return the share of digits in completions: a random model makes some, and can make more."""
     return [sum(each.isdigit() for each in text) / max(1, len(text)) for text in media]

@@ -38,7 +38,7 @@ from tasks.runs.opening import open_run
 from tasks.specs.graph import RENDERER, Node, run_nodes
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
-from tests.support.language_models import texts_data
+from tests.support.language_models import drawn_texts_data
 
 REWARD = "jpeg_compressibility"
 
@@ -46,20 +46,7 @@ REWARD = "jpeg_compressibility"
 def config_of(folder: Path, base: Path, *overrides: str) -> RunConfig:
     path = folder / "texts.yaml"
     if not path.exists():
-        data = texts_data(folder)
-        data["render"] = {
-            "model": {
-                "policy": "sd3",
-                "path": str(base),
-                "height": 16,
-                "width": 32,
-                "options": {"max_sequence_length": 1, "schedule": "linear"},
-            },
-            "steps": 2,
-        }
-        data["rewards"] = [{"name": REWARD}]
-        data["monitors"] = [{"name": "tests.support.language_models:digits_in", "label": "digits", "reads": "texts"}]
-        path.write_text(yaml.safe_dump(data))
+        path.write_text(yaml.safe_dump(drawn_texts_data(folder, base)))
     return load_config(path, overrides)
 
 
