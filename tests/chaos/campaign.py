@@ -2,7 +2,8 @@
 
 ``python -m tests.chaos.campaign --kills 500 --seed 0`` prints one table. A run is killed as a whole (its process
 group), or its parent, its Prefect server, torchrun's agent or a rank alone; its group and its parent also get SIGTERM
-("asked"). After each nothing of it may be alive 20 seconds later. After some kills a run may finish, and is compared with one that nobody killed.
+("asked"). After each nothing of it may be alive 20 seconds later. After some kills a run may finish, and is compared
+with one that nobody killed.
 
 With ``--tend`` a file of the store is damaged after each kill, and ``store verify``, ``repair`` and ``gc``, some of
 them killed too, have it as it was before the run goes on (``tests.chaos.tending``).
