@@ -26,8 +26,17 @@ ROOMS = (
     "tasks/training",
     "tasks/stages",
 )
-#: Methods of families and of adapters, which ``check`` calls by these names.
-FOLLOWED = ("trained_on_meta", "read_adapter", "weights", "settings_for", "requires", "unit_of", "missing_parts")
+#: Methods of families, adapters and prompts, which ``check`` calls by these names.
+FOLLOWED = (
+    "trained_on_meta",
+    "read_adapter",
+    "weights",
+    "settings_for",
+    "requires",
+    "unit_of",
+    "missing_parts",
+    "longest",
+)
 _FILES = "reads every image or clip of the prompts"
 _TOKENS = "reads every prompt with the model's processor"
 #: What ``check`` does not reach, and why.
