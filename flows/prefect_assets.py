@@ -21,7 +21,7 @@ def tell(run: StageRun, manifest: Manifest) -> None:
 
     @materialize(
         Asset(key=key, properties=properties),
-        asset_deps=[_key(run, node) for node in stage.identity.upstream()],
+        asset_deps=[_key(run, node) for node in stage.upstream()],
         name=f"asset {stage.node}",
         cache_policy=NO_CACHE,
         persist_result=False,
@@ -36,5 +36,5 @@ def tell(run: StageRun, manifest: Manifest) -> None:
 def _key(run: StageRun, node: Node) -> str:
     """Return the key of what a stage makes: the same for all epochs, each of which materializes it anew."""
     identity = run.stage.context.chain.identity(node)
-    parts = [run.stage.context.run.name, identity.kind, *([node.slot] if node.slot else [])]
+    parts = [run.stage.context.run.name, identity.spec.artifact, *([node.slot] if node.slot else [])]
     return "flowmill://" + "/".join(re.sub("[^A-Za-z0-9_.-]+", "-", part) for part in parts)

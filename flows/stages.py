@@ -32,7 +32,7 @@ from tasks.runs.extension import chosen_epoch, extend
 from tasks.runs.opening import open_run
 from tasks.runs.stage_selection import named_stages
 from tasks.specs.graph import Node
-from tasks.stages import STAGES
+from tasks.specs.stages import STAGES
 from tasks.stages.stage import Shard, Stage
 from tasks.stages.stage_run import StageRun
 from tasks.tracking.tracker import log_side_evaluations
@@ -257,38 +257,7 @@ def _made(stages: RunStages, context: RunContext, node: Node, *, force: bool) ->
     return describe_made(context, node, run.ref, found=not due)
 
 
-base = stage_flow("base")
-encode = stage_flow("encode")
-preprocess = stage_flow("preprocess")
-policy = stage_flow("policy")
-rollout = stage_flow("rollout")
-render = stage_flow("render")
-score = stage_flow("score")
-value = stage_flow("value")
-gradient = stage_flow("gradient")
-advantage = stage_flow("advantage")
-optimize = stage_flow("optimize")
-evaluate = stage_flow("evaluate")
-depict = stage_flow("depict")
-judge = stage_flow("judge")
-export = stage_flow("export")
-FLOWS = {
-    flow.name: flow
-    for flow in (
-        base,
-        encode,
-        preprocess,
-        policy,
-        rollout,
-        render,
-        score,
-        value,
-        gradient,
-        advantage,
-        optimize,
-        evaluate,
-        depict,
-        judge,
-        export,
-    )
-}
+FLOWS = {name: stage_flow(name) for name in STAGES}
+"""The flow of each stage."""
+# Entrypoints of deployments name the flow of a stage as an attribute of this module.
+globals().update(FLOWS)

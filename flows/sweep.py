@@ -25,7 +25,7 @@ from flows.cancellation import check_cancelled, signal_behind
 from flows.pipeline import pipeline
 from flows.requests import PipelineRequest, StageRequest, SweepRequest
 from flows.scheduled_runs import scheduled
-from flows.stages import evaluate
+from flows.stages import FLOWS
 from tasks.checks.check import check_config
 from tasks.execution.launch import stop_trees
 from tasks.execution.parent_death import die_with_parent
@@ -75,7 +75,7 @@ def _evaluated_again(prompts: str, best: Outcome, asked: PipelineRequest) -> Out
     """Evaluate the best on prompts that chose nothing, beside its run."""
     config, name = _config(asked), best.variant.name
     process_state.reporter().message(f"variant {name}, the best, on {prompts}")
-    evaluate(
+    FLOWS["evaluate"](
         StageRequest(
             run=name,
             root=config.store.root,

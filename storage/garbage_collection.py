@@ -13,21 +13,6 @@ from storage.lineage import LineageEntry, RunFolder, damaged_records, list_runs
 from storage.tombstones import removal_note
 from storage.verify import list_artifacts
 
-#: Stages whose files an epoch leaves behind; the others serve the run as a whole.
-EPOCH_STAGES = (
-    "rollout",
-    "render",
-    "score",
-    "value",
-    "gradient",
-    "advantage",
-    "optimize",
-    "evaluate",
-    "depict",
-    "judge",
-    "export",
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.registry import resolve
+from configs.registry import Table, resolve
 from models.engines import ENGINES
 from models.maths import KERNELS, PLANS
 from models.policies import POLICIES
@@ -23,9 +23,8 @@ from storage.trajectories import TRAJECTORY_STORES
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tasks.modalities import KINDS
-from tasks.specs import SPECS
 from tasks.specs.modalities import MODALITY_SPECS
-from tasks.stages import STAGES
+from tasks.specs.stages import STAGES
 from tests.support import rooms
 from tests.support.long import LONG
 
@@ -53,8 +52,7 @@ TABLES = [
     TOKEN_ALGORITHMS,
     ESTIMATORS,
     ENGINES,
-    SPECS,
-    STAGES,
+    Table({spec.name: spec.stage for spec in STAGES.values()}, like="tasks.stages.stage:Stage"),
     MODALITY_SPECS,
     KINDS,
 ]
@@ -181,14 +179,14 @@ def test_light_modules_import_no_torch(module: str) -> None:
 
 def test_stages_and_families_are_named_without_their_large_libraries() -> None:
     code = (
-        "import sys; from configs.registry import resolve; from tasks.stages import STAGES; "
-        "from tasks.specs import SPECS; "
+        "import sys; from configs.registry import imported, resolve; from tasks.specs.stages import STAGES; "
         "from models.policies import POLICIES; "
-        "[resolve(table, name, label='entry') for table in (SPECS, STAGES, POLICIES) for name in table]; "
+        "[imported(spec.stage, label='stage') for spec in STAGES.values()]; print('torch' in sys.modules); "
+        "[resolve(POLICIES, name, label='entry') for name in POLICIES]; "
         "print(*sorted({'diffusers', 'transformers', 'peft', 'mlflow', 'prefect'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert said.split() == [], "status reads the options of all of them, and should not wait for these"
+    assert said.split() == ["False"], "status reads the options of all of them, and should not wait for these"
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: next(iter(table.values())).split(":")[0])
@@ -223,6 +221,6 @@ def test_what_is_left_to_campaigns_as_long_is_there() -> None:
 
 def test_what_stages_are_is_read_without_torch() -> None:
     """Options, inputs, chain and staleness of a run name components; none of them computes with tensors."""
-    names = ("tasks.specs.graph", "tasks.specs.base_spec", "tasks.runs.chain", "tasks.runs.staleness")
+    names = ("tasks.specs.graph", "tasks.specs.identity", "tasks.runs.chain", "tasks.runs.staleness")
     code = f"import sys, {', '.join(names)}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

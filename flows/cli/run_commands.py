@@ -140,9 +140,9 @@ def stage(
     """Run one stage of one epoch alone, with other settings if you like; nothing else is computed."""
     uri = existing_root(root)
     say(f"{name} of run '{run}': loading what it needs", quiet=quiet)
-    from tasks.checks.names import check_stage
+    from tasks.specs.stages import stage_spec
 
-    check_stage(name)
+    stage_spec(name)
     from flows.cli.stage import stage_command
     from flows.requests import StageRequest
 

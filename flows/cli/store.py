@@ -154,17 +154,19 @@ def gc(
     """
     from configs.human_units import size
     from flows.console import console
-    from storage.garbage_collection import EPOCH_STAGES, Retention, plan_removals, remove
+    from storage.garbage_collection import Retention, plan_removals, remove
     from storage.lineage import at_rest, list_runs
     from tasks.runs.opening import require_run
+    from tasks.specs.stages import names_of
 
     store = _open(root)
     for name in [*(forget or ()), *(run or ())]:
         if name not in (forget or ()) or name not in list_runs(store):
             require_run(store, name)
+    of_epochs = names_of("epoch", "evaluation", "export")
     for name in stage or ():
-        if name not in EPOCH_STAGES:
-            raise typer.BadParameter(f"'{name}' is none of {', '.join(EPOCH_STAGES)}.", param_hint="--stage")
+        if name not in of_epochs:
+            raise typer.BadParameter(f"'{name}' is none of {', '.join(of_epochs)}.", param_hint="--stage")
     retention = Retention(
         forget=forget or (),
         keep_epochs=keep_epochs,

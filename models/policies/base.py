@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +13,7 @@ import torch
 from configs.errors import ConfigError
 from configs.schema import RunConfig
 from models.policies.attention import BACKENDS, Backend
+from models.policies.parts import Part
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from models.compute_meter import Meter
     from models.policies.tokenization import Reader
     from models.weights.stored_weights import StoredWeights
-
-
-class Part(Enum):
-    """What of a model is loaded; what encodes prompts and decodes samples is large and needed by few stages."""
-
-    TEXT = "text"
-    DENOISER = "denoiser"
-    VAE = "vae"
-    CRITIC = "critic"
-    RENDERER = "renderer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from configs.registry import build
 from configs.schema import RunConfig
 from models.maths.tokens import log_probs_and_entropy, token_log_probs
 from models.policies.attention import LANGUAGE_BACKENDS
-from models.policies.base import Part, Policy, PolicySettings
+from models.policies.base import Policy, PolicySettings
 from models.policies.critic_lm import (
     CRITIC,
     CriticLM,
@@ -42,6 +42,7 @@ from models.policies.language_model_folders import (
     load_tokenizer,
     read_generation_config,
 )
+from models.policies.parts import Part
 from models.policies.trainable import Trainable
 from models.weights.lora_files import sorted_sets
 from models.weights.pretrained_loading import auto_from_config, load_pretrained

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from configs.schema import RunConfig
-from models.policies.base import Part, Policy, PolicySettings
+from models.policies.base import Policy, PolicySettings
 from models.policies.language_classes import attention_of, check_causal, check_installed, whole_positions
 from models.policies.language_model_folders import load_language_config
+from models.policies.parts import Part
 from models.policies.trainable import Trainable
 from models.weights.pretrained_loading import load_pretrained
 

@@ -18,7 +18,8 @@ import torch
 from configs.errors import ConfigError
 from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning, Guided
-from models.policies.base import Part, Policy, PolicySettings
+from models.policies.base import Policy, PolicySettings
+from models.policies.parts import Part
 from models.policies.trainable import Trainable
 from models.weights.lora import LoraSpec
 

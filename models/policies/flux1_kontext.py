@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from models.policies.base import Part
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.flux1 import Flux1
+from models.policies.parts import Part
 from models.policies.pipeline import Rows
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from PIL import Image
 
 from configs.errors import ConfigError
 from models.image_files import within
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.flux1 import Flux1
+from models.policies.parts import Part
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
 from models.policies.pipeline_configs import Fields
 from models.policies.reference_images import (

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 
 from configs.errors import ConfigError
 from models.library_loading import read_json
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings, Images
 from models.policies.modular import ModularPolicy
+from models.policies.parts import Part
 from models.policies.pipeline import Modules, Rows, thousandths
 from models.policies.pipeline_configs import SHIFT_ALONE, Fields
 from models.policies.reference_images import row_by_row

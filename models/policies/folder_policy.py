@@ -16,9 +16,9 @@ import torch
 from configs.errors import ConfigError
 from configs.registry import build
 from models.library_loading import diffusers_class, read_json
-from models.policies.base import Part
 from models.policies.decoding import DecodingPolicy
 from models.policies.diffusion import DiffusionSettings
+from models.policies.parts import Part
 from models.policies.pipeline_configs import (
     FLOW,
     Fields,

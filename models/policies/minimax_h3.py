@@ -25,12 +25,12 @@ from models.devices import moved
 from models.library_loading import read_json
 from models.maths.modality_chains import Joined
 from models.policies import VIDEO
-from models.policies.base import Part
 from models.policies.clips import ClipPolicy
 from models.policies.decoding import recompute_decoder
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.modular import ModularPolicy
 from models.policies.nan_checks import pixels, waves
+from models.policies.parts import Part
 from models.policies.pipeline import Modules, Rows, TextOptions
 from models.policies.pipeline_configs import Fields, check_scheduler, whole
 from models.policies.reference_images import row_by_row

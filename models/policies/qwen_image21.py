@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from configs.errors import ConfigError
-from models.policies.base import Part
 from models.policies.diffusion import Images, PipelineCall
+from models.policies.parts import Part
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
 from models.policies.reference_images import row_by_row
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from configs.errors import ConfigError
-from models.policies.base import Part
 from models.policies.diffusion import Images, PipelineCall
+from models.policies.parts import Part
 from models.policies.pipeline import Rows
 from models.policies.qwen_image import QwenImage
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from models.policies.base import Part
 from models.policies.ddim import UNetPolicy
 from models.policies.diffusion import Images, PipelineCall
+from models.policies.parts import Part
 from models.policies.pipeline import Rows
 from models.policies.pipeline_configs import DISCRETE, Fields
 from models.policies.tokenization import CLIP_LIMIT, Reader

@@ -17,9 +17,9 @@ from PIL import Image
 from configs.errors import PromptError
 from configs.extras import require_extra
 from models.library_loading import read_json
-from models.policies.base import Part
 from models.policies.clips import clip_noise, frames_at_ends
 from models.policies.diffusion import Images, PipelineCall
+from models.policies.parts import Part
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN, Wan
 

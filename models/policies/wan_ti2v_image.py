@@ -18,9 +18,9 @@ from PIL import Image
 from configs.errors import ConfigError
 from configs.extras import require_extra
 from models.maths.conditioning import Conditioning
-from models.policies.base import Part
 from models.policies.clips import clip_noise, frames_at_ends
 from models.policies.diffusion import DiffusionSettings, Images
+from models.policies.parts import Part
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN
 from models.policies.wan_ti2v import Wan22TI2V

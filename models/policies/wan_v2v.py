@@ -19,9 +19,9 @@ from configs.errors import ConfigError
 from configs.extras import require_extra
 from models.maths.conditioning import Conditioning
 from models.maths.transitions import expand
-from models.policies.base import Part
 from models.policies.clips import clip_noise
 from models.policies.diffusion import Images, PipelineCall
+from models.policies.parts import Part
 from models.policies.wan import Wan, WanOptions
 
 if TYPE_CHECKING:

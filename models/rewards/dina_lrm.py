@@ -22,8 +22,8 @@ from configs.errors import ConfigError
 from configs.path_types import FilePlace, FolderPlace, ModelPlace
 from models.devices import chosen_device, local_rank
 from models.memory.architectures import architecture_of, meta_denoiser, parameters
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
+from models.policies.parts import Part
 from models.policies.pipeline import PipelinePolicy
 from models.policies.sd3 import SD3
 from models.rewards.base import Needs, Scores

@@ -70,17 +70,6 @@ def check_places(config: RunConfig, *, overrides: Sequence[str] = (), later: boo
             raise ConfigError(f"{by}: {problem}") if by else problem
 
 
-def check_stage(name: str) -> None:
-    """Check that a stage exists.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    stages = introspection.table("tasks.stages:STAGES")
-    if name not in stages:
-        raise ConfigError(f"stage '{name}' does not exist. {did_you_mean(name, stages)}")
-
-
 def _problems(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, FlowmillError]]:
     tables = _tables(config)
     for setting, component in components(config):

@@ -15,29 +15,28 @@ from configs.errors import ConfigError, StoreError
 from configs.registry import create
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from models.policies.base import Part
 from models.rewards.base import Batch as Scored
 from models.rewards.base import Needs
 from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample, TrajectoryShard
-from tasks.algorithms.base import Models, Requirements
 from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.prompts import Prompt, StoredPrompt
 from tasks.inputs.weight_sources import Weights
 from tasks.modalities import KINDS
-from tasks.modalities.forward_cost import Cost
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult, RewardGradients, no_slopes
-from tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
-from tasks.modalities.sample_set import SampleSet
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from models.policies.parts import Part
     from models.policies.trainable import Trainable
+    from tasks.algorithms.base import Models, Requirements
+    from tasks.modalities.forward_cost import Cost
+    from tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
+    from tasks.modalities.sample_set import SampleSet
     from tasks.runs.context import RunContext
     from tasks.runtime.host import ModelHost
     from tasks.runtime.renderer import Renderer
-    from tasks.specs.export import ExportSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +134,10 @@ class ExportRequest:
     """The run."""
     host: ModelHost
     """Holds its models."""
-    identity: ExportSpec
-    """Which export."""
+    epoch: int
+    """The epoch of the policy."""
+    format: str
+    """The written weights: "lora" or "full"."""
     inputs: Sequence[ArtifactRef]
     """Policy, base model, prompts."""
 

@@ -40,7 +40,8 @@ from tasks.reports.benchmark_results import Result
 from tasks.runs.locks import holding
 from tasks.runs.opening import begin_run, open_run
 from tasks.runs.progress import Reporter
-from tasks.specs.graph import OF, ONCE
+from tasks.specs.graph import OF
+from tasks.specs.stages import names_of
 from tasks.stages.stage import Stage
 from tasks.stages.stage_run import StageRun
 
@@ -111,7 +112,7 @@ def measure(
             context.run.add(BENCHMARK, {"title": benchmark.title})
         execution = stack.enter_context(closing(Execution(context)))
         made = partial(_made, execution, stack.enter_context(closing(RewardPool(context))))
-        for name in ONCE:
+        for name in names_of("run"):
             made(execution.stage(name, 0))
         policy = subject.policy or context.policy_ref(0)
         prompts = context.chain.require(0, "preprocess").ref
@@ -140,7 +141,7 @@ def measure(
 
 
 def _bound(stage: Stage, inputs: tuple[ArtifactRef, ...]) -> Stage:
-    stage.adopt(stage.identity.work(inputs), inputs)
+    stage.adopt(stage.work(inputs), inputs)
     return stage
 
 

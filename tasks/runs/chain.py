@@ -17,9 +17,10 @@ from configs.fingerprint import fingerprint
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from storage.records import same_content
-from tasks.specs.base_spec import StageSpec, spec_of
-from tasks.specs.graph import DRAWING, OF, RENDERER, Node, has_gradients, policy_after, run_nodes
+from tasks.specs.graph import OF, RENDERER, Node, has_gradients, policy_after, run_nodes
+from tasks.specs.identity import StageIdentity, identity_of
 from tasks.specs.run_inputs import RunInputs
+from tasks.specs.stages import STAGES
 
 
 class Chain:
@@ -126,18 +127,18 @@ class Chain:
             if self._refs.get(node, made) != made:
                 self._refs.clear()
 
-    def identity(self, node: Node) -> StageSpec:
-        """Return what a stage is under this config.
+    def identity(self, node: Node) -> StageIdentity:
+        """Return a stage under this config, with its options and inputs.
 
         Raises:
             ConfigError: there is no such stage, or it does not exist for this epoch or slot.
         """
-        return spec_of(self._facts, node, lambda other: self.find(*other))
+        return identity_of(self._facts, node, lambda other: self.find(*other))
 
     def has(self, node: Node) -> bool:
         """Return whether the config knows of a stage: of each reward and judge there is one only if it names it."""
         config, reward = self.config, node.slot.partition(OF)[0]
-        if node.stage in DRAWING or (node.stage, node.slot) == ("base", RENDERER):
+        if STAGES[node.stage].renders or (node.stage, node.slot) == ("base", RENDERER):
             return config.render is not None
         if node.stage == "score":
             return node.slot in {section.slot for section in config.scored}

@@ -8,10 +8,8 @@ from configs.load import override_config
 from tasks.runs.context import RunContext
 from tasks.runs.epoch_count import remember_length
 from tasks.runs.opening import recorded
-from tasks.specs.graph import TRAINING, Node, nodes_of, policy_after
-
-#: Stages that come before all epochs, and those that every epoch has.
-_FIRST = ("base", "encode", "preprocess", "policy")
+from tasks.specs.graph import Node, nodes_of, policy_after
+from tasks.specs.stages import STAGES
 
 
 def chosen_epoch(context: RunContext, stage: str, asked: int | Literal["next", "latest"]) -> int:
@@ -24,9 +22,9 @@ def chosen_epoch(context: RunContext, stage: str, asked: int | Literal["next", "
         return asked
     context.run.refresh()
     done = trained(context)
-    if stage in _FIRST:
+    if STAGES[stage].scope == "run":
         return 0
-    if stage not in TRAINING:
+    if STAGES[stage].scope != "epoch":
         return done
     if asked == "latest":
         return max(1, _last(context, "rollout", done))

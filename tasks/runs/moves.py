@@ -19,8 +19,9 @@ from tasks.inputs.option_paths import config_places, held
 from tasks.inputs.prompts import prompts_fingerprint
 from tasks.inputs.renderer import render_of
 from tasks.inputs.store_trust import pattern
-from tasks.specs.graph import ONCE, RENDERER, Node
+from tasks.specs.graph import RENDERER, Node
 from tasks.specs.run_inputs import RunInputs
+from tasks.specs.stages import STAGES
 
 #: Paths that differ while what they lead to does not, by setting: that of the run, and that which is given.
 Moves = Mapping[str, tuple[str, str]]
@@ -109,6 +110,8 @@ def _is_same_option(facts: RunInputs, setting: str, old: str, new: str) -> bool:
             if place.path == new and _is_below(setting, f"{component}.options.{place.option}"):
                 found, known = held(place, facts.metadata), facts.contents.recorded.get(old)
                 if known is None:
-                    return found is not None and all(entry.stage in ONCE for entry in facts.run.entries())
+                    return found is not None and all(
+                        STAGES[entry.stage].scope == "run" for entry in facts.run.entries()
+                    )
                 return found is not None and found.digest == known
     return False

@@ -10,8 +10,8 @@ from storage.lineage import RunFolder
 from storage.quarantine import revive
 from tasks.runs.chain import Chain
 from tasks.runs.opening import open_run
-from tasks.specs import SPECS
 from tasks.specs.graph import Node
+from tasks.specs.stages import STAGES
 
 
 def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tuple[str, str, int]]:
@@ -23,7 +23,7 @@ def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tup
         store: the store.
         damaged: artifact -> the run to make it for.
     """
-    order = list(SPECS)
+    order = list(STAGES)
     found: set[tuple[str, int, int]] = set()
     for run in sorted(set(damaged.values())):
         wanted = {ref for ref, name in damaged.items() if name == run}

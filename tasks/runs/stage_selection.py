@@ -7,9 +7,8 @@ from configs.fingerprint import fingerprint
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node, evaluation_nodes, first_nodes, nodes_of
+from tasks.specs.stages import STAGES
 
-#: Stages of evaluations, which may have a name besides the run's own.
-_EVALUATING = ("evaluate", "depict", "judge")
 #: Settings of another model: with them a stage would belong to another run.
 _OF_THE_RUN = (
     *("model.policy", "model.path", "model.revision", "model.single_file", "model.build", "model.lora"),
@@ -32,7 +31,8 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
     Raises:
         ConfigError: the settings are those of another run, or only an evaluation can have a name.
     """
-    if evaluation and node.stage not in _EVALUATING:
+    evaluates = STAGES[node.stage].scope == "evaluation"
+    if evaluation and not evaluates:
         raise ConfigError(f"--name is for evaluations; stage '{node.stage}' has none.")
     if not all(char.isalnum() or char in "-_." for char in evaluation):
         raise ConfigError(f"--name '{evaluation}' must consist of letters, digits, '-', '_' and '.'.")
@@ -41,7 +41,7 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
         return [*first, *(nodes_of(context.config, node.epoch, node.stage) or [node])]
     if node.stage == "base" and not node.slot:
         return [each for each in first_nodes(context.config) if each.stage == "base"]
-    if node.stage not in _EVALUATING or node.slot:
+    if not evaluates or node.slot:
         return [*first, node]
     name = evaluation or _own_name(context, node.epoch)
     found = list(evaluation_nodes(context.config, node.epoch, name))
@@ -56,7 +56,7 @@ def _prompts_first(context: RunContext, node: Node) -> list[Node]:
         ConfigError: the settings are those of another run.
     """
     own = context.chain.own
-    if own is None or (node.epoch == 0 and node.stage not in _EVALUATING):
+    if own is None or (node.epoch == 0 and STAGES[node.stage].scope != "evaluation"):
         return []
     ours, theirs = context.config.model_dump(mode="json"), own.config.model_dump(mode="json")
     for key in _OF_THE_RUN:

@@ -13,8 +13,8 @@ from configs.load import flatten
 from storage.lineage import LineageEntry
 from storage.records import Manifest
 from tasks.runs.chain import Chain
-from tasks.specs.base_spec import StageSpec
 from tasks.specs.graph import OF, Node
+from tasks.specs.identity import StageIdentity
 from tasks.specs.input_hashes import CONTENTS
 
 
@@ -166,9 +166,9 @@ def _remade(chain: Chain, above: Standing) -> str:
     return f"made again since, as {above.artifact}"
 
 
-def _causes(chain: Chain, identity: StageSpec, entry: LineageEntry) -> Iterator[Cause]:
+def _causes(chain: Chain, identity: StageIdentity, entry: LineageEntry) -> Iterator[Cause]:
     """Yield differences between a committed artifact and the one the stage would make now."""
-    if identity.grows:
+    if identity.spec.grows:
         # A cache has no manifest that could say more.
         above = [node for node in identity.upstream() if standing(chain, node).state is State.STALE]
         yield from (Cause(text=f"input {node} changed", upstream=node) for node in above)
@@ -178,8 +178,8 @@ def _causes(chain: Chain, identity: StageSpec, entry: LineageEntry) -> Iterator[
     if manifest is None:
         yield Cause(text=f"{entry.artifact} is not complete any more; its files were damaged or removed")
         return
-    if manifest.stage_version != identity.version:
-        yield Cause(text=f"stage version {manifest.stage_version} -> {identity.version}")
+    if manifest.stage_version != identity.spec.version:
+        yield Cause(text=f"stage version {manifest.stage_version} -> {identity.spec.version}")
     now = identity.counted([chain.ref(node) for node in identity.upstream()])
     changed, others = _changed(_said(manifest.options), _said(now)), _other_inputs(chain, identity, manifest)
     # Where nothing was recorded, contents are the cause only if there is no other.
@@ -200,7 +200,9 @@ def _said(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != CONTENTS}
 
 
-def _other_contents(identity: StageSpec, old: Mapping[str, Any], new: Mapping[str, Any], *, unknown: bool) -> list[str]:
+def _other_contents(
+    identity: StageIdentity, old: Mapping[str, Any], new: Mapping[str, Any], *, unknown: bool
+) -> list[str]:
     """Return which files and folders that options name are others than they were; a new path says so itself."""
     before, now = old.get(CONTENTS, {}), new.get(CONTENTS, {})
     places = [place for place in identity.places() if place.path in now]
@@ -212,7 +214,7 @@ def _other_contents(identity: StageSpec, old: Mapping[str, Any], new: Mapping[st
     return list(dict.fromkeys(causes))
 
 
-def _other_inputs(chain: Chain, identity: StageSpec, manifest: Manifest) -> list[Node]:
+def _other_inputs(chain: Chain, identity: StageIdentity, manifest: Manifest) -> list[Node]:
     return [node for node in identity.upstream() if str(chain.ref(node)) not in manifest.inputs]
 
 

@@ -17,7 +17,8 @@ from models.compute_meter import Meter, peak_flops
 from models.devices import chosen_device, local_rank, make_current
 from models.library_loading import quiet_libraries
 from models.policies import POLICIES
-from models.policies.base import Part, Policy
+from models.policies.base import Policy
+from models.policies.parts import Part
 from models.policies.trainable import Trainable
 from models.rewards.factory import MadeRewards
 from models.weights.context_parallel import TokenSplit
@@ -81,8 +82,7 @@ class ModelHost:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of frozen weights and forwards."""
-        dtype: torch.dtype = getattr(torch, self.config.model.dtype)
-        return dtype
+        return getattr(torch, self.config.model.dtype)  # type: ignore[no-any-return]
 
     def use_threads(self) -> None:
         """Set torch's CPU threads and device for the calling thread, which are kept per thread, and choose kernels."""

@@ -11,7 +11,8 @@ from configs.registry import resolve
 from models.devices import chosen_device, local_rank
 from models.library_loading import quiet_libraries
 from models.policies import POLICIES
-from models.policies.base import Part, Policy
+from models.policies.base import Policy
+from models.policies.parts import Part
 from tasks.inputs.renderer import renderer_config
 from tasks.runs.context import RunContext
 from tasks.runtime.devices import free_cached_memory, module_bytes
@@ -37,8 +38,7 @@ class Renderer:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of weights and forwards."""
-        dtype: torch.dtype = getattr(torch, self.config.model.dtype)
-        return dtype
+        return getattr(torch, self.config.model.dtype)  # type: ignore[no-any-return]
 
     def policy(self) -> Any:
         """Return the model with its text encoders: a policy of its config's kind."""

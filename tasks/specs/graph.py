@@ -1,4 +1,4 @@
-"""The stages a run consists of, told from its config alone: which there are, of which epochs, in which order."""
+"""The graph of a run, derived from its config alone: which stages it has, in which epochs and order."""
 
 from __future__ import annotations
 
@@ -10,18 +10,11 @@ from configs.schema import RunConfig
 from tasks.advantages.estimators import has_values
 from tasks.inputs.components import algorithm_needs
 from tasks.inputs.renderer import reads_images
+from tasks.specs.stages import names_of
 
-#: Stages that belong to the run as a whole.
-ONCE = ("base", "encode", "preprocess", "policy")
-#: Stages of which an epoch may have several.
-SLOTTED = ("base", "score", "gradient", "evaluate", "depict", "judge")
-#: Stages that make sense for epoch 1 and later only.
-TRAINING = ("rollout", "render", "score", "value", "gradient", "advantage", "optimize")
-#: Stages that draw texts.
-DRAWING = ("render", "depict")
 #: Between the reward and the evaluation in the slot of a judge: ``digits@drawbench``.
 OF = "@"
-#: The slot of the base model that draws texts.
+#: The slot of the base model that renders texts.
 RENDERER = "renderer"
 
 
@@ -38,12 +31,12 @@ class Node(NamedTuple):
 
 
 def policy_after(epoch: int) -> Node:
-    """Return what makes the policy after an epoch; epoch 0 is the base policy."""
+    """Return the stage that makes the policy after an epoch; epoch 0 is the base policy."""
     return Node(epoch, "optimize" if epoch else "policy")
 
 
 def policy_of(config: RunConfig, epoch: int) -> Node:
-    """Return what makes the policy that an epoch is rolled out with: the one before, with ``execution.ahead`` older."""
+    """Return the stage that makes the policy of an epoch's rollout: the one before, older with ``execution.ahead``."""
     return policy_after(max(0, epoch - 1 - config.execution.ahead))
 
 
@@ -74,7 +67,7 @@ def first_nodes(config: RunConfig) -> Iterator[Node]:
     yield Node(0, "base")
     if config.render is not None:
         yield Node(0, "base", RENDERER)
-    yield from (Node(0, name) for name in ONCE if name != "base")
+    yield from (Node(0, name) for name in names_of("run") if name != "base")
 
 
 def scored_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:
@@ -86,26 +79,26 @@ def scored_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:
 
 
 def drawn_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:
-    """Yield the stages that draw what an epoch's samples say, and score that; none of runs that draw nothing."""
+    """Yield the stages that render an epoch's texts and score the images; none in runs without ``render``."""
     if config.render is not None:
         yield Node(epoch, "render")
         yield from (Node(epoch, "score", each.slot) for each in config.scored if reads_images(config, each))
 
 
 def drawn_of(config: RunConfig, epoch: int, *, evaluation: bool) -> Node:
-    """Return what holds what the samples of an epoch, or of its evaluation, look like."""
+    """Return the stage with the media of an epoch's samples, or of its evaluation."""
     if config.render is not None:
         return Node(epoch, "depict" if evaluation else "render")
     return Node(epoch, "evaluate" if evaluation else "rollout")
 
 
 def samples_of(config: RunConfig, reward: RewardSection, epoch: int) -> Node:
-    """Return what a reward scores of an epoch: its samples, or what was drawn of them."""
+    """Return the stage whose artifact a reward scores in an epoch: the samples, or their renders."""
     return Node(epoch, "render" if reads_images(config, reward) else "rollout")
 
 
 def shown_of(config: RunConfig, reward: RewardSection, epoch: int, name: str = "") -> Node:
-    """Return what a reward scores of an evaluation, or of one beside the run's own of this name, see ``samples_of``."""
+    """Return the stage whose artifact a reward scores in an evaluation, see ``samples_of``; "" names the run's own."""
     return Node(epoch, "depict" if reads_images(config, reward) else "evaluate", name)
 
 
@@ -135,7 +128,7 @@ def nodes_of(config: RunConfig, epoch: int, stage: str) -> list[Node]:
 
 
 def evaluation_nodes(config: RunConfig, epoch: int, name: str = "") -> Iterator[Node]:
-    """Yield the stages of one evaluation; ``name`` is that of one beside the run's own."""
+    """Yield the stages of one evaluation; ``name`` is empty for the run's own."""
     yield Node(epoch, "evaluate", name)
     if config.render is not None:
         yield Node(epoch, "depict", name)

@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from configs.fingerprint import canonical_json
+from configs.model import ModelSection
 from configs.registry import create, resolve
 from models.policies import POLICIES
+from tasks.inputs.renderer import render_of
 from tasks.inputs.weight_sources import PIPELINE
-from tasks.specs.base import BaseSpec
+from tasks.specs.graph import Node
 from tasks.stages.stage import Output, Shard, Stage
 
 IDENTITY = "identity.json"
+#: Raised when builders write other files for equal options. 3: CLIP's tokenizer is the same every time.
+_BUILDERS = 3
 
 
 class BaseStage(Stage):
-    """Builds the quickstart's model, converts single files, or records which model the run starts from."""
+    """Builds the quickstart's model, converts single files, or records which model the run starts from.
+
+    The slot tells the model that renders texts from the one that is trained.
+    """
 
     # transformers' save_pretrained() leaves weights out on every rank but the first.
     first_rank_only = True
 
-    identity: BaseSpec
+    def options(self) -> Mapping[str, Any]:
+        """The builder and its options, or the content of the model."""
+        section = self.section
+        if section.path is not None:
+            held = {"single_file": self.facts.single_file_identity(section, self.slot)} if section.single_files else {}
+            return {"identity": self.facts.renderer_identity if self.slot else self.facts.model_identity, **held}
+        build = None if section.build is None else section.build.model_dump(mode="json")
+        return {"build": build, "builders": _BUILDERS}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """None."""
+        return ()
+
+    @property
+    def section(self) -> ModelSection:
+        """The model's section of the config."""
+        return render_of(self.config).model if self.slot else self.config.model
 
     @property
     def on_ranks(self) -> bool:
         """True for a model that is made here."""
-        return self.identity.section.build is not None or bool(self.identity.section.single_files)
+        return self.section.build is not None or bool(self.section.single_files)
 
     def shards(self) -> list[Shard]:
         """One."""
@@ -34,12 +59,12 @@ class BaseStage(Stage):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Build and pre-train, convert, or write the identity down."""
         self.host.use_threads()
-        build = self.identity.section.build
-        if self.identity.section.single_files:
+        build = self.section.build
+        if self.section.single_files:
             self._convert(folder / PIPELINE)
             return Output(rows=1)
         if build is None:
-            (folder / IDENTITY).write_text(canonical_json(self.identity.options()))
+            (folder / IDENTITY).write_text(canonical_json(self.options()))
             return Output(rows=1)
         from models.library_loading import quiet_libraries
         from models.quickstart import BUILDERS
@@ -53,10 +78,10 @@ class BaseStage(Stage):
         from models.library_loading import quiet_libraries
 
         quiet_libraries()
-        section = self.identity.section
+        section = self.section
         family = resolve(POLICIES, section.policy, label="model.policy")
         self._report("single file", 0, 1)
-        source = self.context.source_folder(section, self.identity.slot)
+        source = self.context.source_folder(section, self.slot)
         family.write_single_files(section.single_files, source, target)
         self._report("single file", 1, 1)
 

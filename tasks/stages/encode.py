@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from configs.fingerprint import fingerprint
-from models.policies.base import Part
-from models.policies.nan_checks import finite
+from models.policies.parts import Part
 from storage.embeddings import EmbeddingCache, EmbeddingWriter, Rows
 from tasks.inputs.prompts import Prompt
 from tasks.runs.sharding import encoding_cuts
+from tasks.specs.graph import Node
+from tasks.specs.modalities import modality_spec
 from tasks.stages.stage import Output, Shard, Stage
 
 
@@ -24,6 +24,14 @@ class EncodeStage(Stage):
     parts = frozenset({Part.TEXT})
     saves_memory = ("Lower execution.encode_batch_size.",)
     separable = True
+
+    def options(self) -> Mapping[str, Any]:
+        """The encoder."""
+        return modality_spec(self.config).encoding_options(self.config)
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The base model."""
+        return (Node(0, "base"),)
 
     def shards(self) -> list[Shard]:
         """Ranges of all distinct prompts with so many missing ones each, named by the content of these."""
@@ -65,6 +73,10 @@ class EncodeStage(Stage):
 
     def _encode(self, prompts: Sequence[Prompt]) -> Rows:
         """Return the rows of some prompts; the batch is filled up to its size with the last of them."""
+        import torch
+
+        from models.policies.nan_checks import finite
+
         padded = [*prompts, *[prompts[-1]] * (self.config.execution.encode_batch_size - len(prompts))]
         encoded = self.policy_kind.encode(self.host, padded)
         for name, rows in encoded.items():

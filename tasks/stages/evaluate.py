@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tasks.metrics.evaluations import SPLITS, named_range, split_of
 from tasks.modalities.modality import Sampler, SampleRequest
 from tasks.runs.sharding import cover, evaluation_cuts
+from tasks.specs.graph import Node, policy_after
+from tasks.specs.modalities import modality_spec
 from tasks.stages.sampling import Sampling
 from tasks.stages.stage import Output, Shard
 
@@ -16,7 +20,25 @@ _EXAMPLES = 4
 
 
 class EvaluateStage(Sampling):
-    """Samples of the policy after an epoch, of the same draws for every policy. Scoring them is judge's work."""
+    """Samples of the policy after an epoch, of the same draws for every policy. Scoring them is judge's work.
+
+    The slot names an evaluation that is not the run's own.
+    """
+
+    def options(self) -> Mapping[str, Any]:
+        """The number of samples, the weights, and how the model is called."""
+        section = self.config.evaluate
+        return {
+            "samples": section.samples,
+            "seed": section.seed,
+            "average": self.config.optimize.ema is not None,
+            "store": self.config.rollout.store,
+            **modality_spec(self.config).evaluation_options(self.config),
+        }
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The policy, the prompts."""
+        return (policy_after(self.epoch), Node(0, "preprocess"))
 
     def plan(self) -> list[Shard]:
         """Return ranges of samples of each split that has prompts; one that holds all of a split has its name."""

@@ -2,23 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from configs.errors import ConfigError
+from tasks.inputs.base_model import describe_base, license_identity
+from tasks.inputs.prompts import prompt_set
 from tasks.modalities.modality import ExportRequest
-from tasks.specs.export import ExportSpec
+from tasks.specs.graph import Node, evaluation_nodes, policy_after
+from tasks.specs.modalities import modality_spec
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
-    from models.policies.base import Part
+    from models.policies.parts import Part
 
 
 class ExportStage(Stage):
     """The model after an epoch, below ``pipeline``."""
 
-    identity: ExportSpec
     # As for base models: a stand-in of a text encoder would have no weights.
     first_rank_only = True
+
+    def options(self) -> Mapping[str, Any]:
+        """The format, how the model is called, and what the card says."""
+        config = self.config
+        return {
+            "format": self.format,
+            "average": config.optimize.ema is not None,
+            "epoch": self.epoch,
+            **modality_spec(config).export_options(config),
+            "seed": config.evaluate.seed,
+            "samples": config.evaluate.samples,
+            "algorithm": config.optimize.algorithm.name,
+            "prompts": [prompt_set(config.prompts, "train"), prompt_set(config.prompts, "heldout")],
+            "rewards": [[section.name, section.slot, section.weight] for section in config.rewards],
+            "judges": [section.slot for section in config.evaluate.judges],
+            **self._folder_options(),
+        }
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The policy after the epoch, base model, prompts, and the evaluations before training and after that ran."""
+        found = [node for epoch in dict.fromkeys((0, self.epoch)) for node in self._evaluation(epoch)]
+        return (policy_after(self.epoch), Node(0, "base"), Node(0, "preprocess"), *found)
+
+    @property
+    def format(self) -> str:
+        """The written weights: adapters or the whole model.
+
+        Raises:
+            ConfigError: the config asks for weights that the run does not train.
+        """
+        chosen, trained = self.config.export.format, "lora" if self.config.model.lora else "full"
+        if chosen != "auto" and chosen != trained:
+            raise ConfigError(
+                f"export.format is '{chosen}', but this run trains {trained} weights. Set it to 'auto' or '{trained}'."
+            )
+        return trained
+
+    def _evaluation(self, epoch: int) -> tuple[Node, ...]:
+        """Return the stages of an epoch's evaluation that have run, whatever the settings; none if it has none.
+
+        One that has run with other settings is an input too: it is due again before figures are given.
+        """
+        return tuple(node for node in evaluation_nodes(self.config, epoch) if self.facts.run.made(*node))
+
+    def _folder_options(self) -> Mapping[str, Any]:
+        """Return the names and license of a local base model for the card; as recorded where the folder is gone."""
+        section, names = self.config.model, ("base", "license")
+        if section.path is None:
+            return {}
+        if section.single_files:
+            return {"base": section.base_name}
+        folder = Path(section.path)
+        if not self.facts.reads and folder.is_dir():
+            base = describe_base(section, self.facts.model_identity, folder)
+            return dict(zip(names, (base.name, license_identity(folder)), strict=True))
+        made = self.facts.run.made(self.epoch, self.name)
+        manifest = self.facts.store.manifest(made[-1].ref) if made else None
+        return {} if manifest is None else {name: manifest.options[name] for name in names if name in manifest.options}
 
     @property
     def parts(self) -> frozenset[Part]:
@@ -32,7 +94,7 @@ class ExportStage(Stage):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Write model, settings and card."""
         exporting = ExportRequest(
-            context=self.context, host=self.host, identity=self.identity, inputs=self.inputs()[:3]
+            context=self.context, host=self.host, epoch=self.epoch, format=self.format, inputs=self.inputs()[:3]
         )
         self.policy_kind.export(exporting, folder)
         return Output(rows=1)

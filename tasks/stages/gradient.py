@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from models.policies.base import Part
+from configs.errors import ConfigError
+from models.policies.parts import Part
 from models.rewards.base import Needs
 from models.rewards.factory import needs_of
 from storage.gradients import write_gradients
@@ -20,6 +21,7 @@ from storage.records import ShardRecord
 from storage.row_digest import Contents
 from tasks.inputs.components import decode_rows
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
+from tasks.specs.graph import Node, has_gradients
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Output, Shard
 
@@ -30,6 +32,28 @@ class GradientStage(Scoring):
     """A reward followed back through the decoder, shard by shard; no denoiser is called."""
 
     saves_memory = ("Lower execution.decode_batch_size or the reward's batch_size, or set model.vae_tiling=true.",)
+
+    def take_slot(self) -> None:
+        """Find the reward, which must be optimized; its weight belongs to training.
+
+        Raises:
+            ConfigError: the config has no such reward, or its algorithm needs no gradients.
+        """
+        algorithm = self.config.optimize.algorithm.name
+        if not has_gradients(self.config):
+            raise ConfigError(
+                f"This run has no stage 'gradient': its optimize.algorithm '{algorithm}' trains on no gradients of "
+                "rewards. Those of 'reward_gradient' have it."
+            )
+        self.section = self.facts.reward_section(self.slot)
+        if self.section not in self.config.rewards:
+            raise ConfigError(
+                f"There is no gradient of '{self.slot}': monitors are only watched. Name one of 'rewards'."
+            )
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The trajectories, which say how the model that made them decodes."""
+        return (Node(self.epoch, "rollout"),)
 
     @property
     def parts(self) -> frozenset[Part]:
@@ -57,7 +81,7 @@ class GradientStage(Scoring):
         values, sizes, directions = self._spread(rows, found, len(batch))
         names = {name: table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")}
         columns = {**names, "value": pa.array(values, mask=np.isnan(values)), "rms": sizes}
-        labels = {**self.identity.labels(), "artifact": str(self.inputs()[0])}
+        labels = {**self.labels(), "artifact": str(self.inputs()[0])}
         write_gradients(folder, columns, directions, labels)
 
         def content() -> str:

@@ -15,6 +15,7 @@ from storage.tables import read_shard
 from tasks.metrics.evaluations import split_of
 from tasks.metrics.scores import mean_figures
 from tasks.metrics.texts import Text, write_texts
+from tasks.specs.graph import OF, Node, shown_of
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Output, Shard
 
@@ -24,6 +25,23 @@ _SHOWN = "-shown"
 
 class JudgeStage(Scoring):
     """A reward or judge over the samples of an evaluation; some samples of each prompt list are shown."""
+
+    def take_slot(self) -> None:
+        """Find the reward or judge, and the run's evaluation or, after an @, a named one.
+
+        Raises:
+            ConfigError: the config has no such reward or judge.
+        """
+        reward, _, self.evaluation = self.slot.partition(OF)
+        self.section = self.facts.reward_section(reward, judges=True)
+
+    def options(self) -> Mapping[str, Any]:
+        """The reward, and the number of images in its grid."""
+        return {**super().options(), "images": self.config.evaluate.images}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The evaluation, or its renders."""
+        return (shown_of(self.config, self.section, self.epoch, self.evaluation),)
 
     def whole(self, names: Sequence[str]) -> dict[str, list[str]]:
         """Each prompt list as one: its prompts take turns, so groups end where it does."""

@@ -6,11 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.policies.base import Part
+from configs.advantages import ReplaySection
+from configs.schema import OptimizeSection
+from models.policies.parts import Part
 from storage.checkpoints import clear_checkpoints
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
-from tasks.inputs.components import decode_rows, make_algorithm
+from tasks.inputs.components import algorithm_needs, decode_rows, make_algorithm
+from tasks.inputs.option_paths import Place, algorithm_places, reward_places
+from tasks.specs.graph import Node, gradient_nodes, policy_after
+from tasks.specs.modalities import modality_spec
+from tasks.specs.run_inputs import critic_identity
 from tasks.stages.policy import SHARD
 from tasks.stages.stage import Output, Shard, Stage
 
@@ -27,6 +33,34 @@ class OptimizeStage(Stage):
         "model.gradient_checkpointing=true, or train adapters (model.lora).",
     )
     _trained: TrainerState | None = None
+
+    def options(self) -> Mapping[str, Any]:
+        """The objective, the optimizer, the settings of log-probs, and the seed of the row order."""
+        return {
+            "optimize": optimizer_options(self.config.optimize),
+            **modality_spec(self.config).training_options(self.config),
+            **critic_identity(self.facts),
+            "seed": self.config.run.seed,
+            "epoch": self.epoch,
+        }
+
+    def places(self) -> tuple[Place, ...]:
+        """Files of the algorithm, and of rewards that are called while training."""
+        called = self.config.rewards if algorithm_needs(self.config).rewards else ()
+        return (*algorithm_places(self.config), *(place for reward in called for place in reward_places(reward)))
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The policy before, then its data: trajectories, advantages and, if any, gradients of rewards.
+
+        Those of this epoch come first, then those of the replayed ones before it.
+        """
+        replay = self.config.optimize.replay
+        first = max(1, self.epoch - (replay.epochs if replay else 0))
+        epochs = range(self.epoch, first - 1, -1)
+        found = [policy_after(self.epoch - 1)]
+        for epoch in epochs:
+            found += [Node(epoch, "rollout"), Node(epoch, "advantage"), *gradient_nodes(self.config, epoch)]
+        return tuple(found)
 
     @property
     def parts(self) -> frozenset[Part]:
@@ -77,3 +111,15 @@ class OptimizeStage(Stage):
     def cleanup(self, ref: ArtifactRef) -> None:
         """Remove the checkpoints within the epoch."""
         clear_checkpoints(self.context.store, ref)
+
+
+def optimizer_options(section: OptimizeSection) -> Mapping[str, object]:
+    """Return the settings of training that its result depends on."""
+    # Settings at the value from before they existed keep older fingerprints.
+    unused: dict[str, Any] = {"optimizer": True} if section.optimizer == "adamw" else {}
+    if section.replay is not None:
+        fields = ReplaySection.model_fields
+        unused["replay"] = {
+            name for name in ("share", "steps") if getattr(section.replay, name) == fields[name].default
+        }
+    return section.model_dump(mode="json", exclude=unused)

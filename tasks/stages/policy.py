@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from configs.fingerprint import canonical_json
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
 from tasks.inputs.weight_sources import ABOUT_POLICY, Weights
+from tasks.specs.graph import Node
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
     import torch
 
-    from models.policies.base import Part
+    from models.policies.parts import Part
 
 SHARD = "policy"
 
@@ -24,13 +25,29 @@ SHARD = "policy"
 class PolicyStage(Stage):
     """The policy before training: the base model itself, fresh LoRA weights (which change nothing yet), or others'."""
 
-    @property
-    def parts(self) -> frozenset[Part]:
-        """What is trained."""
-        return self.policy_kind.training_parts
-
     _fresh: Mapping[str, torch.Tensor] | None = None
     _shapes: Mapping[str, torch.Size] | None = None
+
+    def options(self) -> Mapping[str, Any]:
+        """The trained weights, and their start: a checkpoint, adapters of a file, or the seed of fresh ones."""
+        model = self.config.model
+        start = {} if model.checkpoint is None else {"checkpoint": self.facts.checkpoint_identity}
+        if model.lora is None:
+            return {"trained": "full", **start}
+        if model.lora.start is not None:
+            # Rank, alpha and layers are those of the file, even if the config repeats them.
+            return {"trained": "lora", "start": self.facts.adapter_identity}
+        seed = {} if start else {"seed": self.config.run.seed}
+        return {"trained": "lora", "lora": model.lora.model_dump(mode="json"), **seed, **start}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The base model."""
+        return (Node(0, "base"),)
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        """The trained parts."""
+        return self.policy_kind.training_parts
 
     def shards(self) -> list[Shard]:
         """One."""
@@ -45,7 +62,7 @@ class PolicyStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Write the weights of others, or fresh LoRA weights; else the base model is the policy: nothing is copied."""
-        (folder / ABOUT_POLICY).write_text(canonical_json(self.identity.options()))
+        (folder / ABOUT_POLICY).write_text(canonical_json(self.options()))
         weights = self._weights()
         if weights:
             from safetensors.torch import save_file

@@ -12,11 +12,20 @@ from storage.source_images import write_references
 from storage.tables import write_rows
 from tasks.inputs.prompt_rows import image_data
 from tasks.inputs.prompts import Prompt, image_files
+from tasks.specs.graph import Node
 from tasks.stages.stage import Output, Shard, Stage
 
 
 class PreprocessStage(Stage):
     """The prompt table of a run, with the content hash of every prompt's embedding."""
+
+    def options(self) -> Mapping[str, Any]:
+        """The prompts themselves."""
+        return {"prompts": self.facts.prompts_identity}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The embedding cache."""
+        return (Node(0, "encode"),)
 
     def shards(self) -> list[Shard]:
         """One."""

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from models.policies.base import Part
+from models.policies.parts import Part
 from storage.records import ShardRecord
 from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.inputs.components import decode_rows, media_format, open_trajectory_store
 from tasks.inputs.renderer import image_name, render_of, renderer_config
 from tasks.modalities.modality import Kind, make_kind
-from tasks.runs.seeds import derive
+from tasks.specs.graph import RENDERER, Node
+from tasks.specs.modalities import modality_spec
 from tasks.stages.shard_writer import ShardWriter
 from tasks.stages.stage import Output, Shard, Stage
 
@@ -36,6 +37,22 @@ class Drawing(Stage):
         "Lower execution.render_rows, or execution.decode_batch_size if it failed while decoding.",
         "Set execution.render_device to another device.",
     )
+
+    def options(self) -> Mapping[str, Any]:
+        """The images of each text, how they are drawn, and the noise."""
+        section, drawer = render_of(self.config), renderer_config(self.config)
+        return {
+            "images": section.images,
+            **({} if section.answer is None else {"answer": list(section.answer)}),
+            "same_noise": section.same_noise,
+            "store": self.config.rollout.store,
+            **modality_spec(drawer).evaluation_options(drawer),
+            **self.draws(),
+        }
+
+    @abstractmethod
+    def draws(self) -> Mapping[str, int]:
+        """Return the seed of the noise."""
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
@@ -113,15 +130,35 @@ class Drawing(Stage):
 class RenderStage(Drawing):
     """Images of an epoch's texts."""
 
+    def draws(self) -> Mapping[str, int]:
+        """Run seed and epoch."""
+        return {"seed": self.config.run.seed, "epoch": self.epoch}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The texts, the image model."""
+        return (Node(self.epoch, "rollout"), Node(0, "base", RENDERER))
+
     def seed(self, prompt_id: str, replica: int, image: int) -> int:
         """Of the run and the epoch; with ``render.same_noise`` one for all texts of a prompt."""
+        from tasks.runs.seeds import derive
+
         own = 0 if render_of(self.config).same_noise else replica
         return derive(self.config.run.seed, "render", self.epoch, prompt_id, own, image)
 
 
 class DepictStage(Drawing):
-    """Images of an evaluation's texts."""
+    """Images of an evaluation's texts, from fixed noise; the slot names an evaluation that is not the run's own."""
+
+    def draws(self) -> Mapping[str, int]:
+        """The evaluation's seed."""
+        return {"seed": self.config.evaluate.seed}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The texts, the image model."""
+        return (Node(self.epoch, "evaluate", self.slot), Node(0, "base", RENDERER))
 
     def seed(self, prompt_id: str, replica: int, image: int) -> int:
         """Of the evaluation: the same for every policy."""
+        from tasks.runs.seeds import derive
+
         return derive(self.config.evaluate.seed, "depict", prompt_id, replica, image)

@@ -13,14 +13,26 @@ from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from tasks.inputs.prompts import SOURCE, StoredPrompt
 from tasks.modalities.modality import Sampler, SampleRequest
-from tasks.runs.seeds import epoch_prompts, mixed_prompts
 from tasks.runs.sharding import cover, rollout_cuts
+from tasks.specs.graph import Node, policy_of
+from tasks.specs.modalities import modality_spec
 from tasks.stages.sampling import Sampling
 from tasks.stages.stage import Output, Shard
 
 
 class RolloutStage(Sampling):
     """Generates the trajectories of one epoch with the policy of the epoch before, or an older one."""
+
+    def options(self) -> Mapping[str, Any]:
+        """Everything that changes samples; shard and batch sizes do not."""
+        about: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
+        if self.config.prompts.sources:
+            about["mixture"] = {source.name: source.weight for source in self.config.prompts.sources}
+        return {**modality_spec(self.config).rollout_options(self.config), **about}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The policy, the prompts."""
+        return (policy_of(self.config, self.epoch), Node(0, "preprocess"))
 
     def plan(self) -> list[Shard]:
         """Return ranges of groups, or of the samples of some."""
@@ -43,6 +55,8 @@ class RolloutStage(Sampling):
     @cached_property
     def groups(self) -> list[StoredPrompt]:
         """The prompts of this epoch, one group each."""
+        from tasks.runs.seeds import epoch_prompts, mixed_prompts
+
         prompts, sources = self.context.prompts["train"], self.config.prompts.sources
         size, drawn = self.config.rollout.prompts_per_epoch, {"seed": self.config.run.seed, "epoch": self.epoch}
         if not sources:

@@ -16,7 +16,7 @@ from tasks.stages.shard_writer import ShardWriter
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
-    from models.policies.base import Part
+    from models.policies.parts import Part
 
 
 class Sampling(Stage):

@@ -9,6 +9,7 @@ from typing import Any
 from models.rewards.base import Batch, Scores
 from storage.records import ShardRecord
 from tasks.metrics.scores import figures_of, mean_figures
+from tasks.specs.graph import Node, samples_of
 from tasks.stages.rollout import RolloutStage, ends_group, planned_shards
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Shard
@@ -18,6 +19,18 @@ class ScoreStage(Scoring):
     """A reward over the trajectories of an epoch; shards may be scored while others are rolled out."""
 
     _followed: RolloutStage | None = None
+
+    def take_slot(self) -> None:
+        """Find the reward or monitor.
+
+        Raises:
+            ConfigError: the config has no such reward.
+        """
+        self.section = self.facts.reward_section(self.slot)
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The trajectories, or their renders."""
+        return (samples_of(self.config, self.section, self.epoch),)
 
     def follow(self, rollout: RolloutStage) -> None:
         """Read trajectories that may still be in the making."""

@@ -6,42 +6,59 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from configs.errors import StoreError
+from configs.fingerprint import canonical_json
 from configs.rewards import RewardSection
 from models.rewards.base import Batch, Needs, Origin, Reward, Scores, joined, perfect_score
 from models.rewards.factory import needs_of, scored_by_ranks, works_on_accelerator
 from models.rewards.invocation import Handling, needs_of_made, score
-from models.weights.sharding import Sharding
 from storage.layout import ArtifactRef
 from storage.row_digest import Contents
 from storage.tables import write_rows
 from storage.trajectories.base import TrajectoryShard
 from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.option_paths import Place, reward_places
 from tasks.inputs.prompts import SOURCE
 from tasks.inputs.renderer import reads_images, render_of, renderer_config
 from tasks.inputs.weight_sources import origin_of
 from tasks.metrics.scores import score_summary
 from tasks.modalities.modality import Kind, make_kind
-from tasks.specs.score import RewardSpec
-from tasks.stages.sharded_reward import SpreadReward, first_call
 from tasks.stages.stage import Output, Shard, Stage
+
+if TYPE_CHECKING:
+    from tasks.stages.sharded_reward import SpreadReward
 
 
 class Scoring(Stage):
     """One reward over one artifact of samples, shard by shard."""
 
-    identity: RewardSpec
     separable = True
+    section: RewardSection
+    """The reward."""
 
-    @property
-    def section(self) -> RewardSection:
-        """The reward."""
-        return self.identity.section
+    def options(self) -> Mapping[str, Any]:
+        """The reward and its options; the weight belongs to the advantages."""
+        return self._reward_options()
+
+    def _reward_options(self) -> dict[str, Any]:
+        clips = {"frames": self.section.frames} if self.config.model.frames > 1 else {}
+        worst = {} if self.section.over_frames == "mean" else {"over_frames": self.section.over_frames}
+        some = {"sources": list(self.section.sources)} if self.section.sources else {}
+        return {"reward": self.section.name, "options": self.section.options, **clips, **worst, **some}
+
+    def places(self) -> tuple[Place, ...]:
+        """Files of the reward; a server that scores in its place must read the same."""
+        return reward_places(self.section)
+
+    def labels(self) -> Mapping[str, str]:
+        """Return name and options of the reward, independent of its label in the run."""
+        others = {name: value for name, value in self._reward_options().items() if name != "reward" and value != {}}
+        return {"reward_name": self.section.name, "reward_options": canonical_json(others)}
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
@@ -91,6 +108,8 @@ class Scoring(Stage):
         """Load a reward whose models the ranks hold together."""
         super().meet()
         if self.spread:
+            from models.weights.sharding import Sharding
+
             world = self.host.ranks.world
             made = self.host.rewards
             made.sharding = made.sharding or Sharding.over(self.host.device, world=world, size=world, offload=False)
@@ -101,10 +120,12 @@ class Scoring(Stage):
         if self.spread:
             reward = self.host.rewards.of(self.section)
             with self.host.rewards.at_work(reward):
-                SpreadReward(reward, self.host.ranks).rest(self._idle)
+                self._spread_over_ranks(reward).rest(self._idle)
 
     def _idle(self) -> Sequence[Any]:
         """Return samples that the reward is for, as its first call is given them."""
+        from tasks.stages.sharded_reward import first_call
+
         needs = self.needs()
         for shard in self.shards():
             batch, _ = self.read(shard, needs)
@@ -117,7 +138,7 @@ class Scoring(Stage):
         reward = self.host.rewards.of(self.section)
         batch, table = self.read(shard, needs_of_made(reward))
         with self.host.rewards.at_work(reward):
-            scores = self._score(SpreadReward(reward, self.host.ranks) if self.spread else reward, batch)
+            scores = self._score(self._spread_over_ranks(reward) if self.spread else reward, batch)
         self.scored(shard, batch, scores, folder)
         batch, scores, table = self._of_samples(shard, batch, scores, table)
         columns = {
@@ -130,9 +151,14 @@ class Scoring(Stage):
         about = score_summary(batch, scores, perfect_score(reward))
         return Output(rows=len(scores.values), summary=about, content=lambda: _content(rows))
 
+    def _spread_over_ranks(self, reward: Reward) -> SpreadReward:
+        from tasks.stages.sharded_reward import SpreadReward
+
+        return SpreadReward(reward, self.host.ranks)
+
     def write(self, folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         """Write the scores of samples, with columns that identify reward and artifact."""
-        write_rows("rewards", folder, columns, {**self.identity.labels(), "artifact": str(self.inputs()[0])})
+        write_rows("rewards", folder, columns, {**self.labels(), "artifact": str(self.inputs()[0])})
 
     def _score(self, reward: Reward, batch: Batch) -> Scores:
         """Score the samples the reward is for; the others have no score and no remark."""

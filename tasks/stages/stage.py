@@ -1,32 +1,30 @@
-"""The stage contract: a stage file holds only its own work.
+"""The stage contract: a stage file holds options, inputs and work of one stage.
 
-Name, version, options and inputs of a stage are its identity's. A stage says which shards its artifact consists of,
-and how one shard becomes files. Skipping, committing, resuming, timing and lineage are ``StageRun``'s.
+A stage says which shards its artifact consists of, and how one shard becomes files. Skipping, committing, resuming,
+timing and lineage are ``StageRun``'s. Status and lineage read options and inputs of all stages, so a stage file imports
+torch and other heavy packages inside its functions.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from configs.registry import resolve
-from configs.schema import RunConfig
 from storage.attempt_claims import Claim, anew, claimed
 from storage.backends.base import FileEntry
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from tasks.modalities.modality import Kind, make_kind
-from tasks.runs.context import RunContext
-from tasks.specs.base_spec import StageSpec
 from tasks.specs.graph import Node
-from tasks.stages import STAGES
+from tasks.specs.identity import StageIdentity
 
 if TYPE_CHECKING:
-    from models.policies.base import Part
+    from models.policies.parts import Part
+    from tasks.runs.context import RunContext
     from tasks.runtime.host import ModelHost
 
 
@@ -56,7 +54,7 @@ class Output:
     """The digest of written rows, if shards are a matter of choice."""
 
 
-class Stage(ABC):
+class Stage(StageIdentity):
     """One stage of one epoch, bound to a context."""
 
     collective: ClassVar[bool] = False
@@ -65,47 +63,16 @@ class Stage(ABC):
     """On several ranks: True where the first does it all, since libraries it writes files with write none on others."""
     separable: ClassVar[bool] = False
     """True when no shard needs another, so that any process that reaches the store may make it."""
-    identity: StageSpec
-    """Its identity."""
+    context: RunContext
+    """The run; set when the stage is bound."""
+    host: ModelHost
+    """The holder of this process's models; set when the stage is bound."""
+    _ref: ArtifactRef | None = None
+    _inputs: tuple[ArtifactRef, ...] | None = None
 
-    def __init__(self, identity: StageSpec, context: RunContext, host: ModelHost) -> None:
-        """Bind to context and models.
-
-        Args:
-            identity: which stage of which epoch.
-            context: the run.
-            host: the holder of this process's models.
-        """
-        self.identity = identity
-        self.context = context
-        self.host = host
-        self._ref: ArtifactRef | None = None
-        self._inputs: tuple[ArtifactRef, ...] | None = None
-
-    @property
-    def name(self) -> str:
-        """Name in commands, lineage and metrics."""
-        return self.identity.name
-
-    @property
-    def epoch(self) -> int:
-        """The epoch; 0 before training."""
-        return self.identity.epoch
-
-    @property
-    def slot(self) -> str:
-        """Which of several equal stages of the epoch."""
-        return self.identity.slot
-
-    @property
-    def node(self) -> Node:
-        """Epoch, name and slot."""
-        return self.identity.node
-
-    @property
-    def config(self) -> RunConfig:
-        """The run's config."""
-        return self.context.config
+    def bind(self, context: RunContext, host: ModelHost) -> None:
+        """Bind to the run and to models; options and inputs need neither."""
+        self.context, self.host = context, host
 
     @cached_property
     def policy_kind(self) -> Kind:
@@ -158,23 +125,23 @@ class Stage(ABC):
             self._ref = claimed(store, self.ref, Claim(run=self.context.run.name, sizes=self.sizes))
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
-        """Return the artifacts this stage reads, in the order the identity names them.
+        """Return the artifacts this stage reads, in the order of ``upstream``.
 
         Raises:
             NotCommittedError: one has not been made yet.
         """
         if self._inputs is None:
-            return tuple(self.context.chain.require(*node).ref for node in self.identity.upstream())
+            return tuple(self.context.chain.require(*node).ref for node in self.upstream())
         return self._inputs
 
     def meet(self) -> None:
         """Run collective work of all ranks before shards are taken."""
         self.host.meet(self.parts, self.load)
 
-    def load(self) -> None:  # noqa: B027 - most stages load nothing
+    def load(self) -> None:
         """Load the models of all shards; ranks that shard weights do it together before they take shards."""
 
-    def rest(self) -> None:  # noqa: B027 - most stages need no other rank for their shards
+    def rest(self) -> None:
         """Take part in collective calls of other ranks, with no shard left."""
 
     @abstractmethod
@@ -189,14 +156,14 @@ class Stage(ABC):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Do the work of one shard and write its files into an empty folder."""
 
-    def committed(self, record: ShardRecord) -> None:  # noqa: B027 - most stages have nothing to do then
+    def committed(self, record: ShardRecord) -> None:
         """Hear in every process that worked on a shard that it is committed."""
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Return figures about the whole artifact for its manifest."""
         return {}
 
-    def cleanup(self, ref: ArtifactRef) -> None:  # noqa: B027 - most stages have nothing to remove
+    def cleanup(self, ref: ArtifactRef) -> None:
         """Remove transient files once the artifact is complete."""
 
 
@@ -206,6 +173,7 @@ def make_stage(context: RunContext, host: ModelHost, node: Node) -> Stage:
     Raises:
         ConfigError: there is no such stage, or it does not exist for this epoch or slot.
     """
-    identity = context.chain.identity(node)
-    found: Stage = resolve(STAGES, node.stage, label="stage")(identity, context, host)
+    found = context.chain.identity(node)
+    assert isinstance(found, Stage)
+    found.bind(context, host)
     return found

@@ -39,7 +39,7 @@ class StageRun:
         self.stage = stage
         self.store = stage.context.store
         self.forced = force
-        stage.begin(again=force and not stage.identity.grows, chosen=ordered)
+        stage.begin(again=force and not stage.spec.grows, chosen=ordered)
         self.ref = stage.ref
         self._failures: list[tuple[Exception, Shard]] = []
         self._manifest: Manifest | None = None
@@ -51,7 +51,7 @@ class StageRun:
 
     def pending(self) -> list[Shard]:
         """Return the shards that are left: those without a commit record, none of an artifact that is complete."""
-        if self.stage.identity.grows:
+        if self.stage.spec.grows:
             done = set(self.store.committed(self.ref))
         else:
             state = self.store.state(self.ref)
@@ -165,7 +165,7 @@ class StageRun:
                 content=output.content(),
             )
         except CommitLostError:
-            winner = self.store.record(self.ref, shard.name) if self.stage.identity.grows else None
+            winner = self.store.record(self.ref, shard.name) if self.stage.spec.grows else None
             if winner is None:
                 raise
             # Readers of a cache read committed rows: those computed in other batches are as good.
@@ -196,7 +196,7 @@ class StageRun:
         """Write the manifest if it is not there, and make the artifact current in the run's lineage."""
         manifest = None
         with named_disk(self.store.root.disk):
-            if not self.stage.identity.grows:
+            if not self.stage.spec.grows:
                 # One that another process made meanwhile is found when ours is to be created.
                 manifest = self._manifest or self._completed()
                 self.stage.cleanup(self.ref)
@@ -251,7 +251,7 @@ class StageRun:
             shards=names,
             summary=self.stage.summarize(records),
             stage=self.stage.name,
-            stage_version=self.stage.identity.version,
-            options=self.stage.identity.counted(inputs),
+            stage_version=self.stage.spec.version,
+            options=self.stage.counted(inputs),
             inputs=tuple(str(ref) for ref in inputs),
         )

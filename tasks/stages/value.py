@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from models.policies.base import Part
+from models.policies.parts import Part
 from storage.row_digest import Contents
 from storage.tables import write_rows
 from tasks.advantages.estimators import make_estimator
 from tasks.inputs.components import open_trajectory_store
 from tasks.modalities.modality import ValueRequest
+from tasks.specs.graph import Node, policy_after
+from tasks.specs.modalities import modality_spec
+from tasks.specs.run_inputs import critic_identity
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
@@ -28,6 +31,20 @@ class ValueStage(Stage):
     """
 
     saves_memory = ("Lower execution.micro_batch_size, or set critic.backbone to 'policy'.",)
+
+    def options(self) -> Mapping[str, Any]:
+        """Which of the two there are, and how they are computed."""
+        estimator = make_estimator(self.config)
+        about: dict[str, Any] = {"reference": estimator.needs_reference}
+        if estimator.needs_values:
+            about["critic"] = self.config.critic.model_dump(mode="json", include={"backbone", "dtype"})
+            about |= critic_identity(self.facts)
+            about["seed"] = self.config.run.seed
+        return {**about, **modality_spec(self.config).value_options(self.config)}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The policy that the epoch trains, with its critic, and the trajectories."""
+        return (policy_after(self.epoch - 1), Node(self.epoch, "rollout"))
 
     @property
     def parts(self) -> frozenset[Part]:

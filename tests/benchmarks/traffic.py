@@ -23,9 +23,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.maths.conditioning import Conditioning
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings, TrainableDenoiser
 from models.policies.flux1 import Flux1
+from models.policies.parts import Part
 from models.quickstart.tiny import build_tiny
 from models.weights.context_parallel import TokenSplit
 from models.weights.lora import LoraSpec

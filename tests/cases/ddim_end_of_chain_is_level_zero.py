@@ -19,8 +19,8 @@ import torch
 
 from models.maths.conditioning import Conditioning
 from models.maths.transitions import Grid
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
+from models.policies.parts import Part
 from models.policies.sd15 import SD15
 from models.quickstart.tiny import build_tiny
 from tasks.algorithms.base import ForwardTimes

@@ -22,7 +22,6 @@ from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tasks.checks.check import check_config
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
-from tasks.stages import STAGES
 from tasks.training.optimizers import OPTIMIZERS
 from tests.conftest import ConfigFactory
 
@@ -42,7 +41,6 @@ TABLES = {
     "launchers": LAUNCHERS,
     "runners": RUNNERS,
     "optimizers": OPTIMIZERS,
-    "stages": STAGES,
 }
 
 

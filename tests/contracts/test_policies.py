@@ -47,12 +47,12 @@ from models.policies import (
     most_images,
 )
 from models.policies import MODULAR as MODULAR_FAMILIES
-from models.policies.base import Part
 from models.policies.ddim import DDIMPolicy
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
 from models.policies.ltx2 import LTX2
 from models.policies.minimax_h3 import MiniMaxH3
 from models.policies.modular import ModularPolicy
+from models.policies.parts import Part
 from models.policies.pipeline_index import MODULAR, component_entry, index_file
 from models.quickstart.tiny import build_tiny
 from models.weights.lora import LoraSpec, check_lora_targets

@@ -15,8 +15,8 @@ from configs.registry import resolve
 from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning
 from models.policies import DISTILLED_GUIDANCE, IMAGE_CONDITIONED, POLICIES
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
+from models.policies.parts import Part
 from models.quickstart.tiny import build_tiny
 from tasks.inputs.store_trust import remember
 from tasks.runs.context import RunContext

@@ -19,9 +19,9 @@ from models.maths.preserving import PREDICTIONS, Preserving, flow_sigma
 from models.maths.sampling import Sampler, ode_plan, replay, sample
 from models.maths.solvers import Euler
 from models.maths.transitions import ODE, Grid, expand
-from models.policies.base import Part
 from models.policies.cogvideox import CogVideoX
 from models.policies.diffusion import DiffusionSettings
+from models.policies.parts import Part
 from models.quickstart.cogvideox import cogvideox
 
 PROMPTS = ["a red cube", "two cats and a dog in the photo"]

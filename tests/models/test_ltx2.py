@@ -16,9 +16,9 @@ from models.maths.conditioning import Conditioning
 from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.solvers import Euler
 from models.maths.transitions import ODE
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
 from models.policies.ltx2 import LTX2
+from models.policies.parts import Part
 from models.quickstart.tiny import build_tiny
 
 PROMPTS = ["a red cube", "two cats and a dog in the photo"]

@@ -19,9 +19,9 @@ from models.maths.conditioning import Conditioning
 from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.solvers import Euler
 from models.maths.transitions import ODE
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
 from models.policies.minimax_h3 import _LAYOUTS, MiniMaxH3
+from models.policies.parts import Part
 from models.policies.pipeline_index import MODULAR
 from models.quickstart.tiny import build_tiny
 from tasks.export.files import write_pipeline

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from configs.errors import ConfigError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from models.policies.base import Part, Policy, PolicySettings
+from models.policies.base import Policy, PolicySettings
+from models.policies.parts import Part
 from models.policies.trainable import Trainable
 from models.rewards.base import Batch as Scored
 from models.rewards.base import Needs, declare

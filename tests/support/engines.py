@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from models.maths.tokens import Widths, token_log_probs
-from models.policies.base import Part, PolicySettings
+from models.policies.base import PolicySettings
 from models.policies.causal_lm import CausalLM
+from models.policies.parts import Part
 
 
 class Engine(ThreadingHTTPServer):

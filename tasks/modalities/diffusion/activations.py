@@ -16,8 +16,8 @@ from models.memory.activation_tracing import Footprints
 from models.memory.architecture_shapes import Architecture
 from models.memory.architectures import architecture_of
 from models.policies import LAST_FRAME, POLICIES, most_images
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
+from models.policies.parts import Part
 from models.weights.lora import LoraSpec
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import as_evaluated, lora_spec

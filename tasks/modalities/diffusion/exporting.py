@@ -38,7 +38,7 @@ class PipelineExport:
     def __init__(self, exporting: ExportRequest) -> None:
         """Bind to an export request."""
         self._context, self._config, self._host = exporting.context, exporting.config, exporting.host
-        self._identity, self._inputs = exporting.identity, exporting.inputs
+        self._epoch, self._lora, self._inputs = exporting.epoch, exporting.format == "lora", exporting.inputs
 
     def write(self, folder: Path) -> None:
         """Write model, images, settings and card."""
@@ -62,7 +62,7 @@ class PipelineExport:
 
     def _write_model(self, policy: DiffusionPolicy, target: Path, call: PipelineCall | None) -> None:
         base = self._context.base_folder
-        if self._identity.format == "lora":
+        if self._lora:
             policy.save_lora(target)
             copy_licenses(base, target)
             return
@@ -74,7 +74,7 @@ class PipelineExport:
 
     def _draw(self, path: Path) -> str | None:
         split = self._split
-        before, after = (evaluation_images(self._context, epoch, split, _SHOWN) for epoch in (0, self._identity.epoch))
+        before, after = (evaluation_images(self._context, epoch, split, _SHOWN) for epoch in (0, self._epoch))
         if not after:
             return None
         captions = [*(_caption(one, "before") for one in before), *(_caption(one, "after") for one in after)]
@@ -82,7 +82,7 @@ class PipelineExport:
         return _PICTURE
 
     def _usage(self, policy: DiffusionPolicy, target: Path, base: BaseModel, call: PipelineCall) -> Usage:
-        lora, config, prompt = self._identity.format == "lora", self._config, self._example
+        lora, config, prompt = self._lora, self._config, self._example
         inputs = self._copy_images(prompt, target, call) if config.prompts.image is not None else ()
         folder = self._context.base_folder if lora else target
         named, needed = str(read_index_file(index_file(folder))["_class_name"]), policy.pipeline_name
@@ -105,14 +105,14 @@ class PipelineExport:
         trained, model, prompts = self._inputs
         return About(
             config=self._config,
-            epoch=self._identity.epoch,
+            epoch=self._epoch,
             base=base,
             base_artifact=str(model),
             policy=str(trained),
             digest=self._context.store.require(trained).digest,
             prompts=str(prompts),
             before=evaluation_figures(self._context, 0),
-            after=evaluation_figures(self._context, self._identity.epoch),
+            after=evaluation_figures(self._context, self._epoch),
             picture=picture,
             lora=lora,
         )

@@ -15,7 +15,7 @@ from models.memory.architectures import (
     parameters,
 )
 from models.policies import MODULAR, POLICIES
-from models.policies.base import Part
+from models.policies.parts import Part
 from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters
 from models.weights.sharding import units
 from tasks.algorithms.base import Requirements

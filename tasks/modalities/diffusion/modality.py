@@ -15,8 +15,8 @@ import torch
 from configs.errors import ConfigError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionPolicy, Images, TrainableDenoiser
+from models.policies.parts import Part
 from models.policies.tokenization import refusal
 from models.rewards.base import Batch as Scored
 from models.rewards.base import Needs

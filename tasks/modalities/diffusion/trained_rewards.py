@@ -16,7 +16,7 @@ import torch
 
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from models.policies.base import Part
+from models.policies.parts import Part
 from models.rewards.base import Batch
 from models.rewards.differentiable import Differentiable
 from models.rewards.errors import Origin

@@ -67,7 +67,7 @@ class LanguageModelExport:
         held = self._exporting.host.exportable(self._exporting.inputs[0], Weights.AVERAGE)
         policy, target, base = cast(CausalLM, held.policy), folder / PIPELINE, self._base()
         target.mkdir(parents=True)
-        write_model(policy, target, adapters=self._exporting.identity.format == "lora")
+        write_model(policy, target, adapters=self._exporting.format == "lora")
         for path in license_files(self._context.base_folder):
             (target / path.name).write_bytes(path.read_bytes())
         settings = tokens_of(self._config).model_dump(mode="json", exclude={"engine"})
@@ -81,8 +81,8 @@ class LanguageModelExport:
 
     def _card(self, base: BaseModel, policy: CausalLM) -> str:
         """Return the card: front matter, how to call the model, and what came of training."""
-        identity, config = self._exporting.identity, self._config
-        lora, section = identity.format == "lora", tokens_of(config)
+        epoch, config = self._exporting.epoch, self._config
+        lora, section = self._exporting.format == "lora", tokens_of(config)
         stops = ", ".join(map(in_python, section.stop))
         head = {
             "library_name": "peft" if lora else "transformers",
@@ -91,7 +91,7 @@ class LanguageModelExport:
         }
         values = {
             "front": "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items()),
-            "title": in_markdown(f"{self._context.run.name}, epoch {identity.epoch}"),
+            "title": in_markdown(f"{self._context.run.name}, epoch {epoch}"),
             "base": in_code(base.name),
             "algorithm": in_code(config.optimize.algorithm.name),
             "load": _ADAPTER.format(base=in_python(base.name)) if lora else _MODEL,
@@ -104,7 +104,7 @@ class LanguageModelExport:
         return _CARD.format(**values)
 
     def _figures(self) -> list[str]:
-        chain, epoch = self._context.chain, self._exporting.identity.epoch
+        chain, epoch = self._context.chain, self._exporting.epoch
         before, after = evaluation_figures(chain, 0), evaluation_figures(chain, epoch)
         found = []
         for split, rewards in after.items():

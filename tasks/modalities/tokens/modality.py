@@ -12,9 +12,9 @@ import pyarrow as pa
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.maths.tokens import Widths
-from models.policies.base import Part
 from models.policies.causal_lm import TrainableLM
 from models.policies.critic_lm import CRITIC, TrainableCritic
+from models.policies.parts import Part
 from models.rewards.base import Batch as Scored
 from models.rewards.base import Needs
 from storage.trajectories.base import TrajectoryShard

@@ -14,8 +14,8 @@ from models.maths.sampling import Sampler, grid_at
 from models.maths.schedules import BranchEveryStep
 from models.maths.solvers import Euler
 from models.maths.transitions import ODE, FlowSDE
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
+from models.policies.parts import Part
 from models.policies.sd3 import SD3
 
 PROMPTS = ['"12"', '"34"', '"56"']

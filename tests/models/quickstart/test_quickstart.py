@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 
 from configs.errors import ConfigError
 from configs.registry import create
-from models.policies.base import Part, PolicySettings
+from models.policies.base import PolicySettings
 from models.policies.causal_lm import CausalLM
+from models.policies.parts import Part
 from models.quickstart import BUILDERS, pretrain
 from models.quickstart.build import DigitsBuilder
 from models.quickstart.smollm import SmolLMBuilder

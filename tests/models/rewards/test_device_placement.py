@@ -11,7 +11,7 @@ from torch import nn
 
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from models.policies.base import Part
+from models.policies.parts import Part
 from models.rewards import device_placement
 from models.rewards.device_placement import Placed, modules_of
 from models.rewards.factory import MadeRewards

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from configs.errors import ConfigError
 from configs.schema import RunConfig
 from configs.tokens import TokensSection
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
+from models.policies.parts import Part
 from models.policies.sd3 import SD3
 from models.policies.tokenization import check_marks
 from models.text.control_tokens import as_text, chat_ids, control_tokens, first_mark, marked, plain_ids

@@ -11,8 +11,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from configs.errors import ConfigError
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
+from models.policies.parts import Part
 from models.policies.sd3 import SD3
 from models.quickstart.tiny import build_tiny
 from models.weights.complete import check_complete

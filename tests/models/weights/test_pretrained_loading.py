@@ -21,10 +21,11 @@ from configs.errors import ConfigError
 from configs.schema import RunConfig
 from models.library_loading import read_json
 from models.memory.language_architectures import language_config, meta_language_model
-from models.policies.base import Part, PolicySettings
+from models.policies.base import PolicySettings
 from models.policies.causal_lm import CausalLM
 from models.policies.critic_lm import CriticLM
 from models.policies.language_model_folders import check_folder, check_vocabulary
+from models.policies.parts import Part
 from models.quickstart.addition import tiny_model
 from models.rewards.factory import make_reward
 from models.weights.finite import check_finite, check_tensors

@@ -24,8 +24,8 @@ from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.solvers import Euler
 from models.maths.transitions import ODE
 from models.policies import POLICIES
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
+from models.policies.parts import Part
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart.tiny import build_tiny
 from models.weights.single_file import check_part, held_parts, write_part

@@ -13,8 +13,9 @@ from models.maths.generation import Sampling, generate
 from models.memory.activation_tracing import PeakMemory, forget_gradient
 from models.memory.language_architectures import PUBLISHED, language_config, meta_language_model
 from models.memory.language_models import TextFootprints
-from models.policies.base import Part, PolicySettings
+from models.policies.base import PolicySettings
 from models.policies.causal_lm import CausalLM
+from models.policies.parts import Part
 from models.quickstart.addition import character_tokenizer, tiny_model
 from models.weights.lora import LoraSpec
 from tasks.checks.memory import estimate_memory, memory_and_notes

@@ -22,8 +22,8 @@ from models.memory.activation_tracing import Footprints, PeakMemory, kinds
 from models.memory.architectures import architecture_of, meta_denoiser, parameters
 from models.memory.published import PUBLISHED
 from models.policies import POLICIES
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings, TrainableDenoiser
+from models.policies.parts import Part
 from models.quickstart.tiny import build_tiny
 from models.rewards.sizes import CLIP_H
 from models.weights.lora import LoraSpec, lora_parameters

@@ -61,6 +61,7 @@ UNREACHED = {
     "models/weights/stored_weights.py:read": "check_complete refuses what is missing",
     "tasks/inputs/weight_sources.py:checkpoint_identity": "reads every byte; reading refuses other folders",
     "tasks/inputs/weight_sources.py:single_file_identity": "reads every byte; check_single_files refuses others",
+    "tasks/stages/gradient.py:take_slot": "a command names the stage, not a config",
     "tasks/modalities/modality.py:values": "check refuses the estimator",
     "tasks/modalities/rows.py:micro_batches": "tasks/modalities/diffusion/setting_rules.py refuses it",
 }

@@ -27,9 +27,9 @@ from configs.registry import resolve
 from configs.schema import PromptSource, PromptsSection, RunConfig
 from models.library_loading import quiet_libraries
 from models.policies import POLICIES
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings, PipelineCall
 from models.policies.dummy_components import silent_t5
+from models.policies.parts import Part
 from models.quickstart.tiny import build_tiny
 from models.rewards.digits import DigitsReward
 from models.weights.lora_files import canonical_header
@@ -392,7 +392,7 @@ from pathlib import Path
 import torch
 from models.policies.diffusion import TrainableDenoiser
 from models.weights.lora import LoraSpec
-from models.policies.base import Part
+from models.policies.parts import Part
 from models.policies.diffusion import DiffusionSettings
 from models.policies.sd3 import SD3
 settings, parts = DiffusionSettings(height=64, width=64), frozenset({Part.DENOISER, Part.VAE})

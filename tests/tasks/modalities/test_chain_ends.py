@@ -16,8 +16,8 @@ from torch import Tensor
 from models.maths.conditioning import Conditioning
 from models.maths.preserving import clean_ends, flow_length
 from models.maths.transitions import FlowSDE, Grid
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
+from models.policies.parts import Part
 from models.policies.sd15 import SD15
 from models.quickstart.tiny import build_tiny
 from storage.schema import ADVANTAGES

@@ -16,8 +16,9 @@ from configs.errors import ConfigError, EngineError
 from configs.load import load_config
 from configs.schema import RunConfig
 from models.engines.local import BOUNDS, Local, tolerance_of
-from models.policies.base import Part, PolicySettings
+from models.policies.base import PolicySettings
 from models.policies.causal_lm import CausalLM
+from models.policies.parts import Part
 from models.quickstart.addition import character_tokenizer
 from models.quickstart.characters import Characters, llama
 from models.weights.lora import LoraSpec

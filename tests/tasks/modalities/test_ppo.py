@@ -268,7 +268,7 @@ def test_a_critic_begins_as_another_model_wherever_that_lies(tmp_path: Path) -> 
 
 
 def options_of(config: RunConfig, stage: str) -> dict[str, Any]:
-    return dict(make_stage(prepare(config), stage, 1).identity.options())
+    return dict(make_stage(prepare(config), stage, 1).options())
 
 
 def test_a_critic_computes_on_a_device_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,10 @@ from configs.schema import RunConfig
 from configs.tokens import TokensSection
 from models.maths.generation import Sampling, generate, reading_once
 from models.maths.tokens import Widths, draw, token_log_probs
-from models.policies.base import Part, PolicySettings
+from models.policies.base import PolicySettings
 from models.policies.causal_lm import CausalLM
 from models.policies.language_model_folders import check_vocabulary, load_tokenizer
+from models.policies.parts import Part
 from models.quickstart.addition import character_tokenizer
 from models.weights.lora import LoraSpec
 from tasks.checks.check import check_config

@@ -21,6 +21,7 @@ from tasks.runs.background_commit import BackgroundCommit
 from tasks.runs.media_cache import Recent
 from tasks.runs.progress import Ledger
 from tasks.specs.graph import Node
+from tasks.specs.stages import StageSpec
 from tasks.stages.shard_writer import ShardWriter
 from tasks.stages.stage import Output, Shard, Stage
 from tasks.stages.stage_run import StageRun
@@ -35,11 +36,18 @@ class Numbers(Stage):
 
     def __init__(self, store: ArtifactStore, written: Callable[[Shard], None], began: Callable[[Shard], None]) -> None:
         context: Any = SimpleNamespace(store=store, ledger=Ledger(), recent=Recent())
-        identity: Any = SimpleNamespace(name="numbers", epoch=1, slot="", node=Node(1, "numbers"), grows=False)
         host: Any = None
-        super().__init__(identity, context, host)
+        spec = StageSpec(name="numbers", stage="tests:Numbers", artifact="rewards", scope="epoch")
+        super().__init__(spec, context, Node(1, "numbers"), lambda node: None)
+        self.bind(context, host)
         self._ref, self._inputs = ArtifactRef("rewards", "a" * 32), ()
         self._written, self._began = written, began
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def upstream(self) -> tuple[Node, ...]:
+        return ()
 
     def shards(self) -> list[Shard]:
         return SHARDS

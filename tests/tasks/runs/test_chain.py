@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tasks.runs.opening import begin_run, open_run
 from tasks.runs.stage_selection import named_stages
 from tasks.runs.staleness import State, due, explain, side_results, standing, standings
 from tasks.specs.graph import Node, run_nodes
+from tasks.specs.stages import STAGES
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
@@ -228,12 +230,10 @@ def test_another_evaluation_is_stale_with_the_option_named(make_config: Make) ->
 
 
 def test_another_version_of_a_stage_is_named(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.specs.advantage import AdvantageSpec
-
-    context = finish(make_config("run.epochs=1"))
-    monkeypatch.setattr(AdvantageSpec, "version", AdvantageSpec.version + 1)
+    context, spec = finish(make_config("run.epochs=1")), STAGES["advantage"]
+    monkeypatch.setitem(STAGES, "advantage", replace(spec, version=spec.version + 1))
     opened = open_run(context.store.root.uri, "small", reads=True)
-    cause = f"stage version {AdvantageSpec.version - 1} -> {AdvantageSpec.version}"
+    cause = f"stage version {spec.version} -> {spec.version + 1}"
     assert explain(opened.chain, Node(1, "optimize"))[0] == f"root cause: advantage@1: {cause}"
 
 

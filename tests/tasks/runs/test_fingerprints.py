@@ -23,14 +23,14 @@ from models.maths.solvers import Euler
 from models.maths.transitions import ODE
 from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, NOISE_RANGE, NOT_ENCODED, POLICIES, REFERENCES, VIDEO
 from models.policies.attention import BACKENDS, attention_identity
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
+from models.policies.parts import Part
 from models.quickstart.tiny import build_tiny
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
 from tasks.runs.context import RunContext
 from tasks.specs.diffusion import DiffusionSpec
-from tasks.specs.graph import TRAINING
+from tasks.specs.stages import STAGES
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.inside import make_stage, prepare
@@ -46,7 +46,7 @@ def identity(tmp_path: Path, stage: str, family: str, *overrides: str) -> str:
     store = ArtifactStore(config.store)
     context = RunContext(store, config, RunFolder(store, "tiny"))
     slot = config.rewards[0].slot if stage == "score" else ""
-    return fingerprint(dict(make_stage(context, stage, int(stage in TRAINING), slot).identity.options()))
+    return fingerprint(dict(make_stage(context, stage, int(STAGES[stage].scope == "epoch"), slot).options()))
 
 
 #: (stage, family, what both have, what changes the result).

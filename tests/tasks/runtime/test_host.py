@@ -11,7 +11,7 @@ import torch
 from configs.errors import ConfigError, OutOfMemoryError
 from configs.schema import RunConfig
 from models.devices import chosen_device
-from models.policies.base import Part
+from models.policies.parts import Part
 from models.rewards.base import Needs
 from tasks.checks.check import check_config
 from tasks.execution.worker_group import WorkerGroup

@@ -15,8 +15,8 @@ from torch import Tensor
 import tasks.training.epoch as training
 from configs.errors import ConfigError, RewardError
 from configs.schema import RunConfig
-from models.policies.base import Part
 from models.policies.decoding import recompute_decoder
+from models.policies.parts import Part
 from models.rewards.base import Needs
 from tasks.algorithms.diffusion import Question, StateBatch, Subjects
 from tasks.checks.check import check_config

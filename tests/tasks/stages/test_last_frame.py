@@ -22,8 +22,8 @@ from models.maths.conditioning import Conditioning
 from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.solvers import Euler
 from models.maths.transitions import ODE
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
+from models.policies.parts import Part
 from models.policies.wan_i2v import Wan21ImageToVideo, Wan22ImageToVideo
 from models.quickstart.parts import wan_transformer
 from models.quickstart.tiny import build_tiny

@@ -17,7 +17,7 @@ from configs.load import load_config
 from configs.registry import resolve
 from models.library_loading import quiet_libraries
 from models.policies import IMAGE_CONDITIONED, POLICIES, REFERENCES
-from models.policies.base import Part
+from models.policies.parts import Part
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
 from storage.verify import verify_store
@@ -123,7 +123,7 @@ def test_other_frames_of_a_clip_are_other_scores(tmp_path: Path) -> None:
         rewards = f"rewards=[{{name: jpeg_compressibility, {choice}}}]"
         config = load_config(ROOT / "configs" / "tiny_wan21.yaml", [rewards])
         context = RunContext(store, config, RunFolder(store, config.run.name))
-        found.append(make_stage(context, "judge", 0, "jpeg_compressibility").identity.options())
+        found.append(make_stage(context, "judge", 0, "jpeg_compressibility").options())
     assert all(one != other for i, one in enumerate(found) for other in found[:i])
 
 

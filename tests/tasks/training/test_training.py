@@ -23,8 +23,8 @@ from models.maths.conditioning import Conditioning
 from models.maths.sampling import replay
 from models.maths.transitions import FlowSDE, Grid
 from models.policies import POLICIES
-from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings, TrainableDenoiser
+from models.policies.parts import Part
 from models.policies.sd3 import SD3
 from models.quickstart.tiny import build_tiny
 from tasks.algorithms.diffusion import DiffusionModels, TransitionBatch

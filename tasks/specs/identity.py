@@ -1,63 +1,63 @@
-"""The contract of identities, and how one is made."""
+"""The part of a stage that decides which artifact it makes: options, and the stages whose artifacts it reads."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from configs.errors import ConfigError
 from configs.fingerprint import fingerprint
-from configs.registry import resolve
+from configs.registry import imported
 from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from tasks.inputs.option_paths import Place
-from tasks.specs import SPECS
-from tasks.specs.graph import DRAWING, ONCE, RENDERER, SLOTTED, TRAINING, Node
+from tasks.specs.graph import RENDERER, Node
 from tasks.specs.input_hashes import CONTENTS, Digests
 from tasks.specs.run_inputs import RunInputs
+from tasks.specs.stages import StageSpec, stage_spec
 
 #: Gives the record of a stage that has run and counts, None where there is none.
 Find = Callable[[Node], LineageEntry | None]
 
 
-class StageSpec(ABC):
+class StageIdentity(ABC):
     """One stage of one epoch of a run, as far as it decides which artifact that is."""
 
-    name: ClassVar[str]
-    """Name in commands, lineage and metrics."""
-    version: ClassVar[int] = 1
-    """Raised when the meaning of the stage's output changes."""
-    kind: ClassVar[str]
-    """Kind of the artifact it makes."""
-    grows: ClassVar[bool] = False
-    """True for a cache that is never complete and has no manifest."""
-
-    def __init__(self, facts: RunInputs, epoch: int, slot: str, find: Find) -> None:
+    def __init__(self, spec: StageSpec, facts: RunInputs, node: Node, find: Find) -> None:
         """Bind to a run.
 
         Args:
-            facts: the run's config, and what it names.
-            epoch: the epoch.
-            slot: which of several equal stages of the epoch: the reward's name for score and judge, an evaluation's
-                own name; empty for others.
-            find: gives what the run has made, where options depend on it.
+            spec: the stage.
+            facts: the run's config, and the inputs that it names.
+            node: the epoch, and which of several equal stages of it: the slot is the reward's name for score and
+                judge, an evaluation's own name, empty for others.
+            find: gives the artifacts of the run, where options depend on them.
+
+        Raises:
+            ConfigError: the run has no such stage.
         """
-        self.facts = facts
-        self.epoch = epoch
-        self.slot = slot
-        self.find = find
+        self.spec, self.facts, self.node, self.find = spec, facts, node, find
+        self.epoch, self.slot = node.epoch, node.slot
+        self.take_slot()
+
+    def take_slot(self) -> None:  # noqa: B027 - most stages have no slot
+        """Find the reward or evaluation that the slot names.
+
+        Raises:
+            ConfigError: the config has no such reward or evaluation.
+        """
+
+    @property
+    def name(self) -> str:
+        """Name in commands, lineage and metrics."""
+        return self.spec.name
 
     @property
     def config(self) -> RunConfig:
         """The run's config."""
         return self.facts.config
-
-    @property
-    def node(self) -> Node:
-        """Epoch, name and slot."""
-        return Node(self.epoch, self.name, self.slot)
 
     @abstractmethod
     def options(self) -> Mapping[str, Any]:
@@ -72,7 +72,7 @@ class StageSpec(ABC):
         return ()
 
     def counted(self, inputs: Sequence[ArtifactRef]) -> dict[str, Any]:
-        """Return the options that change the result, and what is in the files and folders that they name."""
+        """Return the options that change the result, and the contents of the files and folders that they name."""
         options, places = dict(self.options()), self.places()
         if not places:
             return options
@@ -83,19 +83,19 @@ class StageSpec(ABC):
         contents = self.facts.contents
         found = contents.of(self.node, places, named)
         then = contents.then(self.node, found)
-        # What was made with the same files at other paths stays what it is.
+        # Artifacts made with the same files at other paths keep their names.
         before = _with(_renamed(options, then), {then.get(path, path): each for path, each in found.items()})
         is_moved = then and contents.is_made(self.node, self._fingerprint(before, inputs))
         return before if is_moved else _with(options, found)
 
     def work(self, inputs: Sequence[ArtifactRef]) -> ArtifactRef:
-        """Return the first attempt at what this stage makes of some inputs."""
-        return ArtifactRef(self.kind, self._fingerprint(self.counted(inputs), inputs))
+        """Return the first attempt at the artifact that this stage makes of some inputs."""
+        return ArtifactRef(self.spec.artifact, self._fingerprint(self.counted(inputs), inputs))
 
     def _fingerprint(self, options: dict[str, Any], inputs: Sequence[ArtifactRef]) -> str:
         work: dict[str, Any] = {
             "stage": self.name,
-            "version": self.version,
+            "version": self.spec.version,
             "options": options,
             "inputs": [str(ref) for ref in inputs],
         }
@@ -103,7 +103,7 @@ class StageSpec(ABC):
 
 
 def _with(options: dict[str, Any], contents: Digests) -> dict[str, Any]:
-    # What names no local file keeps the name it had before there were contents.
+    # Options without local files keep the fingerprint from before contents counted.
     return {**options, CONTENTS: dict(contents)} if contents else options
 
 
@@ -116,20 +116,21 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
     return names.get(value, value) if isinstance(value, str) else value
 
 
-def spec_of(facts: RunInputs, node: Node, find: Find) -> StageSpec:
-    """Return the identity of a stage of a run.
+def identity_of(facts: RunInputs, node: Node, find: Find) -> StageIdentity:
+    """Return a stage of a run.
 
     Raises:
         ConfigError: there is no such stage, or it does not exist for this epoch or slot.
     """
-    cls = resolve(SPECS, node.stage, label="stage")
-    if node.stage in ONCE and node.epoch != 0:
-        raise ConfigError(f"Stage '{node.stage}' runs once per run; leave --epoch out.")
-    if node.stage in TRAINING and node.epoch < 1:
-        raise ConfigError(f"Stage '{node.stage}' runs once per epoch. Say which with --epoch 1 or later.")
-    slot = node.slot if node.stage in SLOTTED else ""
-    if node.stage == "base" and slot not in ("", RENDERER):
+    spec = stage_spec(node.stage)
+    if spec.scope == "run" and node.epoch != 0:
+        raise ConfigError(f"Stage '{spec.name}' runs once per run; leave --epoch out.")
+    if spec.scope == "epoch" and node.epoch < 1:
+        raise ConfigError(f"Stage '{spec.name}' runs once per epoch. Say which with --epoch 1 or later.")
+    slot = node.slot if spec.slotted else ""
+    if spec.name == "base" and slot not in ("", RENDERER):
         raise ConfigError(f"Stage 'base' makes no '{slot}': it scores nothing. Leave the reward out.")
-    if facts.config.render is None and (node.stage in DRAWING or (node.stage == "base" and slot)):
-        raise ConfigError(f"Stage '{node.stage}' draws texts, but the config has no section 'render'. Add one.")
-    return cls(facts, node.epoch, slot, find)  # type: ignore[no-any-return]
+    if facts.config.render is None and (spec.renders or (spec.name == "base" and slot)):
+        raise ConfigError(f"Stage '{spec.name}' draws texts, but the config has no section 'render'. Add one.")
+    found: StageIdentity = imported(spec.stage, label="stage")(spec, facts, Node(node.epoch, spec.name, slot), find)
+    return found

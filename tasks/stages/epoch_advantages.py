@@ -1,0 +1,343 @@
+"""Computes the advantages of an epoch from its rewards, one per sample, or one for each of its modalities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from configs.errors import ConfigError, CorruptError, RewardError
+from configs.escaping import command
+from storage.layout import ArtifactRef
+from storage.tables import read_rows, write_rows
+from tasks.advantages.estimators import TokenEstimator, make_estimator
+from tasks.advantages.groups import (
+    Normalizer,
+    damp_below,
+    diversity_weighted,
+    gdpo_advantages,
+    group_advantages,
+    group_statistics,
+    groups_within,
+    informative_groups,
+    running_advantages,
+    shape_advantages,
+)
+from tasks.advantages.tokens import overlong_penalty
+from tasks.advantages.uncertainty import uncertain
+from tasks.algorithms.checks import check_advantage
+from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.weight_sources import origin_of
+from tasks.metrics.reward_tables import group_numbers, optimized_parts
+from tasks.stages.sample_rewards import SampleRewards, history_of, routed, weighted
+from tasks.stages.stage import Output, Stage
+from tasks.stages.token_tables import TokenTables
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_IDENTITY = ("sample_id", "prompt_id", "group_id")
+
+
+class EpochAdvantages:
+    """The tables of the advantage stage."""
+
+    def __init__(self, stage: Stage, *, scored: int, epochs: int) -> None:
+        """Bind to the stage.
+
+        Args:
+            stage: the stage.
+            scored: the number of rewards and monitors that are read of each epoch.
+            epochs: the number of epochs whose rewards count.
+        """
+        self._stage, self._scored, self._count = stage, scored, epochs
+        self.config, self.context, self.epoch, self.inputs = stage.config, stage.context, stage.epoch, stage.inputs()
+
+    def write(self, folder: Path) -> Output:
+        """Compute and write the tables.
+
+        Raises:
+            ConfigError: the settings exclude each other.
+        """
+        check_advantage(self.config)
+        section = self.config.advantage
+        everything, *earlier = self._epochs()
+        counted, informative = self._informative(everything, self._counted(everything))
+        now = everything.take(counted)
+        estimator = make_estimator(self.config)
+        if estimator.per_token:
+            found = self._per_token(cast(TokenEstimator, estimator), everything, counted, folder)
+            return replace(found, summary={**found.summary, **informative})
+        groups, names = group_numbers(now.samples)
+        modalities = routed(self.config.rewards, self.config.model.policy)
+        if modalities:
+            shaped, kept = self._by_modality(modalities, everything, counted, earlier, folder)
+        else:
+            shaped, kept = self._shaped(now, groups, history_of(names, earlier))
+        self._write(everything, counted, now.total, shaped, folder)
+        summary = {**_summary(now.total, groups, shaped, kept), **_excluded(everything, counted), **informative}
+        if section.kl_gate is not None:
+            summary["gated_ratio"] = float((now.penalty != 0).double().mean())
+        return Output(rows=len(counted), summary=summary)
+
+    def _shaped(self, now: SampleRewards, groups: Tensor, history: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return (N,) float32 advantages, and which groups' mean rewards are within bounds, (N,) bool."""
+        section = self.config.advantage
+        advantages = self._normalized(now, groups, history)
+        if now.distances is not None:
+            advantages = diversity_weighted(advantages, groups, self._checked(now.distances))
+        if section.threshold is not None:
+            advantages = damp_below(advantages, now.total, threshold=section.threshold, factor=section.below)
+        shaped = shape_advantages(
+            advantages,
+            groups,
+            mode=section.mode,
+            best_of=section.best_of,
+            clip=section.clip,
+            soft_clip=section.soft_clip,
+        )
+        kept = groups_within(now.total, groups, low=section.group_mean_min, high=section.group_mean_max)
+        return torch.where(kept, shaped, 0.0), kept
+
+    def _by_modality(
+        self,
+        modalities: Sequence[str],
+        everything: SampleRewards,
+        counted: Tensor,
+        earlier: Sequence[SampleRewards],
+        folder: Path,
+    ) -> tuple[Tensor, Tensor]:
+        """Write an advantage for each modality of a sample; return their means, and where all are within bounds."""
+        now, rewards = everything.take(counted), self.config.rewards
+        groups, names = group_numbers(now.samples)
+        found = []
+        for modality in modalities:
+            before = history_of(names, [epoch.of(rewards, modality) for epoch in earlier])
+            found.append(self._shaped(now.of(rewards, modality), groups, before))
+        advantages = torch.stack([shaped for shaped, _ in found], dim=1)
+        rows = iter(advantages.tolist())
+        columns = {
+            "sample_id": everything.samples.column("sample_id").to_pylist(),
+            "modalities": [list(modalities)] * len(counted),
+            "modality_advantages": [next(rows) if kept else None for kept in counted.tolist()],
+        }
+        write_rows("modality_advantages", folder, columns)
+        return advantages.mean(1), torch.stack([kept for _, kept in found]).all(0)
+
+    def _per_token(self, estimator: TokenEstimator, everything: SampleRewards, counted: Tensor, folder: Path) -> Output:
+        """Write an advantage per sample, the mean of its tokens', and those of tokens."""
+        now = everything.take(counted)
+        groups, _ = group_numbers(now.samples)
+        tokens = TokenTables.read(self.context.store, self.inputs, everything.samples, self.config.rollout.store)
+        kl_coef = self._kl_coef(estimator)
+        found = tokens.estimate(estimator, now.total, groups, counted, kl_coef=kl_coef)
+        self._write(everything, counted, now.total, found.of_samples, folder)
+        write_rows("token_advantages", folder, found.columns)
+        kept = torch.ones_like(now.total, dtype=torch.bool)
+        summary = {**_summary(now.total, groups, found.of_samples, kept), **_excluded(everything, counted)}
+        return Output(rows=len(counted), summary={**summary, **found.summary})
+
+    def _kl_coef(self, estimator: TokenEstimator) -> float:
+        """Return the weight of the KL in this epoch: adapted from the epoch before if the estimator adapts it."""
+        *_, before = self.inputs
+        if not estimator.adapts or before.kind != self._stage.spec.artifact:
+            return estimator.kl_coef
+        summary = self.context.store.require(before).summary
+        return estimator.next_kl_coef(summary["kl_coef"], summary["kl"], int(summary["samples"]))
+
+    def _write(
+        self, everything: SampleRewards, counted: Tensor, rewards: Tensor, advantages: Tensor, folder: Path
+    ) -> None:
+        """Write rewards and advantages (M,) of the samples that count."""
+        columns = {
+            **{name: everything.samples.column(name).to_pylist() for name in _IDENTITY},
+            "reward": _nullable(rewards, counted),
+            "advantage": _nullable(advantages, counted),
+        }
+        write_rows("advantages", folder, columns, {"artifact": self._rolled_out})
+
+    @property
+    def _rolled_out(self) -> str:
+        """The artifact of the samples."""
+        scored = next(ref for ref in self.inputs if ref.kind == "rewards")
+        return str(origin_of(self.context.store, ArtifactRef.parse(self.context.store.require(scored).inputs[0])))
+
+    def _counted(self, epoch: SampleRewards) -> Tensor:
+        """Return which samples are trained on, (N,) bool: those that could be scored, or whose whole group could.
+
+        Raises:
+            RewardError: one could not, and the config says that this stops the run; or none is left.
+        """
+        counted = ~epoch.cut
+        if not bool(counted.any()):
+            raise RewardError(
+                f"advantage.overlong leaves out every text of epoch {self.epoch}: all are as long as may be. Raise "
+                "rollout.tokens.max_new, or set exclude to false."
+            )
+        groups, _ = group_numbers(epoch.samples)
+        for section, part in zip(self.config.rewards, epoch.parts, strict=True):
+            failed = part.isnan()
+            if not bool(failed.any()):
+                continue
+            if not section.excludes:
+                first = epoch.samples.column("sample_id")[int(failed.nonzero()[0])]
+                raise RewardError(
+                    f"rewards: '{section.slot}' failed for {int(failed.sum())} samples of epoch {self.epoch}, {first} "
+                    "the first, and its on_failure is 'stop'. Set it to 'exclude_sample' or 'exclude_group', or mend "
+                    f"the reward and score again: '{self._scoring}'."
+                )
+            hit = torch.isin(groups, groups[failed]) if section.on_failure == "exclude_group" else failed
+            counted &= ~hit
+        if not bool(counted.any()):
+            raise RewardError(
+                f"rewards: every sample of epoch {self.epoch} is left out, as a reward failed for it or for one of its "
+                "group; the rewards' tables say why. Nothing can be learned from that: mend the reward and score "
+                f"again: '{self._scoring}'."
+            )
+        return counted
+
+    def _informative(self, epoch: SampleRewards, counted: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """Return which samples are trained on where only some groups are, and how many groups could have been."""
+        wanted = self.config.advantage.informative
+        if wanted is None:
+            return counted, {}
+        groups, _ = group_numbers(epoch.samples)
+        saying = informative_groups(epoch.total, groups, counted)
+        # An epoch that says nothing trains on nothing as it does elsewhere: all its advantages are 0.
+        kept = counted & torch.isin(groups, saying[:wanted]) if len(saying) else counted
+        return kept, {"informative_groups": len(saying)}
+
+    @property
+    def _scoring(self) -> str:
+        return command("flowmill", "stage", "score", "--run", self.config.run.name, "--epoch", self.epoch, "--force")
+
+    def _checked(self, distances: Tensor) -> Tensor:
+        """Return the scores that weigh advantages.
+
+        Raises:
+            ConfigError: one is below 0, which would turn an advantage round.
+        """
+        if bool((distances < 0).any()):
+            raise ConfigError(
+                f"advantage.diversity is '{self.config.advantage.diversity}', but that monitor gave "
+                f"{float(distances[distances < 0][0]):g} in epoch {self.epoch}: a score below 0 is no distance, and "
+                "would turn advantages round. Name another monitor, or remove advantage.diversity."
+            )
+        return distances
+
+    def _normalized(self, now: SampleRewards, groups: Tensor, history: Sequence[Tensor]) -> Tensor:
+        section = self.config.advantage
+        normalizer = Normalizer(
+            # Running statistics have a pool of their own, and take only the floor from here.
+            std="group" if section.std == "running" else section.std,
+            epsilon=section.epsilon,
+            floor=section.floor,
+            unbiased=section.unbiased,
+            mean=section.mean,
+        )
+        if section.std == "running":
+            sizes = {"buffer": section.buffer, "min_count": section.min_count}
+            return running_advantages(now.total, groups, history, normalizer, **sizes)
+        if section.aggregation == "sum":
+            return group_advantages(now.total, groups, normalizer)
+        return gdpo_advantages(now.parts, now.weights, groups, normalizer, penalty=now.penalty)
+
+    def _epochs(self) -> list[SampleRewards]:
+        """Return the rewards of each epoch's samples, this one first."""
+        count, refs = self._scored, self.inputs
+        scored = [ref for ref in refs if ref.kind == "rewards"]
+        section = self.config.advantage
+        rolled: Sequence[ArtifactRef | None] = [None] * self._count
+        if section.kl_coef > 0 or section.overlong is not None:
+            rolled = [ref for ref in refs if ref.kind == "trajectories"]
+        return [self._earned(scored[i * count : (i + 1) * count], ref) for i, ref in enumerate(rolled)]
+
+    def _earned(self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None) -> SampleRewards:
+        """Return the rewards of one epoch, checked to be of the same samples."""
+        tables = [read_rows(self.context.store, ref) for ref in scored]
+        ids = tables[0].column("sample_id")
+        for ref, table in zip(scored, tables, strict=True):
+            if table.column("sample_id") != ids:
+                raise CorruptError(f"{ref} scores other samples than {scored[0]}. Run 'flowmill stage score' again.")
+        rewards = self.config.rewards
+        parts = optimized_parts(rewards, tables[: len(rewards)])
+        section, sample_ids = self.config.advantage, ids.to_pylist()
+        penalty, weights = torch.zeros(len(ids), dtype=torch.float64), [reward.weight for reward in rewards]
+        summed = weighted(parts, weights, like=penalty)
+        if trajectories is not None and section.kl_coef > 0:
+            penalty = section.kl_coef * self._divergence(trajectories, sample_ids)
+        watched = [_scores(table) for table in tables[len(rewards) :]]
+        distances = None if section.diversity is None else watched.pop()
+        if section.kl_gate is not None:
+            penalty = torch.where(uncertain(summed, watched, section.kl_gate), penalty, 0.0)
+        cut = torch.zeros(len(ids), dtype=torch.bool)
+        if trajectories is not None and section.overlong is not None:
+            over, longest = section.overlong, self._stage.policy_kind.longest(self.config)
+            assert longest is not None
+            lengths = self._of_samples(trajectories, sample_ids, "log_probs", len)
+            penalty = penalty - overlong_penalty(lengths, longest=longest, buffer=over.buffer, factor=over.factor)
+            cut = (lengths >= longest) & over.exclude
+        return SampleRewards(
+            samples=tables[0],
+            parts=parts,
+            weights=weights,
+            penalty=penalty,
+            total=summed - penalty,
+            cut=cut,
+            distances=distances,
+        )
+
+    def _divergence(self, trajectories: ArtifactRef, sample_ids: Sequence[str]) -> Tensor:
+        """Return each sample's KL to the base model, mean over its trained steps."""
+        return self._of_samples(trajectories, sample_ids, "reference_kl", lambda kl: sum(kl) / len(kl))
+
+    def _of_samples(
+        self, trajectories: ArtifactRef, sample_ids: Sequence[str], name: str, of: Callable[[Sequence[float]], float]
+    ) -> Tensor:
+        """Return a figure of a column of lists of stored samples, (N,) float64."""
+        store = self.context.store
+        opener = open_trajectory_store(self.config.rollout.store)
+        found: dict[str, float] = {}
+        for record in store.shards(trajectories):
+            table = opener.open(store.files(trajectories, record)).table
+            columns = (table.column(each).to_pylist() for each in ("sample_id", name))
+            found |= {sample: of(values) for sample, values in zip(*columns, strict=True)}
+        return torch.tensor([found[sample] for sample in sample_ids], dtype=torch.float64)
+
+
+def _scores(table: pa.Table) -> Tensor:
+    """Return (N,) scores, NaN where one failed."""
+    return torch.tensor(table.column("reward").to_numpy())
+
+
+def _nullable(values: Tensor, counted: Tensor) -> pa.Array:
+    """Return (M,) values in the rows that count, null elsewhere, as (N,) float32."""
+    full = np.zeros(len(counted), np.float32)
+    full[counted.numpy()] = values.float().numpy()
+    return pa.array(full, mask=~counted.numpy())
+
+
+def _excluded(epoch: SampleRewards, counted: Tensor) -> dict[str, float]:
+    """Return how many samples and whole groups are left out; nothing where none is."""
+    if bool(counted.all()):
+        return {}
+    groups, names = group_numbers(epoch.samples)
+    left = len(groups[counted].unique())
+    return {"excluded_samples": int((~counted).sum()), "excluded_groups": len(names) - left}
+
+
+def _summary(rewards: Tensor, groups: Tensor, advantages: Tensor, kept: Tensor) -> dict[str, float]:
+    statistics = group_statistics(rewards, groups)
+    return {
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std(correction=0)),
+        "group_std": float(statistics.std.mean()),
+        "zero_std_ratio": float(statistics.constant.double().mean()),
+        "filtered_ratio": float((~kept).double().mean()),
+        "abs_mean": float(advantages.abs().double().mean()),
+    }
