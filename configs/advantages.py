@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.base import Component, Section
+from configs.base import Component, Later, Section
 
 
 class OverlongSection(Section):
@@ -23,7 +23,7 @@ class OverlongSection(Section):
 class AdvantageSection(Section):
     """How rewards become advantages."""
 
-    estimator: Component = Component(name="group")
+    estimator: Annotated[Component, Later()] = Component(name="group")
     """One advantage per sample, as all other settings here say; of language models also one per token: gae, reinforce,
     rloo, reinforce_plus_plus. When absent the one its algorithm needs."""
     aggregation: Literal["sum", "gdpo"] = "sum"
@@ -31,7 +31,7 @@ class AdvantageSection(Section):
     std: Literal["group", "global", "running", "none"] = "group"
     """Divide by the std of the group, of all rewards of the epoch, or of the prompt's last rewards (DDPO), or by
     nothing (Dr.GRPO); the mean is that of ``mean``, but with 'running' that of the prompt's last rewards."""
-    mean: Literal["group", "global", "leave_one_out"] = "group"
+    mean: Annotated[Literal["group", "global", "leave_one_out"], Later()] = "group"
     """Subtract the mean of the group, or with std 'global' that of all rewards of the epoch: (r - mean) / std over all,
     MMDanceGRPO's default; or with std 'none' that of the others of the group (RLOO)."""
     epsilon: float = Field(1e-4, ge=0)
@@ -50,7 +50,7 @@ class AdvantageSection(Section):
     """Keep the best and worst best_of / 2 samples of each group, ranked before clipping."""
     clip: Annotated[float, Field(gt=0)] | tuple[Annotated[float, Field(lt=0)], Annotated[float, Field(gt=0)]] = 5.0
     """Advantages are clipped to +-clip, or to [low, high] with low below 0 and high above."""
-    soft_clip: float | None = Field(None, gt=0)
+    soft_clip: Annotated[float | None, Later()] = Field(None, gt=0)
     """Instead of at clip, bound advantages softly: soft_clip tanh(A / soft_clip), whose order stays (V-GRPO: 3)."""
     group_mean_min: float | None = None
     """Groups whose mean reward is below this get advantage 0 (MMDanceGRPO's ``reward_threshold``)."""
@@ -60,20 +60,20 @@ class AdvantageSection(Section):
     """Advantages of samples whose reward is below this are multiplied by ``below``."""
     below: float = Field(0.0, ge=0)
     """Factor for samples below the threshold; 0 drops them, at no cost of a forward."""
-    informative: int | None = Field(None, ge=1)
+    informative: Annotated[int | None, Later()] = Field(None, ge=1)
     """Train on the first so many groups of an epoch whose rewards are not all equal, and leave the others out, so that
     every epoch trains on as many: DAPO's dynamic sampling (arXiv 2503.14476), for which rollout.prompts_per_epoch is
     larger than this by as much as groups are expected to say nothing. All groups when absent."""
-    overlong: OverlongSection | None = None
+    overlong: Annotated[OverlongSection | None, Later()] = None
     """Of language models: punish long texts, or leave out those that were cut."""
-    diversity: str | None = None
+    diversity: Annotated[str | None, Later()] = None
     """Label of a monitor of how unlike the others of its group a sample is: advantages above 0 are multiplied by that
     score over its mean in the group, so that rare good samples count more than common ones (GARDO)."""
     kl_coef: float = Field(0.0, ge=0)
     """Subtract so many times the KL to the base model, mean over the trained steps, from each sample's weighted reward
     (with 'gdpo' from each of them), before everything else here; rollouts then run the base model too, at every
     trained step."""
-    kl_gate: float | None = Field(None, gt=0, le=1)
+    kl_gate: Annotated[float | None, Later()] = Field(None, gt=0, le=1)
     """Subtract that KL from the samples alone that the reward ranks higher than the monitors do, this share of them
     (GARDO); from all when absent."""
 
@@ -95,9 +95,9 @@ class ReplaySection(Section):
     level: Literal["step", "sequence"] = "step"
     """One importance weight per step, or per sample: over its trained steps the geometric mean of tempered weights, the
     product of densities."""
-    share: float = Field(1.0, gt=0, le=1)
+    share: Annotated[float, Later()] = Field(1.0, gt=0, le=1)
     """Of every earlier epoch, train on this share of its samples again, those of the highest reward; where an algorithm
     compares samples, of its groups, those of the highest mean. Their advantages stay unchanged."""
-    steps: int | None = Field(None, ge=1)
+    steps: Annotated[int | None, Later()] = Field(None, ge=1)
     """Of earlier epochs, train on steps before this one alone (counted from 0): the later ones have little noise, so
     that ratios to another policy are far from 1. All when absent."""

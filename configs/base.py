@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from configs.addresses import check_passwords
+
+
+class Later:
+    """Marks a setting that was added after runs existed: at its default it is left out of fingerprints."""
 
 
 class Section(BaseModel):
@@ -23,6 +28,24 @@ class Section(BaseModel):
     def _no_password(cls, value: Any, info: ValidationInfo) -> Any:
         check_passwords(info.field_name or "", value)
         return value
+
+    def fingerprinted(self, exclude: Collection[str] = ()) -> dict[str, Any]:
+        """Return the settings that results depend on, as plain JSON values.
+
+        Settings marked as ``Later`` are left out at their defaults, so that results from before they existed keep
+        their fingerprints.
+
+        Args:
+            exclude: settings that change no result.
+        """
+        unset = {
+            name
+            for name, field in type(self).model_fields.items()
+            if any(isinstance(each, Later) for each in field.metadata) and getattr(self, name) == field.get_default()
+        }
+        found = self.model_dump(mode="json", exclude=unset | set(exclude))
+        sections = {name: value for name in found if isinstance(value := getattr(self, name), Section)}
+        return {**found, **{name: value.fingerprinted() for name, value in sections.items()}}
 
 
 class Component(Section):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from configs.base import Component, Section
+from configs.base import Component, Later, Section
 
 
 class LoraSection(Section):
@@ -50,9 +50,9 @@ class ModelSection(Section):
     """A local diffusers folder or a Hugging Face hub id."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
-    single_file: str | dict[str, str] | None = None
+    single_file: Annotated[str | dict[str, str] | None, Later()] = None
     """A safetensors file in the layout of the model's authors, or one by component: used instead of weights of path."""
-    checkpoint: str | None = None
+    checkpoint: Annotated[str | None, Later()] = None
     """A folder that `torch.distributed.checkpoint` wrote: training starts from what it has of what is trained."""
     build: Component | None = None
     """Builds and pre-trains a small base model instead of loading one (the quickstart does)."""

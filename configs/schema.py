@@ -6,13 +6,13 @@ component's own dataclass, so this file does not grow with them. Adding a settin
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
 from configs.advantages import AdvantageSection, ReplaySection
 from configs.algorithm_defaults import with_followers
-from configs.base import Component, Section
+from configs.base import Component, Later, Section
 from configs.critic import CriticSection
 from configs.execution import ExecutionSection
 from configs.model import ModelSection
@@ -92,7 +92,7 @@ class MediaSection(Section):
 
     format: Literal["auto", "png", "webp", "mp4", "none"] = "auto"
     """File format; auto: png for images, mp4 for clips. none: nothing is decoded, for rewards that score latents."""
-    latents: bool = False
+    latents: Annotated[bool, Later()] = False
     """Keep every sample's final latents too, for rewards that score latents."""
     lossless: bool = True
     """Keep every value; otherwise webp and mp4 are compressed visually lossless."""
@@ -122,7 +122,7 @@ class RolloutSection(Section):
     """Which steps are stochastic and stored for training; 'final' when absent with an algorithm that needs no steps."""
     same_noise: bool = False
     """All samples of a group start from the same initial noise."""
-    own_noise: float = Field(0.0, ge=0, le=1)
+    own_noise: Annotated[float, Later()] = Field(0.0, ge=0, le=1)
     """With same_noise: how far each sample starts from it, as a noise_level of the sampler 'cps'; 1 is a start of its
     own."""
     groups_per_shard: int | None = Field(None, ge=1)
@@ -147,7 +147,7 @@ class OptimizeSection(Section):
 
     algorithm: Component = Component(name="grpo")
     """The training objective."""
-    optimizer: str = "adamw"
+    optimizer: Annotated[str, Later()] = "adamw"
     """adamw, or adamw8bit: moments of a byte per number, a quarter of the memory; rounded, so other results."""
     learning_rate: float = Field(3e-4, gt=0)
     """AdamW learning rate."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from configs.base import Component, Section
+from configs.base import Component, Later, Section
 
 #: Stands in an instruction for the prompt.
 _PLACE = "{prompt}"
@@ -26,16 +26,16 @@ class TokensSection(Section):
     """Whether the prompt goes through the tokenizer's chat template as a user's message; auto: where it has one."""
     system: str | None = None
     """System message before the prompt, with a chat template."""
-    template_date: date | None = None
+    template_date: Annotated[date | None, Later()] = None
     """The date that a chat template is told which asks for one (`strftime_now`), as 2024-07-26; such a template is
     refused without it."""
-    instruction: str | None = None
+    instruction: Annotated[str | None, Later()] = None
     """What is asked of a prompt, as "Rewrite for an image model: {prompt}": it stands where {prompt} is."""
     max_prompt: int | None = Field(None, ge=1, le=1 << 20)
     """Tokens of a prompt at most; what the model takes when absent."""
     on_overlong: Literal["refuse", "cut_left"] = "refuse"
     """What becomes of a longer prompt: an error before any work, or its first tokens are dropped."""
-    rescore: bool = True
+    rescore: Annotated[bool, Later()] = True
     """A forward over whole texts gives the log-probs that are stored, in the bits of training; false spares it and
     stores them as they were drawn, which in float32 differs by about 1e-6."""
     engine: Component = Component(name="local")

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from configs.errors import CorruptError, StoreError
 from storage import layout
 from storage.arrow_files import arrow_file
@@ -270,6 +268,8 @@ def _uses(store: ArtifactStore) -> dict[str, list[tuple[str, LineageEntry]]]:
 
 
 def _schema(store: ArtifactStore, ref: ArtifactRef, records: list[ShardRecord]) -> dict[str, list[str]]:
+    import pyarrow.parquet as pq
+
     schemas: dict[str, list[str]] = {}
     for record in () if store.removed(ref) else records[:1]:
         for file in record.files:

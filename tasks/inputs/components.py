@@ -160,12 +160,6 @@ def media_format(config: RunConfig) -> MediaFormat:
     return MediaFormat(name=media.format, lossless=media.lossless, fps=media.fps)
 
 
-def media_options(config: RunConfig) -> dict[str, Any]:
-    """Return what a run stores of images and clips, as part of what its samples are."""
-    media = config.rollout.media
-    return media.model_dump(mode="json", exclude=set() if media.latents else {"latents"})
-
-
 def open_trajectory_store(name: str) -> TrajectoryStore:
     """Return a trajectory store by name.
 

@@ -10,18 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import torch
-
 from configs.errors import CorruptError
 from configs.rewards import RewardSection
 from storage.tables import read_rows
-from tasks.advantages.groups import contributions
-from tasks.algorithms.trends import correlation, ends, first_opposed, opposed_window
-from tasks.metrics.reward_tables import group_numbers, optimized_parts
 from tasks.runs.chain import Chain
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from torch import Tensor
 
 
@@ -52,6 +47,10 @@ class MonitorAlert:
 
 def monitor_alerts(chain: Chain) -> list[MonitorAlert]:
     """Return when each monitor that ever fell while the optimized sum rose first did so; reads manifests only."""
+    if not chain.config.monitors:
+        return []
+    from tasks.algorithms.trends import first_opposed
+
     found = []
     for slot, rewards, values in _monitored(chain, range(1, chain.config.run.epochs + 1)):
         epoch = first_opposed(rewards, values)
@@ -99,6 +98,10 @@ def correlations(scored: Scored) -> dict[str, float]:
     optimized, found = scored.advantages, {}
     if optimized is None:
         return {}
+    import torch
+
+    from tasks.algorithms.trends import correlation
+
     for slot, monitored in scored.monitors.items():
         if optimized.column("sample_id") != monitored.column("sample_id"):
             raise CorruptError(f"The monitor '{slot}' scores other samples than the advantages are of.")
@@ -115,6 +118,11 @@ def shares(scored: Scored, sections: Sequence[RewardSection]) -> dict[str, float
     tables = list(scored.rewards.values())
     if not tables:
         return {}
+    import torch
+
+    from tasks.advantages.groups import contributions
+    from tasks.metrics.reward_tables import group_numbers, optimized_parts
+
     groups, _ = group_numbers(tables[0])
     parts = [section.weight * part for section, part in zip(sections, optimized_parts(sections, tables), strict=True)]
     known = ~torch.stack(parts).isnan().any(0)
@@ -124,11 +132,8 @@ def shares(scored: Scored, sections: Sequence[RewardSection]) -> dict[str, float
 
 def _monitored(chain: Chain, epochs: range) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield each monitor, with the means of the optimized sum and its own of these epochs as far as they are made."""
-    monitors = chain.config.monitors
-    if not monitors:
-        return
     rewards = _means(chain, "advantage", "", "reward_mean", epochs)
-    for section in monitors:
+    for section in chain.config.monitors:
         values = _means(chain, "score", section.slot, "mean", epochs)
         known = min(len(rewards), len(values))
         yield section.slot, rewards[:known], values[:known]
@@ -136,6 +141,8 @@ def _monitored(chain: Chain, epochs: range) -> Iterator[tuple[str, Tensor, Tenso
 
 def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> Tensor:
     """Return a figure of epochs, float64, as far as they are complete."""
+    import torch
+
     values = []
     for epoch in epochs:
         entry = chain.find(epoch, stage, slot)
@@ -148,6 +155,8 @@ def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> T
 
 def _shown(slot: str, rewards: Tensor, values: Tensor, epoch: int) -> list[MonitorAlert]:
     """Return what the last means up to an epoch show, if anything."""
+    from tasks.algorithms.trends import ends, opposed_window
+
     size = opposed_window(rewards, values, epochs=epoch)
     if size is None:
         return []

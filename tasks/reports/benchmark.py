@@ -162,14 +162,10 @@ def _made(execution: Execution, scorers: RewardPool, stage: Stage) -> ArtifactRe
 def _pinned(benchmark: Benchmark, subject: Subject, root: str, processes: int) -> RunConfig:
     """Return the config of a run that only evaluates: the model is the subject's, the rest is the benchmark's."""
     model = {
-        **subject.config.model.model_dump(mode="json"),
+        **subject.config.model.fingerprinted(),
         **{
             name: getattr(benchmark, name) for name in ("height", "width", "guidance_scale", "negative_prompt", "dtype")
         },
-    }
-    # As runs were named before there were these settings.
-    model = {
-        key: value for key, value in model.items() if value is not None or key not in ("checkpoint", "single_file")
     }
     assert benchmark.prompts is not None
     count = len(_prompts_of(benchmark))

@@ -8,7 +8,7 @@ from typing import Any
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.policies import IMAGE_CONDITIONED, NOISE_RANGE, NOT_ENCODED, POLICIES
-from tasks.inputs.components import algorithm_needs, as_evaluated, call_options, make_algorithm, media_options
+from tasks.inputs.components import algorithm_needs, as_evaluated, call_options, make_algorithm
 from tasks.specs.graph import has_gradients
 from tasks.specs.modalities import ModalitySpec
 
@@ -29,11 +29,7 @@ class DiffusionSpec(ModalitySpec):
 
     def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
-        unused = {"groups_per_shard", "media", "unconditional", "tokens"}
-        # Samples that were made before there was a choice keep their names.
-        unused |= {"own_noise"} if config.rollout.own_noise == 0 else set()
-        rollout = config.rollout.model_dump(mode="json", exclude=unused)
-        rollout["media"] = media_options(config)
+        rollout = config.rollout.fingerprinted({"groups_per_shard", "unconditional", "tokens"})
         more: dict[str, Any] = {}
         if algorithm_needs(config).old_means:
             more["means"] = True
@@ -45,7 +41,7 @@ class DiffusionSpec(ModalitySpec):
 
     def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Steps, solver, how the model is called, and what is stored."""
-        return {**_drawn(config), "media": media_options(config)}
+        return {**_drawn(config), "media": config.rollout.media.fingerprinted()}
 
     def training_options(self, config: RunConfig) -> Mapping[str, Any]:
         """The step the log-probs belong to, and what of rewards enters training."""

@@ -14,9 +14,6 @@ from tasks.advantages.estimators import make_estimator
 from tasks.inputs.components import tokens_of
 from tasks.specs.modalities import ModalitySpec
 
-#: Settings that came later, with what samples were made by before.
-_DEFAULTS: Mapping[str, Any] = {"instruction": None, "rescore": True, "template_date": None}
-
 
 class TokensSpec(ModalitySpec):
     """How texts are sampled."""
@@ -48,21 +45,15 @@ class TokensSpec(ModalitySpec):
 
     def export_options(self, config: RunConfig) -> Mapping[str, Any]:
         """How the card says the model is called."""
-        return {"tokens": _said(tokens_of(config), {"engine", "rescore"}), **_called(config)}
+        return {"tokens": tokens_of(config).fingerprinted({"engine", "rescore"}), **_called(config)}
 
 
 def _drawn(section: TokensSection) -> dict[str, Any]:
-    return _said(section, {"evaluate", "engine"})
-
-
-def _said(section: TokensSection, other: set[str]) -> dict[str, Any]:
-    # Texts that were made before there were such settings keep their names.
-    unused = {name for name, value in _DEFAULTS.items() if getattr(section, name) == value}
-    return section.model_dump(mode="json", exclude=other | unused)
+    return section.fingerprinted({"evaluate", "engine"})
 
 
 def _learning(section: CriticSection) -> dict[str, Any]:
-    return section.model_dump(mode="json", exclude=set(PLACES))
+    return section.fingerprinted(PLACES)
 
 
 def _called(config: RunConfig) -> dict[str, Any]:

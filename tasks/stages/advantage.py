@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.base import Component
 from configs.rewards import RewardSection
 from storage.records import ShardRecord
 from tasks.advantages.estimators import has_values, make_estimator
@@ -27,18 +26,7 @@ class AdvantageStage(Stage):
         if any(section.excludes for section in rewards) and self._failures():
             more["on_failure"] = [section.on_failure for section in rewards]
         weights = [section.weight for section in rewards]
-        # Settings at the value from before they existed keep older fingerprints.
-        later = {
-            "kl_gate": None,
-            "mean": "group",
-            "soft_clip": None,
-            "overlong": None,
-            "informative": None,
-            "diversity": None,
-            "estimator": Component(name="group"),
-        }
-        unused = {name for name, default in later.items() if getattr(self.config.advantage, name) == default}
-        section = self.config.advantage.model_dump(mode="json", exclude=unused)
+        section = self.config.advantage.fingerprinted()
         return {"advantage": section, "weights": weights, **more}
 
     def upstream(self) -> tuple[Node, ...]:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.advantages import ReplaySection
-from configs.schema import OptimizeSection
 from models.policies.parts import Part
 from storage.checkpoints import clear_checkpoints
 from storage.layout import ArtifactRef
@@ -37,7 +35,7 @@ class OptimizeStage(Stage):
     def options(self) -> Mapping[str, Any]:
         """The objective, the optimizer, the settings of log-probs, and the seed of the row order."""
         return {
-            "optimize": optimizer_options(self.config.optimize),
+            "optimize": self.config.optimize.fingerprinted(),
             **modality_spec(self.config).training_options(self.config),
             **critic_identity(self.facts),
             "seed": self.config.run.seed,
@@ -111,15 +109,3 @@ class OptimizeStage(Stage):
     def cleanup(self, ref: ArtifactRef) -> None:
         """Remove the checkpoints within the epoch."""
         clear_checkpoints(self.context.store, ref)
-
-
-def optimizer_options(section: OptimizeSection) -> Mapping[str, object]:
-    """Return the settings of training that its result depends on."""
-    # Settings at the value from before they existed keep older fingerprints.
-    unused: dict[str, Any] = {"optimizer": True} if section.optimizer == "adamw" else {}
-    if section.replay is not None:
-        fields = ReplaySection.model_fields
-        unused["replay"] = {
-            name for name in ("share", "steps") if getattr(section.replay, name) == fields[name].default
-        }
-    return section.model_dump(mode="json", exclude=unused)

@@ -8,7 +8,6 @@ from typing import Any
 
 from configs.fingerprint import canonical_json
 from storage.records import ShardRecord
-from storage.source_images import write_references
 from storage.tables import write_rows
 from tasks.inputs.prompt_rows import image_data
 from tasks.inputs.prompts import Prompt, image_files
@@ -33,6 +32,8 @@ class PreprocessStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Write the table."""
+        from storage.source_images import write_references
+
         rows = [(split, prompt) for split, prompts in self._prompts.items() for prompt in prompts]
         columns = {
             "prompt_id": [prompt.id for _, prompt in rows],

@@ -14,7 +14,6 @@ from configs.errors import ConfigError
 from configs.registry import resolve
 from configs.schema import OptimizeSection, RunConfig
 from tasks.checks.check import check_config
-from tasks.specs.optimize import optimizer_options
 from tasks.training.adamw8bit import AdamW8bit, block_size
 from tasks.training.optimizers import OPTIMIZERS, MomentOptimizer, OptimizerClass, make_optimizer
 
@@ -109,5 +108,5 @@ def test_check_refuses_what_an_optimizer_does_not_heed(
 
 
 def test_policies_keep_their_names_where_nothing_was_chosen() -> None:
-    assert "optimizer" not in optimizer_options(section("adamw"))
-    assert optimizer_options(section("adamw8bit"))["optimizer"] == "adamw8bit"
+    assert "optimizer" not in section("adamw").fingerprinted()
+    assert section("adamw8bit").fingerprinted()["optimizer"] == "adamw8bit"
