@@ -35,7 +35,7 @@ class Gaussian:
     normalized: bool = True
     """False: log-probs are -mean (x' - mu)^2, without scale and constants (the peers' CPS)."""
     rate: Tensor | None = None
-    """(B,) s of an SDE's step, whose std is s sqrt(|dt|); None: the step is no discretized SDE."""
+    """(B,) s of an SDE's step, whose std is s sqrt(|dt|); None: the step is not a discretized SDE."""
 
     def sample(self, noise: Tensor) -> Tensor:
         """Return mean + std * noise, (B, ...)."""

@@ -94,14 +94,14 @@ def make_app(served: Served) -> FastAPI:
 
     @app.exception_handler(_Refused)
     async def refuse(request: Request, refused: _Refused) -> JSONResponse:
-        """Say why there is no answer."""
+        """Answer with the reason of a refusal."""
         metrics.requests.labels(str(refused.status)).inc()
         more = {"retry-after": "1"} if refused.status == 429 else {}
         return JSONResponse({"detail": str(refused)}, status_code=refused.status, headers=more)
 
     @app.get(wire.HEALTH)
     def health() -> dict[str, str]:
-        """Say that the reward is loaded."""
+        """Report that the reward is loaded."""
         return {"status": "ready", "reward": served.name}
 
     @app.get(wire.METRICS, dependencies=[Depends(authorized)])
