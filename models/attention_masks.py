@@ -1,4 +1,4 @@
-"""Masked selections on tensors without content, and layouts of tokens that keep their content."""
+"""Masked selections on fake tensors, and token layouts that keep their content."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class WholeMasks(TorchFunctionMode):
-    """Inside, masks without content are full, their inverses empty, and tests of such tensors are true.
+    """A mode in which fake masks are full, their inverses empty, and fake tensors true as conditions.
 
-    Models that put padding last take the rows a mask picks and then the others: together as many, whatever it says.
+    Models that put padding last select the rows of a mask and then the others: their total does not depend on the mask.
     """
 
     def __init__(self) -> None:
-        """Know no inverses."""
+        """Start without inverses."""
         super().__init__()
-        # By identity: tensors that are compared are compared number by number.
+        # By identity, as == of tensors is elementwise.
         self._empty = WeakIdKeyDictionary()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run a function, or give its known result."""
+        """Run a function, or return its known result."""
         if func is torch.Tensor.__bool__ and _is_empty(args[0]):
             return True
         if func is torch.Tensor.__getitem__ and _is_mask(args[1]):
@@ -41,15 +41,15 @@ class WholeMasks(TorchFunctionMode):
 
 
 class KnownLayouts(TorchFunctionMode):
-    """Inside, whole numbers and masks that follow from sizes alone keep their content, while other tensors have none.
+    """A mode in which integers and masks that depend on sizes alone keep their content; other tensors have none.
 
-    Models that lay text and images out in one sequence read its length and positions from such numbers.
+    Models that put text and images into one sequence read its length and positions from such integers.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run a function: on content, if all its inputs have one."""
+        """Run a function, with content if all its inputs have content."""
         given = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
         if func in (torch.arange, torch.tensor) or (tensors and all(map(_is_known, tensors))):
@@ -72,7 +72,7 @@ def with_content() -> AbstractContextManager[Any]:
 
 
 def _as_places(index: Any) -> Any:
-    """Return an index whose masks with content are the places they pick."""
+    """Return an index whose masks with content are replaced by the selected positions."""
     with _disable_current_modes():
         if isinstance(index, tuple):
             return tuple(_as_places(part) for part in index)
@@ -81,7 +81,7 @@ def _as_places(index: Any) -> Any:
 
 
 def _is_known(value: Any) -> bool:
-    """Return whether a tensor has content and is no number that a model computes with."""
+    """Return whether a tensor has content and is not floating point."""
     return isinstance(value, torch.Tensor) and not _is_empty(value) and not value.is_floating_point()
 
 

@@ -1,4 +1,4 @@
-"""How much denoisers compute and how long that takes, measured while they work: hooks that change nothing."""
+"""Measures the computation and time of denoisers with hooks that do not change results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from models.devices import device_name
 if TYPE_CHECKING:
     from torch import nn
 
-#: Dense peak of matrix products in half precision by words of a device's name, FLOP/s, as their makers state it. The
-#: first whose words are all in the name counts.
+#: Dense peak of matrix products in half precision by words of a device's name, FLOP/s, as the manufacturers state it.
+#: The first entry whose words are all in the name counts.
 _PEAKS: Mapping[str, float] = {
     "GB300": 2.5e15,
     "GB200": 2.5e15,
@@ -47,7 +47,7 @@ _PEAKS: Mapping[str, float] = {
 _CPU = torch.device("cpu")
 #: A module by identity, and the shapes of its inputs, without the number of rows.
 _Call = tuple[int, Any, Any]
-#: FLOPs by class, config and shapes: other runs of this process have models of the same kinds.
+#: FLOPs by class, config and shapes, shared by runs of this process.
 _COUNTED: dict[tuple[Any, str, str], float | None] = {}
 
 
@@ -56,9 +56,9 @@ class Computed:
     """Computation of denoisers in a period."""
 
     seconds: float
-    """In their forwards and backwards, of one process."""
+    """Seconds of their forwards and backwards in one process."""
     flops: float | None
-    """Of the denoisers: a backward counts twice its forward, once where only adapters are trained; recomputed
+    """FLOPs of the denoisers: a backward counts twice its forward, once where only adapters are trained; recomputed
     activations and adapters do not count (PaLM, arXiv 2204.02311, appendix B). None: they cannot be counted."""
 
 
@@ -66,12 +66,12 @@ class Meter:
     """Counts the computation of modules from now on."""
 
     def __init__(self, *, adapters: bool, device: torch.device = _CPU, share: float = 1.0) -> None:
-        """Start with nothing.
+        """Start at zero.
 
         Args:
-            adapters: denoisers are frozen but for adapters.
-            device: where they work.
-            share: the part of a forward this process computes, if several share its tokens.
+            adapters: denoisers are frozen except for adapters.
+            device: their device.
+            share: this process's share of a forward, if several processes share its tokens.
         """
         self._backward, self._share = 1 if adapters else 2, share
         self._seconds = 0.0
@@ -79,7 +79,7 @@ class Meter:
         self._with_gradient: Counter[_Call] = Counter()
         self._seen: dict[_Call, tuple[int, nn.Module, Any, Any]] = {}
         self._flops: dict[_Call, float | None] = {}
-        """Of a row."""
+        """FLOPs of a row."""
         self._started: list[Any] = []
         self._events: list[tuple[Any, Any]] = []
         self._device = device
@@ -91,7 +91,7 @@ class Meter:
             module.register_forward_hook(self._end)
 
     def take(self) -> Computed:
-        """Return the computation since the last call; costs of shapes are derived here, not during forwards."""
+        """Return the computation since the last call; FLOPs of shapes are computed here, not during forwards."""
         if self._events:
             torch.accelerator.synchronize(self._device)
             self._seconds += sum(first.elapsed_time(last) for first, last in self._events) / 1000
@@ -109,7 +109,7 @@ class Meter:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the time inside as the models'."""
+        """Count the time inside the context as that of the models."""
         self._started.append(self._now())
         try:
             yield
@@ -151,19 +151,19 @@ class Meter:
 
 
 def timed(meter: Meter | None) -> AbstractContextManager[None]:
-    """Count the time inside as the models', if it is measured."""
+    """Count the time inside the context as that of the models, if there is a meter."""
     return nullcontext() if meter is None else meter.timed()
 
 
 def backward(meter: Meter | None) -> AbstractContextManager[None]:
-    """Count a backward pass, if it is measured."""
+    """Count a backward pass, if there is a meter."""
     return nullcontext() if meter is None else meter.backward()
 
 
 def forward_flops(module: nn.Module, args: Any, kwargs: Any) -> float | None:
-    """Return the FLOPs of a denoiser's forward, by a twin of its config on tensors that have shapes only.
+    """Return the FLOPs of a denoiser's forward, counted with a copy on the meta device.
 
-    None where there can be no twin: it is no model of diffusers, or its control flow depends on values.
+    None if that is impossible: it is not a model of diffusers, or its control flow depends on values.
     """
     from torch.utils._pytree import tree_map
 
@@ -197,7 +197,7 @@ def _counted(kind: Any, config: Any, args: Any, kwargs: Any) -> float | None:
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """Return the peak of a device, FLOP/s of dense matrix products; None if it is not in the table.
 
-    There is none for float32, which depends on settings of torch.
+    For float32 it is None too, as that depends on settings of torch.
     """
     words = set(re.split(r"[^A-Za-z0-9]+", device_name(device) or ""))
     found = (peak for known, peak in _PEAKS.items() if words.issuperset(known.split()))
@@ -210,14 +210,14 @@ def _shapes_only(values: Any) -> Any:
     def shape_of(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        # One dtype for all: a twin has no autocast to bring weights and inputs to one dtype.
+        # One dtype for all: the copy runs without autocast, which would unify the dtypes of weights and inputs.
         return torch.empty(leaf.shape, dtype=torch.float32 if leaf.is_floating_point() else leaf.dtype, device="meta")
 
     return tree_map(shape_of, values)
 
 
 def _rows(values: Any) -> int | None:
-    """Return the length of the first tensor's first dim: the rows of a call."""
+    """Return the number of rows of a call: the length of the first tensor's first dim."""
     if isinstance(values, torch.Tensor):
         return len(values) if values.ndim else None
     parts = values.values() if isinstance(values, Mapping) else values if isinstance(values, list | tuple) else ()
@@ -225,7 +225,7 @@ def _rows(values: Any) -> int | None:
 
 
 def _shapes(values: Any, rows: int) -> Any:
-    """Return the shapes of nested tensors but for their rows, to be compared: this is done before every forward."""
+    """Return the shapes of nested tensors without their rows, as a hashable key; called before every forward."""
     if isinstance(values, torch.Tensor):
         return (None, *values.shape[1:]) if values.ndim and len(values) == rows else tuple(values.shape)
     if isinstance(values, Mapping):

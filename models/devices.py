@@ -1,4 +1,4 @@
-"""Which device a process works on, through ``torch.accelerator``: CUDA, ROCm, XPU, NPU, MPS, or none of them."""
+"""Choice of a process's device through ``torch.accelerator``: CUDA, ROCm, XPU, NPU, MPS, or the CPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from configs.errors import ConfigError
 
 
 def local_rank() -> int:
-    """Return this process's number among those of its machine; 0 outside torchrun."""
+    """Return this process's local rank on its machine; 0 outside torchrun."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def chosen_device(name: str, number: int = 0, *, label: str = "execution.device") -> torch.device:
-    """Return the device a setting stands for.
+    """Return the device for a setting.
 
     Args:
         name: ``auto`` (the machine's accelerator, else the CPU), a kind such as ``cuda``, or one device, ``cuda:1``.
@@ -52,13 +52,13 @@ def chosen_device(name: str, number: int = 0, *, label: str = "execution.device"
 
 
 def device_name(device: torch.device) -> str | None:
-    """Return the maker's name of a device, None if torch does not know it."""
+    """Return the manufacturer's name of a device, or None if torch does not know it."""
     ask = None if device.type == "cpu" else getattr(torch.get_device_module(device), "get_device_name", None)
     return None if ask is None else str(ask(device))
 
 
 def make_current(device: torch.device) -> None:
-    """Let a device be the one the calling thread works on: each thread begins on the first of a machine."""
+    """Make a device the current one of the calling thread: each thread starts with the machine's first device."""
     if device.type != "cpu" and device.index is not None:
         torch.accelerator.set_device_index(device.index)
 
@@ -70,7 +70,7 @@ def as_here() -> Callable[[], None]:
 
     def begin() -> None:
         torch.set_num_threads(threads)
-        # Threads begin on the first; to choose it would make room for kernels on it, where only the CPU works too.
+        # Threads start with device 0; selecting it would create a context on it even if only the CPU is used.
         if index != 0:
             torch.accelerator.set_device_index(index)
 
@@ -78,7 +78,7 @@ def as_here() -> Callable[[], None]:
 
 
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a CPU tensor on a device; to an accelerator it is copied from pinned memory, and nothing waits for it."""
+    """Return a CPU tensor on a device; copies to an accelerator are asynchronous, from pinned memory."""
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Images and clips that people give: opened here for all who need some, as a person sees them.
+"""Opens image and video files of users as viewers display them.
 
-diffusers' ``load_image`` is the model: upright as the camera noted, RGB. Transparent pixels lie on white, and 16 bit
-gray keeps its range, of which Pillow's own conversion keeps the darkest 256th.
+As in diffusers' ``load_image`` images are rotated by their EXIF data and converted to RGB. In addition transparent
+pixels are put on white, and 16-bit gray keeps its range, of which Pillow's conversion keeps only the darkest 256th.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ORIENTATION = 0x0112
 #: Modes that Pillow converts to RGB without visible loss.
 _DIRECT = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
 _ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
-#: Value of white in modes of one number per pixel: the first that is not below the highest value.
+#: Candidates for white in modes with one number per pixel: the first one not below the highest value counts.
 _NUMBERS = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 _WHITES = {"F": (1.0, 255.0, 65535.0), **dict.fromkeys(_NUMBERS[2:], (65535.0,)), "I": (65535.0,)}
 
@@ -30,7 +30,7 @@ def open_picture(file: Path | BinaryIO) -> np.ndarray:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it holds numbers that are no brightness.
+        ValueError: it has negative or infinite values.
     """
     if is_film(file):
         (first,) = open_clip(file, 1)
@@ -40,12 +40,12 @@ def open_picture(file: Path | BinaryIO) -> np.ndarray:
 
 
 def open_clip(file: Path | BinaryIO, most: int) -> np.ndarray:
-    """Return the (F, H, W, 3) uint8 frames of a film, or of an animated image, ``most`` of them at most.
+    """Return the (F, H, W, 3) uint8 frames of a video or an animated image, at most ``most`` of them.
 
     Raises:
-        ConfigError: it is a film, and the package that reads films is not installed.
+        ConfigError: it is a video, and the package that reads videos is not installed.
         OSError: it cannot be read.
-        ValueError: it holds numbers that are no brightness, or no frames.
+        ValueError: it has no frames, or negative or infinite values.
     """
     if not is_film(file):
         with Image.open(file) as image:
@@ -65,7 +65,7 @@ def open_clip(file: Path | BinaryIO, most: int) -> np.ndarray:
 
 
 def is_film(file: Path | BinaryIO) -> bool:
-    """Return whether a file is a film of MP4, QuickTime, Matroska or WebM, by its first bytes."""
+    """Return whether a file is an MP4, QuickTime, Matroska or WebM video, by its first bytes."""
     if isinstance(file, Path):
         with file.open("rb") as opened:
             head = opened.read(12)
@@ -77,10 +77,10 @@ def is_film(file: Path | BinaryIO) -> bool:
 
 
 def film_size(file: Path | BinaryIO) -> tuple[int, int]:
-    """Return width and height of a film, as its head says.
+    """Return width and height of a video, from its header.
 
     Raises:
-        ConfigError: the package that reads films is not installed.
+        ConfigError: the package that reads videos is not installed.
         ValueError: it cannot be read.
     """
     require_extra("video", "av", label=f"the film '{getattr(file, 'name', file)}'")
@@ -95,7 +95,7 @@ def film_size(file: Path | BinaryIO) -> tuple[int, int]:
 
 
 def within(image: Image.Image, area: int) -> Image.Image:
-    """Return an image of more pixels than ``area`` scaled down to it in its own shape, another as it is.
+    """Return an image, scaled down to ``area`` pixels with its aspect ratio if it has more.
 
     As diffusers' ``Flux2ImageProcessor._resize_to_target_area`` does.
     """
@@ -106,8 +106,8 @@ def within(image: Image.Image, area: int) -> Image.Image:
 
 
 def is_plain(image: Image.Image) -> bool:
-    """Return whether an opened image is seen as its pixels are stored: upright, opaque, of 8 bits per channel."""
-    # A request for data outside the header would decode a PNG as a whole.
+    """Return whether an opened image is displayed as stored: upright, opaque, with 8 bits per channel."""
+    # Reading EXIF data that is not in the header would decode a whole PNG.
     noted = image.format != "PNG" or "exif" in image.info
     upright = not noted or image.getexif().get(_ORIENTATION, 1) in (0, 1)
     return upright and image.mode in _DIRECT and "transparency" not in image.info

@@ -1,5 +1,4 @@
-"""The large libraries: imported where a model is loaded, kept from writing notices into our own output, and the JSON
-files of others that they and we read."""
+"""Imports large libraries only when needed, silences their notices, and reads third-party JSON files."""
 
 from __future__ import annotations
 
@@ -10,18 +9,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-#: Loggers that tell, when torchao is imported, of kernels for other hardware and of what it registers with torch.
-#: diffusers imports it wherever it is installed.
+#: Loggers with notices on the import of torchao, about kernels for other hardware and registrations with torch.
+#: diffusers imports it if it is installed.
 _IMPORTING_TORCHAO = (
     "torchao",
     "torchao.kernel.intmm",
     "torch.utils._pytree",
     "diffusers.quantizers.torchao.torchao_quantizer",
 )
-#: Bounds of JSON files: the longest indices of weights have a tenth of so many bytes, configs four levels.
+#: Limits of JSON files: the longest weight indices have a tenth of these bytes, configs four levels.
 _MOST_BYTES = 1 << 26
 _MOST_DEPTH = 64
-#: Fields whose default is infinite: of transformers' classes like Mamba 2, of diffusers' DPM schedulers.
+#: Fields whose default is infinite, in transformers' classes like Mamba 2 and in diffusers' DPM schedulers.
 _UNBOUNDED = frozenset({"time_step_limit", "lambda_min_clipped"})
 
 
@@ -37,14 +36,14 @@ def diffusers_class(name: str) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of others, such as a component's config or an index of weights.
+    """Return the object in a third-party JSON file, such as a component's config or a weight index.
 
     Raises:
         OSError: there is no such file.
         ValueError: it is no JSON, no object, too large, nested too deeply, or has a number that is not finite.
     """
     try:
-        # A pipe would be waited for, and a device read without end.
+        # Reading a pipe would block, and reading a device never end.
         if path.exists() and not path.is_file():
             raise ValueError("it is no file")
         if path.stat().st_size > _MOST_BYTES:
@@ -60,28 +59,24 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_weight_index(path: Path) -> dict[str, str]:
-    """Return the file of each weight by its name, of an index such as ``model.safetensors.index.json``.
+    """Return the file of each weight by its name, from an index such as ``model.safetensors.index.json``.
 
     Raises:
         OSError: there is no such file.
-        ValueError: it cannot be read, see ``read_json``, or lists something else than files beside it.
+        ValueError: it cannot be read, see ``read_json``, or lists something else than files next to it.
     """
     listed = read_json(path).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise ValueError(f"'{path}' has no weight_map")
     for name, file in listed.items():
-        # Another folder's file would be trained, and no checksum of this folder would tell.
+        # A file of another folder would be trained, and is not covered by this folder's checksums.
         if not isinstance(file, str) or Path(file).name != file:
-            raise ValueError(f"'{path}' says of '{name}' {file!r}, not the name of a file beside it")
+            raise ValueError(f"'{path}' says of '{name}' {file!r}, not the name of a file next to it")
     return listed
 
 
 def _check_values(found: Any) -> None:
-    """Check that a parsed value is not nested deeply, and that all its numbers are finite.
-
-    Raises:
-        ValueError: one is not, or it is nested deeply.
-    """
+    """Check that a parsed value is not nested deeply, and that all its numbers are finite."""
     level: list[tuple[str, Any]] = [("", found)]
     for _ in range(_MOST_DEPTH):
         inner: list[tuple[str, Any]] = []
@@ -114,14 +109,14 @@ def quiet_libraries() -> None:
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
-    # Of an autoencoder that diffusers makes with it.
+    # An autoencoder of diffusers uses it.
     warnings.filterwarnings("ignore", message=".*weight_norm. is deprecated", category=FutureWarning)
 
 
 def quiet_imports() -> None:
-    """Keep packages that come with an extra from telling on import what they do without."""
+    """Silence notices about missing features on the import of optional packages."""
     for name in _IMPORTING_TORCHAO:
-        # A filter stays; torch sets its loggers' levels anew.
+        # A filter stays, whereas torch resets the levels of its loggers.
         logging.getLogger(name).addFilter(_is_error)
 
 

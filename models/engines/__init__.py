@@ -1,8 +1,8 @@
 """Engines, which draw the tokens of rollouts, one file each.
 
-A new engine is one file here with a class that fulfills ``base.Engine``, and one line in the table. No option of an
-engine in the table changes the policy's log-probs of a text: they say where it is and how it is called and checked,
-so that moving a server is no other rollout. Options of a user's own engine are part of the identity.
+A new engine is one file here with a class that implements ``base.Engine``, and one line in the table. Options of the
+engines in the table set their address, calls and checks and never change the policy's log-probs, so a server can move
+within a rollout. Options of a custom engine are part of the rollout's identity.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ LOCAL = "local"
 
 
 def make_engine(section: Component) -> Any:
-    """Return the engine that a config names; nothing is asked of it yet.
+    """Return the engine that a config names; no request is sent yet.
 
     Raises:
-        ConfigError: there is none of this name, or an option cannot work.
+        ConfigError: there is none of this name, or an option is invalid.
     """
     return chosen(ENGINES, section, label="rollout.tokens.engine")
 
 
 def engine_identity(section: Component) -> dict[str, Any]:
-    """Return the options of an engine that are part of a rollout's identity: none of the local one's."""
+    """Return the options of an engine that are part of a rollout's identity; the local engine has none."""
     if section.name == LOCAL:
         return {}
     options = {} if section.name in ENGINES else {"options": section.options}

@@ -1,4 +1,4 @@
-"""Reads answers of servers that complete texts; an answer that does not match the request is refused."""
+"""Parses the answers of completion servers; an answer that does not match the request is refused."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _ABOVE = 1e-3
 
 
 class Malformed(Exception):
-    """An answer that cannot be used; the message is sentences."""
+    """An answer that cannot be used; the message consists of sentences."""
 
 
 def completion_of(answer: Any, prompt: Sequence[int], sampling: Sampling, vocabulary: int) -> Completion:
-    """Return the completion an answer holds; the reason of its end follows from its tokens.
+    """Return the completion in an answer; its finish reason is derived from its tokens.
 
-    A server may notice a stop text later than we do: tokens after the one that completed it are dropped.
+    A server may notice a stop text late: tokens after the one that completed it are dropped.
 
     Raises:
-        Malformed: it holds none, or one that cannot have been drawn as was asked.
+        Malformed: there is none, or it contradicts the request.
     """
     choice = _choice(answer)
     ids = _ids(choice, sampling.max_new, vocabulary)
@@ -40,7 +40,7 @@ def prompt_log_probs_of(answer: Any, ids: Sequence[int]) -> list[float]:
     """Return a server's log-probs of all tokens of a text but the first, from ``prompt_logprobs`` or an echo.
 
     Raises:
-        Malformed: it does not say.
+        Malformed: they are missing.
     """
     choice = _choice(answer)
     found = choice.get("prompt_logprobs", answer.get("prompt_logprobs"))
@@ -49,8 +49,8 @@ def prompt_log_probs_of(answer: Any, ids: Sequence[int]) -> list[float]:
         found = stated.get("token_logprobs") if isinstance(stated, Mapping) else None
     if not isinstance(found, list) or len(found) < len(ids):
         raise Malformed(
-            f"it does not say how likely the {len(ids)} tokens of a prompt are. Set the engine's option 'proof' to "
-            "the form it supports, 'prompt_logprobs' or 'echo'."
+            f"it has no log-probs of the {len(ids)} tokens of a prompt. Set the engine's option 'proof' to the form it "
+            "supports, 'prompt_logprobs' or 'echo'."
         )
     return [_of_token(each, token) for each, token in zip(found[1 : len(ids)], ids[1:], strict=True)]
 
@@ -108,11 +108,7 @@ def _number(value: Any) -> float:
 
 
 def _ended(ids: Sequence[int], sampling: Sampling) -> tuple[int, Finish]:
-    """Return how many tokens a completion has, and why it ended.
-
-    Raises:
-        Malformed: it goes on after a token that ends it, or ends without a reason.
-    """
+    """Return the length of a completion in tokens, and its finish reason."""
     for length, token in enumerate(ids, 1):
         if token in sampling.eos:
             if length < len(ids):
@@ -122,7 +118,7 @@ def _ended(ids: Sequence[int], sampling: Sampling) -> tuple[int, Finish]:
             return length, "stop"
     if len(ids) < sampling.max_new:
         raise Malformed(
-            f"it ended after {len(ids)} of {sampling.max_new} tokens with neither an end token nor a stop text. Ends "
-            "of its own must be switched off: the server's context must have room for prompt and completion."
+            f"it ended after {len(ids)} of {sampling.max_new} tokens with neither an end token nor a stop text. The "
+            "server must have no other end conditions: its context must have room for prompt and completion."
         )
     return len(ids), "length"

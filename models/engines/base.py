@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Prompts to complete; there are N of them."""
+    """A request to complete N prompts."""
 
     prompts: Sequence[Sequence[int]]
     """Token ids of each, at least one."""
     sampling: Sampling
     """How tokens are drawn, and where a completion ends."""
     stop: tuple[str, ...]
-    """The texts that ``sampling.stopped`` looks for."""
+    """The stop texts of ``sampling.stopped``."""
     vocabulary: int
     """Ids are below this."""
     seeds: Sequence[int]
-    """One of 63 bits for each prompt, for engines that draw by themselves."""
+    """A seed of 63 bits for each prompt, for engines with their own generator."""
     forward: Forward
-    """The policy in this process, for an engine that draws with it."""
+    """The policy in this process, for the local engine."""
     uniforms: Callable[[int], Tensor] | None
-    """Position -> (N,) float64 in [0, 1), a draw for each prompt, for that engine; None: the likeliest tokens."""
+    """Position -> (N,) float64 in [0, 1), a draw for each prompt, for the local engine; None: the likeliest tokens."""
     width: int
-    """Padded width of prompts, and ``size``, prompts of a batch: the same for all of a run, for the same bits."""
+    """Padded width of prompts; constant in a run, as ``size`` is, so that results are bitwise equal."""
     size: int
-    """See ``width``."""
+    """Prompts of a batch, see ``width``."""
     distinct: int
-    """Prompts of a batch that differ, at most, where rows of a group stand together."""
+    """Maximum number of different prompts in a batch whose groups are contiguous."""
     device: torch.device
-    """Where the policy is."""
+    """Device of the policy."""
 
 
 class Engine(Protocol):
@@ -47,37 +47,37 @@ class Engine(Protocol):
 
     @property
     def reloads(self) -> bool:
-        """Whether weights are brought to it from here, which one process must do for all."""
+        """Whether this process sends weights to it, which one process must do for all."""
 
     @property
     def tolerance(self) -> float | None:
-        """Mean distance from the policy's log-probs, in nats per token, with which its texts are taken; None: any."""
+        """Mean distance from the policy's log-probs, in nats per token, up to which texts are accepted; None: any."""
 
     def bring(self, policy: str, write: Callable[[Path], None]) -> None:
-        """Bring the weights of a policy to the engine, where that is for us to do.
+        """Send the weights of a policy to the engine, if ``reloads``.
 
         Args:
-            policy: its name, another one for other weights.
+            policy: its name, which changes with the weights.
             write: writes it into a new folder as ``from_pretrained`` reads it.
 
         Raises:
-            EngineError: the engine does not take them.
+            EngineError: the engine does not load them.
         """
 
     def prove(self, ids: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Have the engine show that it has the policy's weights.
+        """Check that the engine has the policy's weights.
 
         Args:
             ids: W tokens of a text.
             log_probs: the policy's log-probs of all but the first, at temperature 1.
 
         Raises:
-            EngineError: it says something else, or nothing that can be read.
+            EngineError: its log-probs differ, or cannot be parsed.
         """
 
     def complete(self, asked: Asked) -> list[Completion]:
         """Return a completion of each prompt.
 
         Raises:
-            EngineError: it gives something else.
+            EngineError: an answer does not match the request.
         """

@@ -1,4 +1,4 @@
-"""The policy in this process: one generation loop, a draw for each token, the same texts on any number of workers."""
+"""Generation with the policy in this process: one draw per token, the same texts on any number of workers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from models.engines.base import Asked, Engine
 from models.maths.generation import Completion, generate, reading_once
 
-#: Mean distance, in nats per token, of log-probs with a KV cache from those of a forward over whole rows, above which
-#: something else than rounding is between them. In float32 it is about 1e-6, in bfloat16 up to 0.03.
+#: Mean distance, in nats per token, between log-probs with a KV cache and those of a forward over whole rows, above
+#: which rounding is not the cause. In float32 it is about 1e-6, in bfloat16 up to 0.03.
 BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
@@ -21,17 +21,17 @@ class Local:
     """The default: needs no server, and has no options."""
 
     reloads = False
-    #: It has nothing to prove before it draws; what it drew is held to ``BOUNDS``.
+    #: There is no check before it draws; its log-probs are checked against ``BOUNDS``.
     tolerance = None
 
     def bring(self, policy: str, write: Callable[[Path], None]) -> None:
-        """Nothing: it has the policy itself."""
+        """Do nothing: it has the policy itself."""
 
     def prove(self, ids: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Nothing: it has the policy itself."""
+        """Do nothing: it has the policy itself."""
 
     def complete(self, asked: Asked) -> list[Completion]:
-        """Return completions; the batch is filled up to its size with copies, so that kernels are the same."""
+        """Return completions; the batch is padded to ``size`` with copies, so that the same kernels run."""
         missing = asked.size - len(asked.prompts)
         uniforms = asked.uniforms
 
@@ -52,12 +52,12 @@ class Local:
 
 
 def tolerance_of(engine: Engine, dtype: torch.dtype, device: torch.device) -> float | None:
-    """Return the mean distance from the policy's log-probs, in nats per token, with which texts of an engine are taken.
+    """Return the maximum mean distance of an engine's log-probs from the policy's, in nats per token.
 
     Args:
-        engine: what drew them; None is returned where it has no bound.
-        dtype: that the policy computes in.
-        device: where it is; there float32 may be multiplied in less (TF32), whose fraction has the bits of float16.
+        engine: the engine; None is returned if it has no bound.
+        dtype: dtype of the policy.
+        device: device of the policy; its float32 products may use TF32, whose fraction has the bits of float16.
     """
     if not isinstance(engine, Local):
         return engine.tolerance

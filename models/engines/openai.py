@@ -1,8 +1,8 @@
-"""Any server with OpenAI's ``/v1/completions`` that takes and gives token ids: vLLM from 0.10.2 on, or what is like it.
+"""Any server with OpenAI's ``/v1/completions`` that takes and gives token ids: vLLM from 0.10.2 on, or a similar one.
 
-Tokens go in and tokens come out. Nothing of an answer is believed: one that is not what was asked for is an error, and
-why a completion ended is told from its tokens. All that changes a draw is written out in every request, so that neither
-the server nor a model's ``generation_config`` fills anything in.
+Requests and answers consist of token ids. Answers are not trusted: one that does not match its request is an error, and
+the finish reason of a completion is derived from its tokens. Every request sets all parameters that affect sampling, so
+that neither the server nor a model's ``generation_config`` adds defaults.
 """
 
 from __future__ import annotations
@@ -33,48 +33,48 @@ T = TypeVar("T")
 
 #: Seconds to wait for a connection.
 _CONNECT_S = 5.0
-#: Seconds between two looks whether weights have arrived.
+#: Seconds between two checks for new weights.
 _LOOK_S = 1.0
-#: Bytes an answer may have, and those for each of its tokens.
+#: Maximum bytes of an answer, and additional bytes per token.
 _MOST, _MOST_PER_TOKEN = 1 << 18, 1 << 10
-#: Answers that say: ask again.
+#: Status codes that call for a retry.
 _LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
 _DENIED = frozenset({401, 403})
-#: Policies that stay in ``folder``: the server may still read the one before.
+#: Policies that stay in ``folder``: the server may still read the previous one.
 _KEPT = 2
-_AGAIN = "What is committed stays: give the same command again."
+_AGAIN = "Committed results stay: give the same command again."
 
 
 @dataclass(kw_only=True)
 class OpenAI:
-    """A server at an address; which weights it has is proved before every rollout and with every batch."""
+    """A server at an address; its weights are checked before every rollout and with every batch."""
 
     endpoint: str
     """Address that ends in /v1."""
     model: str
     """Name of the model, or of the adapter, at the endpoint."""
     key_variable: str = "OPENAI_API_KEY"
-    """Environment variable with the key; one that is not set is left out, as servers of one's own want none."""
+    """Environment variable with the key; it may be unset, as self-hosted servers need none."""
     timeout_s: float = 300.0
-    """Of a request and its whole answer."""
+    """Seconds for a request and its whole answer."""
     patience_s: float = 120.0
-    """Seconds of failures, each tried again, or of other weights than the policy's, after which the run stops."""
+    """Seconds of failures, which are retried, or of other weights than the policy's, after which the run stops."""
     concurrency: int = 64
-    """Requests at a time; more than execution.rollout_batch_size are never made."""
+    """Maximum parallel requests; there are never more than execution.rollout_batch_size."""
     tolerance: float = 0.1
     """Mean distance of its log-probs from the policy's, in nats per token, above which its texts are refused."""
     proof: Literal["prompt_logprobs", "echo"] = "prompt_logprobs"
-    """How it is asked what it says of a given text: vLLM's `prompt_logprobs`, or OpenAI's `echo`."""
+    """How its log-probs of a given text are requested: with vLLM's `prompt_logprobs`, or OpenAI's `echo`."""
     folder: str | None = None
-    """Before a rollout the policy is written here, as `from_pretrained` reads it; the server sees the folder too."""
+    """Folder, shared with the server, where the policy is written before a rollout, as `from_pretrained` reads it."""
     reload: str | None = None
-    """Address that is then posted the path, and must answer when the server has the weights; needs `folder`."""
+    """Address that the path is then posted to; it must answer once the server has the weights; needs `folder`."""
     reload_body: dict[str, Any] = field(default_factory=lambda: {"path": "{path}", "policy": "{policy}"})
-    """What is posted there, as JSON, with {path} of the folder and {policy}, a name that changes with the weights."""
+    """JSON body of that request, with {path} of the folder and {policy}, a name that changes with the weights."""
     _client: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Make the client; nothing is asked yet.
+        """Make the client; no request is sent yet.
 
         Raises:
             ValueError: an option is out of range.
@@ -100,7 +100,7 @@ class OpenAI:
 
     @property
     def reloads(self) -> bool:
-        """Whether weights are brought to it from here."""
+        """Whether this process sends weights to it."""
         return self.folder is not None
 
     # Weights
@@ -120,22 +120,22 @@ class OpenAI:
         except OSError as error:
             raise EngineError(
                 f"{self._place}: the policy cannot be written into its option 'folder', '{self.folder}': {error}. "
-                f"Choose another folder, which the server sees too. {_AGAIN}"
+                f"Choose another folder, which the server can read too. {_AGAIN}"
             ) from None
         if self.reload is not None:
             filled = {key: _filled(value, path=str(target), policy=name) for key, value in self.reload_body.items()}
-            # The key is the endpoint's; another address never gets it.
+            # The key belongs to the endpoint and is not sent to another address.
             self._post(self.reload, filled, tokens=0, read=lambda answer: None, key=False)
 
     def prove(self, ids: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Ask what the server says of a text; where weights are brought to it, wait until it says what it should.
+        """Compare the server's log-probs of a text with the policy's; if ``reloads``, wait until they agree.
 
         Raises:
-            EngineError: it says something else than the policy.
+            EngineError: they differ.
         """
         until = time.monotonic() + (self.patience_s if self.reloads else 0.0)
         while True:
-            found = self._said_of(ids)
+            found = self._server_log_probs(ids)
             gaps = [abs(ours - theirs) for ours, theirs in zip(log_probs, found, strict=True)]
             mean = sum(gaps) / len(gaps)
             if mean <= self.tolerance:
@@ -150,11 +150,11 @@ class OpenAI:
             f"written, 'reload' has it loaded), and empty the server's prefix cache. {_AGAIN}"
         )
 
-    def _said_of(self, ids: Sequence[int]) -> list[float]:
-        asked = {"echo": True} if self.proof == "echo" else {"prompt_logprobs": 0}
+    def _server_log_probs(self, ids: Sequence[int]) -> list[float]:
+        proof = {"echo": True} if self.proof == "echo" else {"prompt_logprobs": 0}
         body = {
             **self._drawing(ids, max_tokens=1, temperature=1.0, seed=0),
-            **asked,
+            **proof,
             "return_token_ids": self.proof != "echo",
         }
         return self._post(
@@ -164,10 +164,10 @@ class OpenAI:
     # Texts
 
     def complete(self, asked: Asked) -> list[Completion]:
-        """Return a completion of each prompt, each asked for by itself: seeds belong to requests.
+        """Return a completion of each prompt, in separate requests, as seeds belong to requests.
 
         Raises:
-            EngineError: an answer is not what was asked for, or the server stays away.
+            EngineError: an answer does not match its request, or the server does not answer.
         """
         if asked.uniforms is None:
             raise EngineError(f"{self._place}: the likeliest tokens are taken by the engine 'local' alone.")
@@ -184,7 +184,7 @@ class OpenAI:
                 raise
 
         try:
-            # Where one is left out, the error of another is raised here.
+            # If one was skipped, the error of another is raised here.
             found = list(pool.map(one, asked.prompts, asked.seeds))
         finally:
             pool.shutdown(cancel_futures=True)
@@ -197,7 +197,7 @@ class OpenAI:
             "stop": list(asked.stop),
             "include_stop_str_in_output": True,
             "stop_token_ids": sorted(sampling.eos | sampling.stop_ids),
-            # Ends are ours alone, see above; a model's own files may name others.
+            # Only the end tokens above apply; the model's files may name others.
             "ignore_eos": True,
             "return_token_ids": True,
         }
@@ -227,7 +227,7 @@ class OpenAI:
             "stream": False,
         }
 
-    # Asking
+    # Requests
 
     @property
     def _address(self) -> str:
@@ -238,11 +238,7 @@ class OpenAI:
         return f"rollout.tokens.engine 'openai' at {self.endpoint}"
 
     def _post(self, url: str, body: Mapping[str, Any], *, tokens: int, read: Callable[[Any], T], key: bool = True) -> T:
-        """Return what is read of the answer to a request, tried again for a while where it fails.
-
-        Raises:
-            EngineError: it is refused, its answer is not what was asked for, or the server stays away.
-        """
+        """Return the parsed answer to a request, which is retried for a while if it fails."""
         most = _MOST + _MOST_PER_TOKEN * tokens
         try:
             answer = self._patience.again(lambda: self._sent(url, body, most, key=key))
@@ -266,10 +262,10 @@ class OpenAI:
         except (httpx.TransportError, httpx.DecodingError) as error:
             raise PassingError(f"{type(error).__name__}: {error}") from None
         if answer.status_code in _LATER:
-            raise PassingError(f"{url} answers {answer.status_code}: {_said(answer)}")
+            raise PassingError(f"{url} answers {answer.status_code}: {_detail(answer)}")
         if not answer.is_success:
             hint = f" Set the variable {self.key_variable}." if answer.status_code in _DENIED and key else ""
-            raise EngineError(f"{self._place}: {url} refuses ({answer.status_code}): {_said(answer)}.{hint} {_AGAIN}")
+            raise EngineError(f"{self._place}: {url} refuses ({answer.status_code}): {_detail(answer)}.{hint} {_AGAIN}")
         if not key:
             return None
         try:
@@ -279,7 +275,7 @@ class OpenAI:
 
 
 def _write_once(target: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder that is complete whenever it is there; forget those before the one before."""
+    """Write a folder atomically; remove those older than the previous one."""
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         made = target.parent / f".{target.name}-{uuid4().hex}"
@@ -294,7 +290,7 @@ def _write_once(target: Path, write: Callable[[Path], None]) -> None:
 
 
 def _filled(value: Any, **names: str) -> Any:
-    """Return a value with names filled in, in all texts within it."""
+    """Return a value with {names} replaced in all texts within it."""
     if isinstance(value, str):
         for name, text in names.items():
             value = value.replace("{" + name + "}", text)
@@ -304,13 +300,13 @@ def _filled(value: Any, **names: str) -> Any:
     return [_filled(each, **names) for each in value] if isinstance(value, list) else value
 
 
-def _said(answer: httpx.Response) -> str:
-    """Return what a refusal says, in a line."""
+def _detail(answer: httpx.Response) -> str:
+    """Return the text of a refusal, in a line."""
     try:
         found = json_of(answer.content)
     except ValueError:
-        said = text_of(answer.content).strip()
-        return repr(said[:200]) if said else "nothing"
+        text = text_of(answer.content).strip()
+        return repr(text[:200]) if text else "nothing"
     for name in ("error", "message", "detail"):
         if isinstance(found, dict) and name in found:
             found = found[name]

@@ -1,7 +1,7 @@
 """Per-step branching: an ODE trunk, K stochastic branches at every chosen step, each finished by the ODE.
 
 TempFlow-GRPO (arXiv 2508.04324) samples this way, so that the reward of a branch is that of the one step it took. All
-branches born before a step sit at the same noise level as the trunk, so one forward per step advances them all.
+branches from earlier steps have the same noise level as the trunk, so one forward per step advances them all.
 
 Legend: B trunks, K branches per chosen step, M branches in all, T steps, R rows per forward.
 """
@@ -47,7 +47,7 @@ class Branches:
     unconditional: Tensor | None = None
     """(M, ...) float32 predictions for the negative prompt before the draw, where they are kept."""
     modality_log_probs: Tensor | None = None
-    """(M, N) float32 log-probs of the drawn state by modality, of samples that have several."""
+    """(M, N) float32 log-probs of the drawn state by modality, for samples with several."""
 
 
 def branch(
@@ -73,7 +73,7 @@ def branch(
         plan: trained steps at which every trunk branches, and K branches.
         noise: (step, branch number) -> (B, ...) float32 standard normal noise.
         max_rows: R; every forward has exactly this many rows, the last one padded, so that the same kernels run
-            whatever the number of branches.
+            for any number of branches.
     """
     with torch.no_grad():
         trunks, trunk_ids = latents, torch.arange(len(latents), device=latents.device)
@@ -83,7 +83,7 @@ def branch(
         born: dict[str, list[Tensor]] = {name: [] for name in kept}
         for step in range(len(sigmas) - 1):
             if step in plan.trained:
-                # Equal to the stored state, so that a replay has the branch's input.
+                # Equal to the stored state, so that a replay gets the same input.
                 trunks = trunks.to(storage_dtype).float()
             rows, index = torch.cat([trunks, live]), torch.cat([trunk_ids, owners])
             grid = grid_at(sigmas, torch.full((len(rows),), step, device=latents.device))

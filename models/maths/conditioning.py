@@ -1,4 +1,4 @@
-"""Inputs of velocity functions: conditioning of a model besides latents.
+"""Inputs of velocity functions in addition to latents: the conditioning of a model.
 
 Legend: B rows, ... latent dims.
 """
@@ -23,7 +23,7 @@ class Conditioning:
     negative: Mapping[str, Tensor] | None = None
     """The same for the negative prompt, with guidance."""
     unconditional: Tensor | None = None
-    """(B, ...) predictions for the negative prompt that are known already, of the very latents asked about."""
+    """(B, ...) predictions for the negative prompt that are known already for the same latents."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Conditioning:
         """Return the conditioning with a function applied to every tensor."""
@@ -60,4 +60,4 @@ class GivesVelocity(Protocol):
         """Return (B, ...) float32 velocities, see ``DiffusionPolicy.velocity``."""
 
     def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
-        """Return the same with their parts; called only where those are stored."""
+        """Return velocities and their unconditional parts; called only where those are stored."""

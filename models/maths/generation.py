@@ -1,4 +1,4 @@
-"""The one generation loop of causal language models: a KV cache, one batch of fixed size, a draw of its own per token.
+"""The one generation loop of causal language models: a KV cache, one batch of fixed size, a separate draw per token.
 
 Legend: B rows, P width of prompts.
 """
@@ -21,7 +21,7 @@ Finish = Literal["eos", "length", "stop"]
 
 
 class Forward(Protocol):
-    """What generation asks of a model."""
+    """The interface of models in generation."""
 
     def __call__(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Return logits of the next token, (B, V), and the cache with the new tokens.
@@ -30,7 +30,7 @@ class Forward(Protocol):
             ids: (B, L) int64 new tokens.
             mask: (B, all tokens so far) int64, 0 for padding.
             positions: (B, L) int64.
-            cache: what the call before returned; None at first.
+            cache: the cache from the previous call; None at first.
         """
 
 
@@ -39,27 +39,27 @@ class Sampling:
     """How tokens are drawn and where a completion ends."""
 
     max_new: int
-    """Tokens at most."""
+    """Maximum number of tokens."""
     temperature: float
     """Divides logits."""
     eos: frozenset[int]
-    """Tokens that end a completion; the one that does is part of it."""
+    """Tokens that end a completion, of which they are part."""
     stopped: Callable[[Sequence[int]], bool] = lambda ids: False
-    """Whether a completion (token ids) ends in what stops it."""
+    """Whether a completion (token ids) ends with a stop text."""
     stop_ids: frozenset[int] = frozenset()
-    """Tokens that ``stopped`` stops at whatever is before them, for engines that end texts by themselves."""
+    """Tokens at which ``stopped`` always stops, for engines that end texts by themselves."""
 
 
 @dataclass(slots=True)
 class Completion:
-    """What was drawn for a prompt."""
+    """A sampled completion of a prompt."""
 
     ids: list[int] = field(default_factory=list)
-    """Tokens, the last of which may have ended it."""
+    """Tokens, with the end token if there is one."""
     log_probs: list[float] = field(default_factory=list)
-    """As they were drawn; a forward over the whole differs from them by rounding."""
+    """Log-probs during sampling; those of a forward over the whole row differ by rounding."""
     finish: Finish = "length"
-    """Why it ended."""
+    """The finish reason."""
 
 
 @torch.no_grad()
@@ -72,9 +72,9 @@ def generate(
     uniforms: Callable[[int], Tensor] | None,
     device: torch.device,
 ) -> list[Completion]:
-    """Complete B prompts; no row depends on another, but for rounding where the shape of the batch changes.
+    """Complete B prompts; rows are independent, except for rounding where the shape of the batch changes.
 
-    Rows that have ended stay in the batch, so that its shape is the same for all of them.
+    Finished rows stay in the batch, so that its shape stays the same.
 
     Args:
         forward: the model.
@@ -82,7 +82,7 @@ def generate(
         sampling: how tokens are drawn.
         width: P; shorter prompts are padded on the left.
         uniforms: position -> (B,) float64 in [0, 1); None: the likeliest tokens.
-        device: where the model is.
+        device: device of the model.
     """
     pads = [width - len(prompt) for prompt in prompts]
     ids = moved(torch.tensor([[0] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)]), device)
@@ -102,20 +102,20 @@ def generate(
 
 
 def reading_once(forward: Forward, distinct: int) -> Forward:
-    """Return a forward that reads each prompt once for all rows of a batch that have it, and deals out its cache.
+    """Return a forward that processes each distinct prompt once and copies its cache to all rows with that prompt.
 
-    Prompts are read in a batch of fixed size, filled up with copies, so that its shape does not follow from what is in
-    it. A batch with more of them, and one that would be no smaller, is read row by row.
+    Prompts are processed in a batch of fixed size, padded with copies, so that its shape does not depend on its
+    contents. A batch with more prompts, or one that would be no smaller, is processed with all its rows.
 
     Args:
         forward: the model, with a cache of transformers.
-        distinct: that size.
+        distinct: the size of that batch.
     """
 
     def read(ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         if cache is not None or distinct >= len(ids):
             return forward(ids, mask, positions, cache)
-        # Padding may hold anything.
+        # Ids of padding are arbitrary.
         texts = [tuple(row) for row in torch.where(mask.bool(), ids, -1).tolist()]
         numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         if len(numbers) > distinct:
@@ -138,7 +138,7 @@ def _note(
     log_probs: Sequence[float],
     sampling: Sampling,
 ) -> list[bool]:
-    """Add a token to every completion that has not ended; return which go on."""
+    """Add a token to every unfinished completion; return which of them are still unfinished."""
     still = []
     for row, goes_on, token, log_prob in zip(found, running, tokens, log_probs, strict=True):
         if goes_on:

@@ -27,10 +27,10 @@ def norm_preserving_guided(negative: Tensor, positive: Tensor, scale: float) -> 
 
 
 def rescaled_guided(negative: Tensor, positive: Tensor, scale: float, rescale: float) -> Tensor:
-    """Return the guided prediction brought towards the positive one's std over all dims of a row.
+    """Return the guided prediction, interpolated by ``rescale`` to one with the positive prediction's std per row.
 
-    ``rescale`` of the way (arXiv 2305.08891, section 3.4; diffusers ``rescale_noise_cfg``): guidance makes what is
-    predicted larger, and images over-exposed.
+    See arXiv 2305.08891, section 3.4, and diffusers ``rescale_noise_cfg``: guidance makes predictions larger, and
+    images overexposed.
     """
     combined, dims = guided(negative, positive, scale), tuple(range(1, positive.ndim))
     rescaled = combined * _share(positive.std(dim=dims, keepdim=True), combined.std(dim=dims, keepdim=True))
@@ -38,6 +38,6 @@ def rescaled_guided(negative: Tensor, positive: Tensor, scale: float, rescale: f
 
 
 def _share(wanted: Tensor, found: Tensor) -> Tensor:
-    """Return wanted / found, and 1 where nothing is found: what has no size or spread stays as it is."""
+    """Return wanted / found, and 1 where found is 0."""
     nothing = found < torch.finfo(found.dtype).tiny
     return torch.where(nothing, 1.0, wanted / torch.where(nothing, 1.0, found))

@@ -68,13 +68,13 @@ class CPS:
     """In (0, 2); 1 draws fresh noise for the next latents, and above it the sine falls again: 1.2 is 0.8 (Flow-GRPO's
     configs go up to 1.5)."""
     log_prob: Literal["gaussian", "squared"] = "gaussian"
-    """The density, or the peers' form without its scale."""
+    """The log-density, or the peers' form without its scale."""
 
     def __post_init__(self) -> None:
         """Check the options.
 
         Raises:
-            ValueError: one cannot work.
+            ValueError: one is out of range.
         """
         positive("noise_level", self.noise_level, most=2.0)
         if self.log_prob not in ("gaussian", "squared"):
@@ -127,27 +127,27 @@ class Precise:
     next = (1 - sigma') x0^ + sigma' (rho eps^ + sqrt(1 - rho^2) noise), rho = exp(-1/2 int g(u)^2 / u^2 du) from sigma'
     to sigma: coefficients-preserving as CPS, but its noise shrinks with the step. With Flow-SDE's g it is
     (odds(sigma') / odds(sigma))^(noise_level^2 / 2), odds(s) = s / (1 - s): 0 at sigma 1, where that SDE explodes. With
-    Dance-SDE's it is exp(-noise_level^2 / 2 (1 / sigma' - 1 / sigma)). The paper's own g was not to be had.
+    Dance-SDE's it is exp(-noise_level^2 / 2 (1 / sigma' - 1 / sigma)). The paper's own g is not public.
     """
 
     stochastic: ClassVar[bool] = True
     noise_level: float = 0.7
-    """Of Flow-SDE, or eta of Dance-SDE."""
+    """Noise level of Flow-SDE, or eta of Dance-SDE."""
     noise: Literal["flow", "dance"] = "flow"
-    """Whose noise scale g."""
+    """The SDE whose noise scale g is used."""
 
     def __post_init__(self) -> None:
         """Check the options.
 
         Raises:
-            ValueError: one cannot work.
+            ValueError: one is out of range.
         """
         positive("noise_level", self.noise_level)
         if self.noise not in ("flow", "dance"):
             raise ValueError(f"noise is {self.noise!r}; it must be 'flow' or 'dance'.")
 
     def kept(self, grid: Grid) -> Tensor:
-        """Return rho, (B,): how much of the predicted noise stays."""
+        """Return rho, (B,): the share of the predicted noise that stays."""
         sigma, following = grid.sigma, grid.sigma_next
         if self.noise == "dance":
             return torch.exp(-(self.noise_level**2) / 2 * (1 / following - 1 / sigma))

@@ -1,4 +1,4 @@
-"""Variance-preserving diffusion seen as a flow: noise levels, latents and what a model predicts. Pure.
+"""Variance-preserving diffusion as a flow: noise levels, latents and predictions. Pure.
 
 With a = sqrt(alpha_bar), b = sqrt(1 - alpha_bar), the latents a x0 + b eps become flow latents x = (a x0 + b eps) /
 (a + b) at sigma = b / (a + b), with the velocity eps - x0. In these coordinates the deterministic DDIM step is the
@@ -33,22 +33,22 @@ def flow_length(sigma: Tensor) -> Tensor:
 
 
 def clean_ends(latents: Tensor, sigma: Tensor) -> Tensor:
-    """Return the clean latents that the final latents of a chain stand for: what a pipeline decodes of them.
+    """Return the clean latents for the final latents of a chain, as a pipeline decodes them.
 
     Some schedules end above level 0 (Stable Diffusion's at 0.028). Their pipelines decode a x0 + b eps, the
-    variance-preserving latents of that level, as if they were x0; flow latents are shorter by ``flow_length``. Of a
-    chain that ends at level 0 the two are equal, bit by bit.
+    variance-preserving latents of that level, as if they were x0; flow latents are shorter by ``flow_length``. For a
+    chain that ends at level 0 the two are bitwise equal.
 
     Args:
         latents: (B, ...) flow latents at the end of a chain.
-        sigma: (B,) or (1,) level of that end.
+        sigma: (B,) or (1,) level at that end.
     """
     return latents / expand(flow_length(sigma), latents).to(latents)
 
 
 @dataclass(frozen=True, slots=True)
 class Preserving:
-    """Latents as the model sees them, at the levels of its training schedule."""
+    """Latents as model input, at the levels of its training schedule."""
 
     noisy: Tensor
     """(B, ...) a x0 + b eps."""
@@ -59,26 +59,26 @@ class Preserving:
 
     @classmethod
     def of(cls, latents: Tensor, alpha_bar: Tensor) -> Preserving:
-        """Return what (B, ...) flow latents are at (B,) levels."""
+        """Return the model input for (B, ...) flow latents at (B,) levels."""
         alpha = expand(alpha_bar, latents)
         a, b = alpha.sqrt(), (1 - alpha).sqrt()
         return cls(latents * (a + b), a, b)
 
 
 class Prediction(Protocol):
-    """What a model predicts, from and to a velocity."""
+    """A prediction type, converted from and to a velocity."""
 
     def velocity(self, predicted: Tensor, at: Preserving) -> Tensor:
         """Return eps - x0, (B, ...)."""
         ...
 
     def predicted(self, latents: Tensor, velocity: Tensor, sigma: Tensor, at: Preserving) -> Tensor:
-        """Return what the model said, (B, ...), where the velocity of flow latents at (B,) sigmas is this one."""
+        """Return the model's prediction, (B, ...), for a velocity of flow latents at (B,) sigmas."""
         ...
 
 
 class Epsilon:
-    """The noise (DDPM, arXiv 2006.11239); not defined where nothing is left of x0, at a = 0."""
+    """The noise (DDPM, arXiv 2006.11239); not defined at a = 0, where latents contain nothing of x0."""
 
     def velocity(self, predicted: Tensor, at: Preserving) -> Tensor:
         """Return eps - (noisy - b eps) / a."""
@@ -114,7 +114,7 @@ class Sample:
         return predictions(latents, velocity, sigma)[0]
 
 
-#: By the name that ``prediction_type`` of diffusers' schedulers has for it.
+#: Prediction types by their name in ``prediction_type`` of diffusers' schedulers.
 PREDICTIONS: Mapping[str, Prediction] = {
     "epsilon": Epsilon(),
     "v_prediction": VPrediction(),

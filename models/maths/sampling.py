@@ -39,7 +39,7 @@ class Rollout:
     unconditional: Tensor
     """(B, S, ...) float32 predictions for the negative prompt of the trained steps, or (B, 0) where none are kept."""
     modality_log_probs: Tensor
-    """(B, S, M) float32 log-probs of the trained steps by modality, or (B, 0) of samples that have one."""
+    """(B, S, M) float32 log-probs of the trained steps by modality, or (B, 0) for samples with one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +53,11 @@ class Sampler:
     storage_dtype: torch.dtype = field(default_factory=lambda: torch.float32)
     """Dtype the stored latents are rounded to."""
     reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None = None
-    """Gives the base model's velocities where a KL to it is wanted."""
+    """Returns the base model's velocities, for a KL to it; None: no KL."""
     unconditional: bool = False
     """Keep the predictions for the negative prompt."""
     modalities: tuple[int, ...] = ()
-    """How much of the first latent dim each of M modalities takes, whose log-probs are kept apart too."""
+    """Sizes of M modalities along the first latent dim, whose log-probs are also kept separately."""
 
 
 def sample(
@@ -82,7 +82,7 @@ def sample(
         sigmas: (T + 1,) float32 from 1 to 0.
         sampler: kernel, solver, storage dtype, reference.
         plans: B plans with equally many trained steps.
-        noise: step -> (B, ...) float32 standard normal noise; asked only for steps that some row needs.
+        noise: step -> (B, ...) float32 standard normal noise; called only for steps that are stochastic in some row.
 
     Returns:
         Final latents, stored states and log-probs.
@@ -123,7 +123,7 @@ def sample(
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """Values kept of a batch while it is sampled, (B, ...) by step."""
+    """Values kept during the sampling of a batch, (B, ...) by step."""
 
     states: dict[int, Tensor] = field(default_factory=dict)
     log_probs: dict[int, Tensor] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class _Noted:
 
 
 def _flags(wanted: Sequence[Sequence[int]], steps: int, like: Tensor) -> Tensor:
-    """Return which steps each row has, (T + 1, B, 1, ...) bool on the device of ``like`` (B, ...), moved once."""
+    """Return a (T + 1, B, 1, ...) bool mask of the steps of each row, on the device of ``like`` (B, ...)."""
     flags = torch.tensor([[step in row for row in wanted] for step in range(steps + 1)])
     return moved(flags.view(steps + 1, len(wanted), *[1] * (like.ndim - 1)), like.device)
 
@@ -163,7 +163,7 @@ def _gather(wanted: Sequence[Sequence[int]], by_step: Mapping[int, Tensor]) -> T
 def replay(kernel: Kernel, latents: Tensor, velocity: Tensor, following: Tensor, grid: Grid) -> tuple[Gaussian, Tensor]:
     """Return the distribution and the (B,) log-prob of stored transitions under a velocity.
 
-    Equal to the rollout's log-prob bit for bit when the velocity is.
+    It is bitwise equal to the rollout's log-prob if the velocities are.
     """
     distribution = kernel.step(latents, velocity, grid)
     return distribution, distribution.log_prob(following)

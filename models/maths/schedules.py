@@ -1,7 +1,7 @@
 """Rollout plans: which denoising steps are stochastic, and which of those are trained. Pure.
 
 A plan is drawn per group from the group's own seed, never per rank, so all samples of a group share it; only a
-``DrawnPerSample`` is drawn from the seed of each sample. A new plan is a frozen dataclass with ``draw`` and one line in
+``DrawnPerSample`` is drawn per sample, from its seed. A new plan is a frozen dataclass with ``draw``, and one line in
 the table.
 """
 
@@ -40,7 +40,7 @@ class Plan(Protocol):
 
 
 class DrawnPerSample:
-    """Marks plans that are drawn with a seed of each sample's own instead of its group's."""
+    """Marks plans that are drawn with the seed of each sample instead of its group's."""
 
     __slots__ = ()
 
@@ -49,8 +49,8 @@ class DrawnPerSample:
 class AllSteps:
     """Every step but the last is stochastic and trained.
 
-    The last step has almost no noise, so its likelihood overflows; no public trainer trains it. ``last`` says what it
-    is instead: 'ode', 'sde' (stochastic, not trained: Flow-GRPO) or 'train'.
+    The last step has almost no noise, so its likelihood overflows; no public trainer trains it. ``last`` sets its kind:
+    'ode', 'sde' (stochastic, not trained: Flow-GRPO) or 'train'.
     """
 
     last: Literal["ode", "sde", "train"] = "ode"
@@ -89,13 +89,13 @@ class Window:
     size: int = 2
     """Steps of the window."""
     low: int = 0
-    """First step the window may have."""
+    """First possible step of the window."""
     high: int | None = None
-    """Step behind the last it may have; all but the last of the schedule when absent."""
+    """End of the range of steps, exclusive; all but the last step of the schedule when absent."""
     mode: Literal["random", "fixed", "progressive"] = "random"
-    """Drawn per group, always at ``low``, or moving on with the epochs."""
+    """Start drawn per group, always at ``low``, or moving with the epochs."""
     stride: int = 1
-    """Steps a progressive window moves on at a time."""
+    """Steps by which a progressive window moves at a time."""
     epochs_per_shift: int = 1
     """Epochs a progressive window stays."""
 
@@ -103,7 +103,7 @@ class Window:
         """Check the options.
 
         Raises:
-            ValueError: one cannot work.
+            ValueError: one is out of range.
         """
         if self.mode not in ("random", "fixed", "progressive"):
             raise ValueError(f"mode is {self.mode!r}; it must be 'random', 'fixed' or 'progressive'.")
@@ -146,7 +146,7 @@ class Subset:
         """Check the options.
 
         Raises:
-            ValueError: one cannot work.
+            ValueError: one is out of range.
         """
         if self.count < 1:
             raise ValueError(f"count is {self.count}; it must be at least 1.")
@@ -196,9 +196,9 @@ class RandomFraction(DrawnPerSample):
         """Return the steps of one sample; every sample has int(fraction * (steps - 1)) of them.
 
         Raises:
-            ValueError: that is none.
+            ValueError: that is 0.
         """
-        # As the public code rounds: 0.29 * 100 is 28.999999999999996, hence 28.
+        # Rounded as in the public code: 0.29 * 100 is 28.999999999999996, hence 28.
         count = int(self.fraction * (steps - 1))
         if count < 1:
             raise ValueError(
@@ -220,7 +220,7 @@ class FinalOnly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateStates(DrawnPerSample):
-    """No stochastic step; ``count`` states, drawn per sample from [low, high), are stored: ``refl`` goes on from them.
+    """No stochastic step; ``count`` states, drawn per sample from [low, high), are stored as starts for ``refl``.
 
     State i is the start of step i. ReFL (arXiv 2304.05977) has 1 of the states 30 to 39 of 40.
     """
@@ -228,7 +228,7 @@ class LateStates(DrawnPerSample):
     count: int = 1
     """States of each sample."""
     low: int | None = None
-    """First state there may be; that of the last quarter of the steps when absent."""
+    """First possible state; that of the last quarter of the steps when absent."""
     high: int | None = None
     """End of the range of states; ``rollout.steps`` when absent, so that the last is the start of the last step."""
 
@@ -236,7 +236,7 @@ class LateStates(DrawnPerSample):
         """Check the options.
 
         Raises:
-            ValueError: there would be no state.
+            ValueError: one is out of range.
         """
         if self.count < 1 or (self.low is not None and self.low < 0):
             raise ValueError(f"count is {self.count} and low {self.low}; count must be at least 1, low at least 0.")
@@ -245,7 +245,7 @@ class LateStates(DrawnPerSample):
         """Return the states of one sample.
 
         Raises:
-            ValueError: there are fewer than are to be drawn.
+            ValueError: the range has fewer than ``count``.
         """
         low = steps - max(1, steps // 4) if self.low is None else self.low
         high = steps if self.high is None else self.high
@@ -274,7 +274,7 @@ class BranchEveryStep:
         """Check the options.
 
         Raises:
-            ValueError: one cannot work.
+            ValueError: one is out of range.
         """
         if self.branches < 1:
             raise ValueError(f"branches is {self.branches}; it must be at least 1.")
@@ -296,7 +296,7 @@ def distinct(name: str, steps: tuple[int, ...] | None) -> None:
     """Check the option ``name`` of a plan, a list of steps.
 
     Raises:
-        ValueError: a step is in it twice, so it would be trained twice as often, or with other odds.
+        ValueError: a step is in it twice, so it would be trained twice as often, or with another probability.
     """
     repeated = sorted({step for step in steps or () if (steps or ()).count(step) > 1})
     if repeated:

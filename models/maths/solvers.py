@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Solver(Protocol):
-    """One trajectory's worth of deterministic steps."""
+    """Deterministic steps of one trajectory."""
 
     def advance(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Tensor:
         """Return the (B, ...) latents after the step; steps come in order."""
@@ -28,14 +28,14 @@ class Solver(Protocol):
 
 
 class Euler:
-    """The Euler step of the probability-flow ODE; remembers nothing."""
+    """The Euler step of the probability-flow ODE; it has no memory."""
 
     def advance(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Tensor:
         """Return x + dt v."""
         return ODE().step(latents, velocity, grid).mean
 
     def forget(self) -> None:
-        """Nothing to drop."""
+        """Do nothing."""
 
 
 class DPMSolver2M:

@@ -1,4 +1,4 @@
-"""Log-probs of tokens from logits, and how a token is drawn. Pure.
+"""Log-probs of tokens from logits, and sampling of tokens. Pure.
 
 Legend: B rows, W positions, V vocabulary.
 """
@@ -17,9 +17,9 @@ from models.maths.precision import widened
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Widths of training batches are multiples of this: a row's log-probs are then the same bits whatever its neighbors.
+#: Widths of training batches are multiples of this: a row's log-probs are then bitwise independent of its neighbors.
 WIDTH = 16
-#: Wider ones are the same bits at multiples of this.
+#: For wider batches multiples of this suffice.
 _STEP = 4
 
 
@@ -35,7 +35,7 @@ def token_log_probs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
 
 
 def log_probs_and_entropy(logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return ``token_log_probs``, and of the same softmax the entropy each token was drawn with, without gradient.
+    """Return ``token_log_probs``, and the entropy of each token's distribution, without gradient.
 
     Both are (B, W) float32; position 0 is 0.
     """
@@ -68,15 +68,15 @@ def draw(logits: Tensor, uniforms: Tensor | None, temperature: float) -> tuple[T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widths:
-    """What widths of batches of whole rows follow from, besides the rows themselves."""
+    """Determines the widths of batches of whole rows."""
 
     most: int | None = None
-    """Tokens of a run's longest row, where that is known: no batch is wider than it needs."""
+    """Tokens of a run's longest row, where that is known; limits widths."""
     limit: int | None = None
-    """Tokens that the model takes at most: it may have no position beyond, or turn all keys another way."""
+    """The model's maximum tokens: beyond it positions may be missing, or keys rotated in another way."""
 
     def of(self, length: int) -> int:
-        """Return the width of a batch whose longest row has so many tokens.
+        """Return the width of a batch whose longest row has ``length`` tokens.
 
         Where ``most`` is below ``WIDTH``, or rounded up beyond ``limit``, it is the width of all batches.
         """

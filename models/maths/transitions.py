@@ -1,12 +1,12 @@
 """Transition kernels of flow-matching samplers, and their log-probs. Pure: tensors in, tensors out.
 
-Conventions, stated once:
+Conventions:
     sigma runs from 1 (noise) to 0 (data);  x = (1 - sigma) x0 + sigma eps;  v = eps - x0;
     dt = sigma_next - sigma < 0;  log-probs are the MEAN over the latent dims, as in every public trainer, so a
     log-ratio is D times smaller than that of the density and clip ranges are 1e-3 .. 1e-6.
     sigma == 1: the Flow-SDE noise s = a sqrt(sigma / (1 - sigma)) is infinite there, so a sigma above 0.99 uses the
-    second value of its grid in the denominator when that is smaller. Flow-GRPO does so at exactly 1, with which this
-    agrees; a grid that starts at 0.999999 would explode under its rule and does not under this one.
+    second value of its grid in the denominator when that is smaller. Flow-GRPO does so at exactly 1, where both rules
+    agree; a grid that starts at 0.999999 would explode under its rule and does not under this one.
 
 Legend: B rows (each with its own sigma), ... latent dims, D their product. All math is float32 or float64.
 """
@@ -35,7 +35,7 @@ class Gaussian:
     normalized: bool = True
     """False: log-probs are -mean (x' - mu)^2, without scale and constants (the peers' CPS)."""
     rate: Tensor | None = None
-    """(B,) s of an SDE's step, whose std is s sqrt(|dt|); None: the step is no discretized SDE."""
+    """(B,) s of an SDE's step, whose std is s sqrt(|dt|); None: the step is not a discretized SDE."""
 
     def sample(self, noise: Tensor) -> Tensor:
         """Return mean + std * noise, (B, ...)."""
@@ -50,7 +50,7 @@ class Gaussian:
         return terms.flatten(1).mean(1)
 
     def apart(self, sizes: Sequence[int]) -> list[Gaussian]:
-        """Return the distributions of parts of the next latents, of so many each along their first dim."""
+        """Return the distributions of parts of the next latents, of the given sizes along their first dim."""
         return [replace(self, mean=mean) for mean in torch.split(self.mean, list(sizes), dim=1)]
 
     def log_probs(self, value: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -61,7 +61,7 @@ class Gaussian:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where on the schedule each row is."""
+    """Position of each row on the schedule."""
 
     sigma: Tensor
     """(B,) noise level now."""
@@ -76,7 +76,7 @@ class Grid:
 
 
 class Kernel(Protocol):
-    """One step of a sampler: how latents and velocity lead to the next latents."""
+    """One step of a sampler, from latents and velocity to the next latents."""
 
     @property
     def stochastic(self) -> bool:
@@ -142,10 +142,10 @@ def grid_of(sigmas: Tensor) -> Grid:
 
 
 def rectifiers(kernel: Kernel, grid: Grid) -> Tensor:
-    """Return (B,) std / |d mean / d v| of steps, times which a log-prob's gradient with respect to v has one length.
+    """Return (B,) std / |d mean / d v| of steps: factors that equalize the scale of a log-prob's gradient in v.
 
-    That gradient of log N(mean, std) is noise / std times d mean / d v, a number per step, as the means of all kernels
-    are straight lines in v.
+    The gradient of log N(mean, std) is noise / std times d mean / d v, a number per step, as the means of all kernels
+    are linear in v.
     """
     still = torch.zeros(len(grid.sigma), 1, dtype=grid.sigma.dtype, device=grid.sigma.device)
     step = kernel.step(still, still, grid)
@@ -154,7 +154,7 @@ def rectifiers(kernel: Kernel, grid: Grid) -> Tensor:
 
 
 def sde_step(latents: Tensor, velocity: Tensor, grid: Grid, s: Tensor) -> Gaussian:
-    """Return the Euler-Maruyama step of the reverse SDE with noise scale s (B,): the form all three SDEs share."""
+    """Return the Euler-Maruyama step of the reverse SDE with noise scale s (B,), shared by all three SDEs."""
     dt = grid.sigma_next - grid.sigma
     drift = expand(s**2 / (2 * grid.sigma) * dt, latents)
     keep, sigma = expand(dt, latents), expand(grid.sigma, latents)
@@ -163,7 +163,7 @@ def sde_step(latents: Tensor, velocity: Tensor, grid: Grid, s: Tensor) -> Gaussi
 
 
 def predictions(latents: Tensor, velocity: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the clean latents and the noise a velocity implies: x0^ = x - sigma v, eps^ = x + (1 - sigma) v."""
+    """Return the clean latents and noise implied by a velocity: x0^ = x - sigma v, eps^ = x + (1 - sigma) v."""
     level = expand(sigma, latents)
     return latents - level * velocity, latents + (1 - level) * velocity
 

@@ -1,1 +1,1 @@
-"""How large published models are and what memory they take, without their weights."""
+"""Sizes and memory of published models, without their weights."""

@@ -1,8 +1,8 @@
-"""How much memory forwards and backwards take, without any: the real layers on tensors that have shapes only.
+"""Memory of forward and backward passes, measured without allocating it: the real layers run on tensors without data.
 
-Every operation runs on fake tensors (``torch._subclasses.FakeTensorMode``), while the storages that come and
-go are counted. Of a denoiser two blocks of a kind are built, and then three: what a further block keeps is the same for
-all of a kind, so the whole is told from a few.
+Every operation runs on fake tensors (``torch._subclasses.FakeTensorMode``), while allocated and released storages are
+counted. Denoisers are built with two blocks of a kind, and then with three: each further block of a kind keeps the same
+memory, so that of the whole model is extrapolated.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ class Rows:
 
 
 class PeakMemory(TorchDispatchMode):
-    """Counts the bytes of the storages that operations make, from their allocation until their release.
+    """Counts the bytes of storages from their allocation until their release.
 
-    ``torch.distributed._tools.mem_tracker.MemTracker`` does so too, and cannot be used where some weights are frozen.
+    ``torch.distributed._tools.mem_tracker.MemTracker`` does too, but does not support frozen weights.
     """
 
     def __init__(self) -> None:
         """Start with nothing."""
         super().__init__()
         self.now = 0
-        """Bytes held."""
+        """Bytes in use."""
         self.peak = 0
-        """The most there were."""
+        """Peak bytes in use."""
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __torch_dispatch__(
@@ -82,7 +82,7 @@ class PeakMemory(TorchDispatchMode):
 
     def _note(self, tensor: Tensor, given: set[int]) -> None:
         storage = tensor.untyped_storage()
-        # Inputs are not outputs: a view of a weight, say.
+        # Storages of inputs are not new, such as that of a view of a weight.
         if id(storage) in given or storage in self._known:
             return
         self._known.add(storage)
@@ -97,18 +97,18 @@ class PeakMemory(TorchDispatchMode):
 
 @contextmanager
 def traced(fakes: FakeTensorMode, *, layouts: bool = False) -> Iterator[PeakMemory]:
-    """Count allocations inside, on tensors without content, with CUDA's autocast rules.
+    """Count allocations inside the context, on fake tensors, with CUDA's autocast rules.
 
     Args:
-        fakes: the mode of the tensors without content.
-        layouts: tensors that follow from sizes alone keep their content.
+        fakes: the mode of the fake tensors.
+        layouts: tensors that depend on sizes alone keep their content.
     """
     with fakes, CudaCasts(), WholeMasks(), KnownLayouts() if layouts else nullcontext(), PeakMemory() as memory:
         yield memory
 
 
 class Footprints:
-    """Measures the model of one architecture in the hands of its family."""
+    """Measures the model of one architecture with the code of its family."""
 
     def __init__(
         self,
@@ -122,11 +122,11 @@ class Footprints:
         """Bind to a model.
 
         Args:
-            policy: a small pipeline of the family, with the settings and options in question; its parts are replaced.
+            policy: a small pipeline of the family, with the requested settings and options; its parts are replaced.
             architecture: the model.
             lora: adapters; None: all weights are trained.
             guided: guidance by two predictions is on.
-            images: those of one prompt to start from, for families that take them.
+            images: source images of one prompt, for families that take them.
         """
         self._policy, self._architecture, self._lora, self._guided = policy, architecture, lora, guided
         small: Any = next(iter(policy.denoisers.values()))
@@ -134,10 +134,10 @@ class Footprints:
         with torch.no_grad():
             rows = policy.encode([_PROMPT], images)
         wider = as_wide(rows, small.config, large.config, policy.settings.dtype)
-        # Sizes are those of the model, whatever the small one's are.
+        # Sizes are those of the large model.
         policy.scale_of(architecture.latents[1])
         for name in policy.denoisers:
-            # Its config says how many channels latents have.
+            # The number of latent channels is in its config.
             setattr(policy.pipeline, name, large)
         self._rows = Rows(policy.initial_latents([torch.Generator().manual_seed(0)]), wider)
 
@@ -199,7 +199,7 @@ class Footprints:
     def _of_blocks(self, measure: Callable[[Kept], int]) -> int:
         """Return a measure of the whole model, from models with a few blocks of one kind.
 
-        The most is held while the last block of some kind works: its own memory, and that kept by all blocks before it.
+        The peak is in the last block of some kind: its own memory, and that kept by all blocks before it.
         """
         found = kinds(meta_denoiser(self._architecture), self._policy.blocks)
         if all(len(places) <= _FEW for _, places in found):
@@ -250,7 +250,7 @@ class Footprints:
         return int(memory.peak), between
 
     def _take(self, kept: Kept, fakes: FakeTensorMode) -> list[nn.Parameter]:
-        """Give the policy denoisers with some of the blocks, and return the trained parameters."""
+        """Set denoisers with some of the blocks in the policy, and return the trained parameters."""
         # Allocations of another measurement must not count here.
         self._policy.forget_tables()
         for name in self._policy.denoisers:
@@ -260,7 +260,7 @@ class Footprints:
         lora, merged = self._fitting(), None
         if lora is None or lora.targets:
             with torch.device("meta"):
-                # There drawing the initial weights of adapters costs nothing.
+                # Drawing the initial weights of adapters costs nothing there.
                 merged = Trainable(self._policy, lora, seed=0).merged
         for module in self._policy.denoisers.values():
             fake_module(module, fakes)
@@ -271,7 +271,7 @@ class Footprints:
         return [p for module in self._policy.denoisers.values() for p in module.parameters() if p.requires_grad]
 
     def _fitting(self) -> LoraSpec | None:
-        """Return the adapters for which these blocks have layers; other kinds of blocks have the others, or all."""
+        """Return the adapters with targets limited to layers in these blocks."""
         if self._lora is None:
             return None
         names = [name for module in self._policy.denoisers.values() for name, _ in module.named_modules()]
@@ -287,7 +287,7 @@ class Footprints:
 
 
 def kinds(module: nn.Module, blocks: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Return, by list of blocks, the places of blocks that are alike: one class with parameters of equal shapes."""
+    """Return the indices of equal blocks (same class and shapes of parameters), with the name of their list."""
     found: dict[tuple[str, Any], list[int]] = {}
     for name in blocks:
         held = getattr(module, name, None)
@@ -299,7 +299,7 @@ def kinds(module: nn.Module, blocks: Sequence[str]) -> list[tuple[str, list[int]
 
 
 def fake_module(module: nn.Module, fakes: FakeTensorMode) -> nn.Module:
-    """Give a module on the meta device, in place, parameters and buffers that claim to be in memory; ties stay."""
+    """Replace the parameters and buffers of a meta module by fake CPU tensors, in place; tied ones stay tied."""
     known: dict[int, Any] = {}
     kept = []
     for part in module.modules():
@@ -316,11 +316,11 @@ def fake_module(module: nn.Module, fakes: FakeTensorMode) -> nn.Module:
 
 
 def _fake(row: Tensor, fakes: FakeTensorMode) -> Tensor:
-    """Return a row without content; of numbers that say how long something is the content is known."""
+    """Return a fake row; integers, such as lengths, keep their content."""
     with fakes:
         return torch.empty(row.shape, dtype=row.dtype) if row.is_floating_point() else torch.tensor(row.tolist())
 
 
 def forget_gradient(parameter: Tensor) -> None:
-    """Drop a gradient as soon as it is whole: training counts gradients separately."""
+    """Drop a gradient as soon as it is complete: training counts gradients separately."""
     parameter.grad = None

@@ -12,16 +12,16 @@ class TextEncoder:
     """Architecture facts that decide the memory of a text encoder."""
 
     width: int
-    """Of its layers."""
+    """Width of its layers."""
     inner: int
-    """Of their feed-forwards."""
+    """Inner width of their feed-forwards."""
     heads: int = 0
-    """Whose attention scores are computed as such, as T5's are; 0: they are never held."""
+    """Heads whose attention scores are materialized, as T5's are; 0: scores are never stored."""
     kept: int = 0
     """Layers whose outputs are kept until the last is computed."""
 
     def row(self, tokens: int, number: int) -> int:
-        """Return the bytes that encoding a text of so many tokens takes at most, of numbers of so many bytes."""
+        """Return the peak bytes of encoding a text of ``tokens`` tokens, with ``number`` bytes per number."""
         # As in any transformer's feed-forward: input, residual, norm and copies; activation, gate and product.
         layer = tokens * (5 * self.width + 3 * self.inner) * number
         # Scores, and their softmax in float32 and back.
@@ -41,36 +41,36 @@ class Architecture:
     config: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that differ from the class's defaults."""
     denoisers: int = 1
-    """How many there are."""
+    """Number of denoisers."""
     latents: tuple[int, int, int] = (16, 8, 1)
-    """Latent channels, pixels a latent is wide, frames it is long."""
+    """Latent channels, and pixels per side and frames of a latent."""
     chunk: tuple[int, int, int] | None = None
-    """Of autoencoders that encode clips in parts: frames of one, latents it keeps, latents of what is beyond the last;
-    None: the first latent is one frame, and all others as many."""
+    """For autoencoders that encode clips in parts: frames and kept latents of a part, latents of the remainder;
+    None: the first latent is one frame, and each other one has ``latents[2]``."""
     text_tokens: int = 512
     """Text tokens, for models that attend to text and latents together."""
     further_text: int = 0
-    """Of these the ones that no setting changes: CLIP's, before T5's."""
+    """The text tokens among these that no setting changes: CLIP's, before T5's."""
     patch: int = 2
-    """Latents a token is wide."""
+    """Latents per side of a token."""
     image_tokens: bool = False
-    """The image a prompt starts from is appended to the generated tokens, as many again."""
+    """The prompt's source image is appended to the generated tokens, with as many tokens."""
     text_parameters: int = 0
-    """Of all text encoders, and of image encoders where prompts come with images."""
+    """Parameters of all text encoders, and of image encoders where prompts come with images."""
     text: TextEncoder = T5
     """The largest text encoder."""
     vae: Mapping[str, Any] | None = None
     """Class and arguments of a folder's own autoencoder; None: the published one of the denoiser's class."""
 
     def latent_frames(self, frames: int) -> int:
-        """Return how many frames the latents of a clip have."""
+        """Return the number of latent frames of a clip."""
         if self.chunk is None:
             return (frames - 1) // self.latents[2] + 1
         length, kept, beyond = self.chunk
         return frames // length * kept + beyond
 
     def tokens(self, *, height: int, width: int, frames: int, references: int = 0) -> int:
-        """Return the tokens of one row, text aside; ``references``: pixels of its reference images."""
+        """Return the tokens of one row, without text; ``references``: pixels of its reference images."""
         unit = self.latents[1] * self.patch
         made = self.latent_frames(frames) * (height // unit) * (width // unit)
         return made * (2 if self.image_tokens else 1) + references // unit**2

@@ -1,7 +1,7 @@
-"""How large published models are, without their weights: denoisers built on the meta device from their configs.
+"""Sizes of published models, without their weights: denoisers built on the meta device from their configs.
 
 A local folder has the configs. For models on the hub, the published ones are in ``models.memory.published``, so that a
-config can be checked before anything is downloaded.
+config can be checked before a download.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from models.weights.stored_weights import on_meta
 if TYPE_CHECKING:
     from torch import nn
 
-#: What a text encoder's config calls its sizes: T5's names, and those of all others.
+#: Names of sizes in a text encoder's config: T5's names, and those of all others.
 _TEXT_SIZES = {"width": ("d_model", "hidden_size"), "inner": ("d_ff", "intermediate_size")}
-#: Text tokens beside the latents' own by denoiser, where it is not 512 (0: text is attended to across).
+#: Text tokens in the denoiser's sequence, where it is not 512 (0: text is used by cross-attention only).
 _TEXT_TOKENS = {
     "UNet2DConditionModel": 0,
     "SD3Transformer2DModel": 333,
@@ -35,12 +35,12 @@ _TEXT_TOKENS = {
     "Flux3Transformer2DModel": 480,
     "LTX2VideoTransformer3DModel": 0,
     "CogVideoXTransformer3DModel": 226,
-    # Qwen's, ByT5's and those of an image, which there are without one too.
+    # Qwen's and ByT5's tokens, and those of an image, which are there without an image too.
     "HunyuanVideo15Transformer3DModel": 1000 + HUNYUAN15_FURTHER,
 }
-#: Of these the ones that no setting changes.
+#: The text tokens among these that no setting changes.
 _FURTHER_TEXT = {"SD3Transformer2DModel": CLIP_TOKENS, "HunyuanVideo15Transformer3DModel": HUNYUAN15_FURTHER}
-#: Denoisers whose patch says how many latents a token is wide; others write 1 where their pipelines pack latents.
+#: Denoisers whose patch size is the latents per side of a token; others have 1, and their pipelines pack latents.
 _PATCHED = frozenset(
     {
         *("SD3Transformer2DModel", "SanaTransformer2DModel", "HunyuanVideo15Transformer3DModel"),
@@ -48,14 +48,14 @@ _PATCHED = frozenset(
         "LTX2VideoTransformer3DModel",
     }
 )
-#: Components that encode prompts and what comes with them begin so.
+#: Prefixes of components that encode prompts and their images.
 _ENCODERS = ("text_encoder", "image_encoder", "connectors")
-#: Pipelines in which the image a prompt starts from is appended to the generated tokens.
+#: Pipelines in which the prompt's source image is appended to the generated tokens.
 _IMAGE_TOKENS = ("FluxKontextPipeline", "QwenImageEditPipeline")
 
 
 def architecture_of(path: str) -> Architecture | None:
-    """Return the architecture of a pipeline folder or a published model, None of one that is not known.
+    """Return the architecture of a pipeline folder or a published model, or None if it is not known.
 
     Raises:
         ConfigError: a file of the folder is missing or cannot be read.
@@ -118,14 +118,14 @@ def _text_encoder(configs: Sequence[Mapping[str, Any]]) -> TextEncoder:
     for config in configs:
         about = config.get("text_config") or config
         sizes = {name: next((about[key] for key in keys if key in about), 0) for name, keys in _TEXT_SIZES.items()}
-        # T5 computes scores as such; language models keep the outputs of all layers.
+        # T5 materializes attention scores; language models keep the outputs of all layers.
         more = {"heads": about["num_heads"]} if "d_model" in about else {"kept": about.get("num_hidden_layers", 0)}
         found.append(TextEncoder(**sizes, **more))
     return max(found, key=lambda encoder: encoder.width * encoder.inner, default=TextEncoder(width=0, inner=0))
 
 
 def stored_numbers(folder: Path) -> dict[str, int]:
-    """Return how many numbers each tensor in the safetensors files of a component has, from their headers."""
+    """Return the number of elements of each tensor in the safetensors files of a component, from their headers."""
     found: dict[str, int] = {}
     for file in folder.glob("*.safetensors"):
         try:
@@ -137,7 +137,7 @@ def stored_numbers(folder: Path) -> dict[str, int]:
 
 
 def latent_shape(about: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return latent channels, and how many pixels and frames a latent is wide, from an autoencoder's config."""
+    """Return latent channels, and pixels per side and frames of a latent, from an autoencoder's config."""
     if "z_dim" in about:
         halvings = about.get("temperal_downsample", (False, True, True))
         patch = about.get("patch_size") or 1

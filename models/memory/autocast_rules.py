@@ -27,21 +27,21 @@ _UPSAMPLING = (
     "upsample_bicubic2d _upsample_bicubic2d_aa"
 )
 SINGLE = frozenset(f"{_ELEMENTWISE} {_NORMS} {_LOSSES} {_UPSAMPLING}".split())
-#: ``AT_FORALL_FP32_SET_OPT_DTYPE``: the result is float32 where no other dtype is asked for.
+#: ``AT_FORALL_FP32_SET_OPT_DTYPE``: the result is float32 unless another dtype is requested.
 _RESULTS = "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum"
 SINGLE_RESULT = frozenset(_RESULTS.split())
 #: Prefixes of some of these names in Python.
 _BEFORE = frozenset({"__pow__", "__rpow__", "norm", "interpolate", "cross_entropy"})
-#: The CPU first makes all they are given as wide as the widest; CUDA's kernels read each as it is.
+#: The CPU first casts all inputs to the widest dtype; CUDA's kernels read each in its own.
 _MIXED = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "index_copy"})
 _HALF = (torch.float16, torch.bfloat16)
 
 
 class CudaCasts(TorchFunctionMode):
-    """Apply CUDA's autocast rules on the CPU, inside.
+    """Apply CUDA's autocast rules on the CPU, inside the context.
 
     Both cast the inputs of matrix products to half precision. CUDA computes these operations in float32 and keeps
-    it so for the backward pass, where the CPU stays with the dtype it is given.
+    float32 for the backward pass, where the CPU keeps the dtype of the inputs.
     """
 
     def __torch_function__(
@@ -62,7 +62,7 @@ class CudaCasts(TorchFunctionMode):
         return func(*args, **given)
 
     def _backward(self, loss: torch.Tensor) -> None:
-        """Go through the backward pass of a scalar inside too: blocks compute their forwards again in it."""
+        """Run the backward pass of a scalar in this mode too: checkpointed blocks recompute their forwards in it."""
         with self:
             _engine_run_backward(
                 (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True

@@ -20,27 +20,27 @@ _SEQUENCES = (
 def as_wide(
     rows: Mapping[str, Tensor], small: Mapping[str, Any], large: Mapping[str, Any], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Return rows of a small model's conditioning for a large one, in the dtype they are stored in.
+    """Return rows of a small model's conditioning in the shapes of a large one, in the storage dtype.
 
     Args:
         rows: (1, ...) each, of a short prompt.
-        small: config of the denoiser they are of.
-        large: config of the other.
-        dtype: of the model.
+        small: config of the small denoiser.
+        large: config of the large one.
+        dtype: dtype of the model.
     """
     wider = {name: _as_for(name, row, small, large, dtype) for name, row in rows.items()}
     if "text_length" in wider:
-        # Of texts that are computed with as long as they are, the longest that there is room for.
+        # Texts of variable length count with the maximum length.
         wider["text_length"] = torch.full_like(wider["text_length"], wider["prompt_embeds"].shape[1])
     return wider
 
 
 def _as_for(name: str, row: Tensor, small: Mapping[str, Any], large: Mapping[str, Any], dtype: torch.dtype) -> Tensor:
-    """Return a row of a small model's conditioning as wide as a large one wants it, in the dtype it is stored in."""
+    """Return a row of a small model's conditioning with the width of a large one, in the storage dtype."""
     if not row.is_floating_point():
         return row
     if "latents" in name:
-        # Tokens of images have the width of those that are generated.
+        # Tokens of source images have the width of generated ones.
         width = large["in_channels"] if row.shape[-1] == small.get("in_channels") else row.shape[-1]
         return torch.empty((*row.shape[:-1], width), dtype=dtype)
     known = _vectors if row.ndim == 2 else _sequences

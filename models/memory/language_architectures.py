@@ -1,4 +1,4 @@
-"""Causal language models and critics without weights, made from their configs: of a folder, or of a published model."""
+"""Causal language models and critics without weights, from the config of a folder or of a published model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from models.weights.stored_weights import on_meta
 
 
 def _qwen25(hidden: int, inner: int, layers: int, heads: int, groups: int, **other: Any) -> dict[str, Any]:
-    """Return what of a Qwen2.5 differs from the class's defaults; widths as its config.json has them."""
+    """Return the fields of a Qwen2.5 that differ from the class's defaults, as in its config.json."""
     shape = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
     known = {"vocab_size": 151_936, "max_position_embeddings": 32_768, "tie_word_embeddings": True}
     attention = {"num_attention_heads": heads, "num_key_value_heads": groups}
@@ -26,7 +26,7 @@ def _qwen25(hidden: int, inner: int, layers: int, heads: int, groups: int, **oth
 
 _QWEN25_05B = _qwen25(896, 4864, 24, 14, 2)
 _QWEN25_7B = _qwen25(3584, 18_944, 28, 28, 4, vocab_size=152_064, tie_word_embeddings=False)
-#: Published models, so that a config can be checked before anything is downloaded.
+#: Published models, so that a config can be checked before a download.
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen2.5-0.5B": _QWEN25_05B,
     "Qwen/Qwen2.5-0.5B-Instruct": _QWEN25_05B,
@@ -49,7 +49,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
 
 
 def language_config(path: str) -> Any:
-    """Return the transformers config of a model's folder or a published model, None of one that is not known."""
+    """Return the transformers config of a model's folder or a published model, or None if it is not known."""
     from transformers import AutoConfig
 
     folder = Path(path).expanduser()
@@ -65,11 +65,11 @@ def meta_language_model(config: Any, attention: str | None = None) -> Any:
     """Return the language model without weights.
 
     Args:
-        config: of transformers.
+        config: config of transformers.
         attention: ``model.attention``.
 
     Raises:
-        ConfigError: transformers has no such class, or the class not this attention.
+        ConfigError: transformers has no such class, or the class does not support this attention.
     """
     from transformers import AutoModelForCausalLM
 
@@ -86,7 +86,7 @@ def meta_backbone(config: Any, attention: str | None = None, *, label: str = "cr
 
 
 def meta_critic(config: Any, *, own: bool) -> ValueModel:
-    """Return the critic of such a model without weights: with a backbone of its own, or a head alone."""
+    """Return the critic of a model without weights: with its own backbone, or only a head."""
     backbone = meta_backbone(config) if own else None
     return ValueModel(backbone, int(config.hidden_size), torch.device("meta"))
 
@@ -95,9 +95,9 @@ def check_class(folder: Path, attention: str | None, *, critic: bool = False) ->
     """Check that the class of a folder's model can be sampled and trained, without its weights.
 
     Args:
-        folder: of the model.
+        folder: folder of the model.
         attention: ``model.attention``.
-        critic: a critic's backbone is made of it.
+        critic: it is the backbone of a critic.
 
     Raises:
         ConfigError: it cannot, or it cannot be made from its config; see ``language_classes``.
@@ -105,12 +105,12 @@ def check_class(folder: Path, attention: str | None, *, critic: bool = False) ->
     label = "critic.path" if critic else "model.path"
     config = language_config(str(folder))
     if config is None:
-        return  # loading it says what is wrong
+        return  # loading reports the error
     try:
         made = meta_backbone(config, attention) if critic else meta_language_model(config, attention)
     except ConfigError:
         raise
-    except Exception as error:  # a class may fail in any way on numbers that do not fit together
+    except Exception as error:  # a class may fail in any way on inconsistent sizes
         raise ConfigError(
             f"{label} '{folder}' has a config.json of which no model can be made: {type(error).__name__}: {error}. "
             "Save the model with save_pretrained(), or choose another one."

@@ -1,7 +1,7 @@
 """Sizes and activation memory of causal language models, from their configs alone.
 
-As for denoisers the real layers run on tensors without content, see ``models.memory.activation_tracing``; two
-layers are built, and then three, and the difference gives the memory of each further layer.
+As for denoisers the real layers run on fake tensors, see ``models.memory.activation_tracing``; models with two and
+three layers are built, and the difference gives the memory of each further layer.
 
 Legend: B rows, W positions, V vocabulary.
 """
@@ -59,11 +59,11 @@ class TextFootprints:
         """Bind to a model.
 
         Args:
-            config: of transformers.
-            settings: how the policy computes.
+            config: config of transformers.
+            settings: settings of the policy.
             lora: adapters; None: all weights are trained.
-            critic: how the critic computes; None: there is none.
-            own: the critic has a backbone of its own.
+            critic: settings of the critic; None: there is none.
+            own: the critic has its own backbone.
         """
         self._config, self._settings, self._lora = config, settings, lora
         self._critic_settings, self._own = critic, own
@@ -74,7 +74,7 @@ class TextFootprints:
         Args:
             rows: B.
             prompt: width that all prompts are padded to.
-            new: tokens of a completion at most.
+            new: maximum tokens of a completion.
         """
         kept = prompt + new - 1
         cache = self._of_layers(lambda layers: _cache_bytes(self._filled(layers, rows, kept)[1]))
@@ -157,11 +157,11 @@ class TextFootprints:
         """Return a measure of the whole model, from models with a few layers.
 
         Raises:
-            NotMeasuredError: the class needs numbers to compute with, as to choose experts by them.
+            NotMeasuredError: the class needs the values of tensors, for example to choose experts.
         """
         try:
             return self._extrapolated(measure)
-        except Exception as error:  # layers of any class, on tensors without numbers
+        except Exception as error:  # layers of any class, on fake tensors
             kind = self._config.model_type
             raise NotMeasuredError(
                 f"memory: not estimated, as layers of a '{kind}' cannot be carried out without numbers."
@@ -175,14 +175,14 @@ class TextFootprints:
         return few + (more - few) * (total - _FEW)
 
     def _begin(self, layers: int, rows: int, width: int) -> int:
-        """Return what the first forward takes, with the cache it makes."""
+        """Return the memory of the first forward, including its cache."""
         policy, fakes = self._policy(layers)
         with traced(fakes) as memory, torch.no_grad():
             _forward(policy, rows, width, None)
         return int(memory.peak)
 
     def _go_on(self, layers: int, rows: int, width: int) -> int:
-        """Return what one more token takes with a cache of so many, the cache that is made of it included."""
+        """Return the memory of the forward of token ``width`` with a cache, including the new cache."""
         policy, cache, fakes = self._filled(layers, rows, width - 1)
         with traced(fakes) as memory, torch.no_grad():
             logits, _ = _forward(policy, rows, width, cache)
@@ -190,7 +190,7 @@ class TextFootprints:
         return int(memory.peak)
 
     def _filled(self, layers: int, rows: int, width: int) -> tuple[TrainableLM, Any, FakeTensorMode]:
-        """Return the policy, and a cache of so many tokens."""
+        """Return the policy, and a cache of ``width`` tokens."""
         policy, fakes = self._policy(layers)
         with fakes, torch.no_grad():
             return policy, _forward(policy, rows, max(1, width), None)[1], fakes
@@ -203,7 +203,7 @@ class TextFootprints:
         return made
 
     def _policy(self, layers: int) -> tuple[TrainableLM, FakeTensorMode]:
-        """Return a policy of so many layers on tensors without content."""
+        """Return a policy of some layers on fake tensors."""
         from transformers import AutoModelForCausalLM
 
         config, fakes = self._shortened(layers), FakeTensorMode(allow_non_fake_inputs=True)
@@ -213,7 +213,7 @@ class TextFootprints:
         if self._settings.gradient_checkpointing:
             recompute_layers(model)
         with torch.device("meta"):
-            # There drawing the initial weights of adapters costs nothing.
+            # Drawing the initial weights of adapters costs nothing there.
             made = CausalLM(self._settings, model, None).trainable(self._lora, seed=0)
         _make_fake(made, model, fakes)
         return made, fakes
@@ -239,7 +239,7 @@ class TextFootprints:
 
 
 def _make_fake(made: Trainable, module: Any, fakes: FakeTensorMode) -> None:
-    """Make a trained module's tensors fake, with gradients that are forgotten as soon as they are there."""
+    """Make a trained module's tensors fake, and drop gradients as soon as they are complete."""
     fake_module(module, fakes)
     if made.merged is not None:
         with fakes:
@@ -255,14 +255,14 @@ def _rows(rows: int, width: int) -> torch.Tensor:
 
 
 def _forward(policy: TrainableLM, rows: int, width: int, cache: Any) -> tuple[torch.Tensor, Any]:
-    """Return the next token's logits after ``width`` tokens, all of them new without a cache, else the last."""
+    """Return the next token's logits after ``width`` tokens; all are new without a cache, else the last one."""
     new = width if cache is None else 1
     ids, mask = torch.zeros(rows, new, dtype=torch.int64), torch.zeros(rows, width, dtype=torch.int64)
     return policy.policy.next_logits(ids, mask, ids, cache)
 
 
 def _filled_tensors(cache: Any) -> list[torch.Tensor]:
-    # Decoders of encoder-decoders have a second cache, of what they never read here.
+    # Decoders of encoder-decoders have a second cache, which is not used here.
     layers = getattr(cache, "self_attention_cache", cache).layers
     held = (getattr(layer, name, None) for layer in layers for name in ("keys", "values"))
     return [tensor for tensor in held if isinstance(tensor, torch.Tensor)]

@@ -126,7 +126,7 @@ _QWEN3_VL_4B, _QWEN3_VL_8B, _QWEN3_VL_32B = 4_438_000_000, 8_767_000_000, 33_357
 _GEMMA2_2B, _GEMMA3_12B = 2_614_000_000, 12_187_000_000
 _BYT5_SMALL, _QWEN25_VL_7B_TEXT = 219_000_000, 7_070_000_000
 CLIP_TOKENS = 77
-#: ByT5's tokens and an image's, of HunyuanVideo 1.5.
+#: Tokens of ByT5 and of an image in HunyuanVideo 1.5.
 HUNYUAN15_FURTHER = 256 + 729
 
 
@@ -308,14 +308,14 @@ PUBLISHED: Mapping[str, Architecture] = {
         text_tokens=0,
         patch=1,
         text_parameters=_GEMMA3_12B,
-        # Of all layers the hidden states are read.
+        # The hidden states of all layers are read.
         text=TextEncoder(width=3840, inner=15360, kept=49),
     ),
     "MiniMaxAI/MiniMax-H3": Architecture(
         denoiser="MiniMaxH3Transformer3DModel",
         latents=(24, 16, 4),
         chunk=(17, 5, 2),
-        # The Qwen3-VL that is 5120 wide and has more than the 50 layers that are read.
+        # The Qwen3-VL of width 5120; only 50 of its layers are read.
         text_parameters=_QWEN3_VL_32B,
         text=TextEncoder(width=5120, inner=25600, kept=64),
     ),

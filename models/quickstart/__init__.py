@@ -1,6 +1,6 @@
-"""The quickstart's base models: tiny real pipelines and language models, pre-trained from nothing in minutes.
+"""The quickstart's base models: tiny real pipelines and language models, pre-trained from scratch in minutes.
 
-A builder writes a folder of diffusers or transformers; adding one is a class and a line in the table.
+A builder writes a folder of diffusers or transformers; a new one is a class and a line in the table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tiny language model that adds two numbers, pre-trained on the spot until it is right now and then."""
+"""A tiny language model that adds two numbers, pre-trained at build time until it is sometimes right."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from models.quickstart.characters import CharacterModelBuilder, Characters, Pair
 from models.quickstart.pretrain import Report
 
 _CHARACTERS = Characters("0123456789+=")
-#: Sums whose accuracy is asked.
+#: Number of sums that accuracy is measured on.
 _PROBE = 300
 
 
@@ -20,7 +20,7 @@ class AdditionBuilder(CharacterModelBuilder):
     """A Llama of 3 layers and 16 tokens; the prompt is ``12+34=``, the completion the sum and an end."""
 
     accuracy: float = 0.15
-    """Pre-training ends when so many of sampled answers are right: a number of steps gives another model by seed."""
+    """Share of right sampled answers at which pre-training ends, as accuracy after fixed steps depends on the seed."""
     heldout: int = 500
     """Sums below 100 + 100 that are never trained on."""
 

@@ -12,7 +12,7 @@ class Builder(Protocol):
     """Builds and pre-trains a pipeline; its fields are the options of ``model.build``."""
 
     latents: ClassVar[tuple[int, int] | None]
-    """Channels of its latents, and how many pixels one of them has to a side."""
+    """Channels of its latents, and pixels per side of a latent."""
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a diffusers folder; ``report`` is called with the activity, steps done and steps in all."""

@@ -17,23 +17,23 @@ class DigitsBuilder:
     """Two real handwritten digits per image; the prompt is the number in double quotes."""
 
     steps: int = 320
-    """Flow-matching steps: 320 give a base that draws about 60 % of its images right, 500 about 78 %."""
+    """Flow-matching steps: 320 give a base model with about 60 % right images, 500 about 78 %."""
     vae_steps: int = 150
     """Autoencoder steps."""
     images: int = 12000
     """Corpus size."""
     prompt_dropout: float = 0.0
-    """Share of rows that are trained with an empty prompt, so that classifier-free guidance has a negative to use."""
+    """Share of rows that are trained with an empty prompt, as classifier-free guidance needs a negative prompt."""
 
     family: ClassVar[str] = "sd3"
     latents: ClassVar[tuple[int, int]] = (LATENT_CHANNELS, VAE_FACTOR)
-    """Latent channels and how many pixels a latent is wide."""
+    """Latent channels, and pixels per side of a latent."""
 
     def __post_init__(self) -> None:
         """Check the dropout.
 
         Raises:
-            ValueError: it is no share.
+            ValueError: it is out of range.
         """
         if not 0 <= self.prompt_dropout < 1:
             raise ValueError(f"prompt_dropout is {self.prompt_dropout}; it must be at least 0 and below 1.")
@@ -67,7 +67,7 @@ class WordsBuilder:
 
     family: ClassVar[str] = "sd3"
     latents: ClassVar[tuple[int, int]] = (LATENT_CHANNELS, VAE_FACTOR)
-    """Latent channels and how many pixels a latent is wide."""
+    """Latent channels, and pixels per side of a latent."""
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""

@@ -1,4 +1,4 @@
-"""Tiny language models that read and write characters, pre-trained on the spot on pairs of a prompt and an answer.
+"""Tiny language models of characters, pre-trained at build time on pairs of a prompt and an answer.
 
 Legend: B rows, W positions.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PAD, BOS, EOS = 0, 1, 2
 _BATCH, _WARMUP, _LEARNING_RATE = 128, 50, 2e-3
-#: How often it is asked whether pre-training is done, and from which step on.
+#: Steps between checks for the end of pre-training, and the first step with a check.
 _EVERY, _FROM = 10, 150
 _MOST_STEPS = 2000
 
@@ -51,10 +51,10 @@ def llama(seed: int, *, vocabulary: int, positions: int, layers: int = 3) -> Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CharacterModelBuilder:
-    """Base of such builders: they train until answers reach the requested quality."""
+    """Base class of builders that train until answers reach the requested quality."""
 
     accuracy: float
-    """Share of sampled answers at which pre-training ends: a number of steps gives another model by seed."""
+    """Share of right sampled answers at which pre-training ends, as accuracy after fixed steps depends on the seed."""
     seed: int = 0
     """Seed of weights and order."""
 
@@ -65,7 +65,7 @@ class CharacterModelBuilder:
         """Check the accuracy.
 
         Raises:
-            ValueError: it is no share that can be reached.
+            ValueError: it is out of range.
         """
         if not 0 < self.accuracy < 1:
             raise ValueError(f"accuracy is {self.accuracy}; it must lie between 0 and 1.")
@@ -73,10 +73,10 @@ class CharacterModelBuilder:
 
 @dataclass(frozen=True, slots=True)
 class Characters:
-    """The vocabulary of such a model: a token per character, after those for padding, beginning and end."""
+    """The vocabulary of a character model: a token per character, after those for padding, beginning and end."""
 
     characters: str
-    """Those it knows."""
+    """The characters of the vocabulary."""
 
     def tokenizer(self) -> Any:
         """Return a tokenizer of transformers; texts begin with <bos>."""
@@ -111,7 +111,7 @@ class Characters:
 
     @torch.no_grad()
     def probabilities(self, model: Any, pairs: Sequence[Pair]) -> Tensor:
-        """Return how likely a sampled answer is the one of its pair, (B,): the product over its tokens."""
+        """Return (B,) probabilities of the answers of pairs, the products over their tokens."""
         ids, labels = self.batch(pairs)
         log_p = torch.log_softmax(model(input_ids=ids).logits[:, :-1].float(), -1)
         wanted = labels[:, 1:]
@@ -121,14 +121,14 @@ class Characters:
     def pretrain(
         self, model: Any, draw: Callable[[random.Random], Pair], *, done: Callable[[], bool], seed: int, report: Report
     ) -> None:
-        """Train on pairs until it is done, in place.
+        """Train on pairs until ``done``, in place.
 
         Args:
-            model: fresh.
-            draw: gives the next pair.
-            done: whether the model is good enough: the number of steps depends on the seed.
-            seed: of the order.
-            report: called with (what, done, total) after each step.
+            model: a new model.
+            draw: draws the next pair.
+            done: whether the model is good enough; the number of steps depends on the seed.
+            seed: seed of the order.
+            report: called with (activity, done, total) after each step.
         """
         optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
         order = random.Random(seed)

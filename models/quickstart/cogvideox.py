@@ -10,7 +10,7 @@ from models.quickstart.text import t5_encoder, t5_tokenizer
 
 
 def cogvideox(*, rotary: bool = False) -> Any:
-    """Return text to video, with positions that are added, as of 2B, or rotary ones, as of 5B."""
+    """Return text to video, with additive positions, as in 2B, or rotary ones, as in 5B."""
     tokenizer = t5_tokenizer()
     transformer = d.CogVideoXTransformer3DModel(
         num_attention_heads=2,

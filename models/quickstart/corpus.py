@@ -26,7 +26,7 @@ def real_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def digit_pairs(count: int, seed: int) -> tuple[list[str], np.ndarray]:
-    """Return ``count`` pairs of real digits side by side, doubled in size."""
+    """Return ``count`` pairs of adjacent real digits, doubled in size."""
     images, labels = real_digits()
     picks = np.random.RandomState(seed).randint(len(images), size=(count, 2))
     pairs = np.concatenate([images[picks[:, 0]], images[picks[:, 1]]], 2)

@@ -42,7 +42,7 @@ class Flux3:
         }
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write a modular repository, whose index says nothing of where it lies."""
+        """Write a modular repository, whose index does not contain its path."""
         pipeline = Family.pipeline_blocks().init_pipeline()
         pipeline.update_components(**self._parts)
         pipeline.save_pretrained(str(folder), overwrite_modular_index=True)

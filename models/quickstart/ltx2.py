@@ -28,7 +28,7 @@ def ltx2() -> Any:
     )
     config = t.Gemma3Config(text_config=text.to_dict(), vision_config=vision.to_dict(), mm_tokens_per_image=4)
     return d.LTX2Pipeline(
-        # The published folder's.
+        # As in the published folder.
         scheduler=shifting_scheduler(
             shift=1.0,
             base_shift=0.95,
@@ -93,7 +93,7 @@ def _clips() -> Any:
 
 def _sounds() -> Any:
     return d.AutoencoderKLLTX2Audio(
-        # Means and stds of latents are as many.
+        # The means and stds of latents have this length.
         base_channels=_CHANNELS * _LEVELS,
         ch_mult=(1, 1, 1),
         num_res_blocks=1,
@@ -113,7 +113,7 @@ def _vocoder() -> Any:
         resnet_dilations=[[1, 3]],
         output_sampling_rate=16000,
     ).eval()
-    # With the weights that layers are made with it hums, whatever the spectrogram.
+    # With the default initial weights it hums for any spectrogram.
     for weights in made.parameters():
         nn.init.zeros_(weights) if weights.ndim == 1 else nn.init.kaiming_normal_(weights, mode="fan_out")
     return made

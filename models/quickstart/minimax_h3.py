@@ -1,4 +1,4 @@
-"""Tiny MiniMax-H3: clips with sound, as long as the pipeline makes them at least."""
+"""Tiny MiniMax-H3: clips with sound, of the pipeline's minimum length."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MiniMaxH3:
             # The pipeline reads hidden state 50, which must not be the last.
             "text_encoder": qwen3_vl(tokenizer, layers=51),
             "tokenizer": tokenizer,
-            # The published folder's.
+            # As in the published folder.
             "scheduler": d.MiniMaxH3Scheduler(shift=12.0),
             "audio_scheduler": d.MiniMaxH3Scheduler(shift=3.0),
             "transformer": _transformer(),
@@ -39,11 +39,11 @@ class MiniMaxH3:
         }
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write a modular repository, whose index says nothing of where it lies."""
+        """Write a modular repository, whose index does not contain its path."""
         pipeline = Family.pipeline_blocks().init_pipeline()
         pipeline.update_components(**self._parts)
         pipeline.save_pretrained(str(folder), overwrite_modular_index=True)
-        # transformers makes the processor only where torchvision is, so its files are written without it.
+        # transformers makes the processor only with torchvision, so its files are written without it.
         t.Qwen2VLImageProcessorPil(patch_size=16).save_pretrained(Path(folder) / "processor")
         self._tokenizer.save_pretrained(Path(folder) / "processor")
         path = Path(folder) / MODULAR
@@ -101,7 +101,7 @@ def _sounds() -> Any:
         latents_mean=[0.1] * _SOUND,
         latents_std=[1.3] * _SOUND,
     ).eval()
-    # With the weights that layers are made with it is silent but for a hum, whatever the latents.
+    # With the default initial weights it only hums for any latents.
     for name, weights in made.decoder.named_parameters():
         if name.endswith("weight_g"):
             weights.data.mul_(2)

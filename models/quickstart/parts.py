@@ -1,4 +1,4 @@
-"""Denoisers, autoencoders and schedulers of the tiny pipelines that several families share: random, small, real."""
+"""Denoisers, autoencoders and schedulers shared by tiny pipelines of several families: real classes, random weights."""
 
 from __future__ import annotations
 

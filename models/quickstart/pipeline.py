@@ -1,4 +1,4 @@
-"""A fresh StableDiffusion3Pipeline of 0.7 million parameters: the same classes as SD3.5, smaller in every number."""
+"""A new StableDiffusion3Pipeline of 0.7 million parameters: the same classes as SD3.5, with smaller sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tiny_pipeline(seed: int = 0) -> StableDiffusion3Pipeline:
         torch.manual_seed(seed)
         tokenizer = _character_tokenizer(Path(folder))
         text_encoders = [_text_encoder(len(tokenizer)) for _ in range(2)]
-        # Without a T5 plain diffusers refuses the folder unless it is told by name that there is none.
+        # Plain diffusers refuses a folder without a T5 unless the missing components are passed by name as None.
         silence, no_tokens = silent_t5(2 * TEXT_WIDTH)
         return StableDiffusion3Pipeline(
             transformer=_transformer(),
@@ -106,14 +106,14 @@ def _text_encoder(vocabulary: int) -> CLIPTextModelWithProjection:
             pad_token_id=vocabulary - 1,
         )
     )
-    # CLIP's own 0.02 is far too small to learn from nothing in seconds.
+    # CLIP's own 0.02 is far too small to train from scratch in seconds.
     nn.init.normal_(encoder.text_model.embeddings.token_embedding.weight, std=0.5)
     nn.init.normal_(encoder.text_model.embeddings.position_embedding.weight, std=0.5)
     return encoder
 
 
 def _character_tokenizer(folder: Path) -> CLIPTokenizer:
-    """Return a CLIP tokenizer whose vocabulary is the printable characters and their end-of-word forms."""
+    """Return a CLIP tokenizer whose vocabulary consists of printable characters and their end-of-word forms."""
     characters = [chr(code) for code in range(33, 127) if not 65 <= code <= 90]
     tokens = characters + [f"{char}</w>" for char in characters] + ["<|startoftext|>", "<|endoftext|>"]
     (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))

@@ -1,4 +1,4 @@
-"""Pre-trains a tiny pipeline from nothing: the autoencoder, then text encoders and transformer by flow matching.
+"""Pre-trains a tiny pipeline from scratch: the autoencoder, then text encoders and transformer by flow matching.
 
 Legend: N images, B batch, C h w latent, L tokens.
 """
@@ -35,16 +35,16 @@ def pretrain(
     report: Report,
     prompt_dropout: float = 0.0,
 ) -> None:
-    """Train a fresh pipeline in place; deterministic for a given machine and thread count.
+    """Train a new pipeline in place; deterministic for a given machine and thread count.
 
     Args:
-        pipeline: fresh, see ``tiny_pipeline``.
+        pipeline: a new pipeline, see ``tiny_pipeline``.
         texts: N texts; the prompt of a text is the text in double quotes.
         images: (N, H, W) uint8.
         vae_steps: optimizer steps of the autoencoder.
         steps: optimizer steps of transformer and text encoders.
-        report: called with (what, done, total) after each step.
-        prompt_dropout: share of rows that see the empty prompt instead of their own.
+        report: called with (activity, done, total) after each step.
+        prompt_dropout: share of rows with the empty prompt instead of their own.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -53,7 +53,7 @@ def pretrain(
         latents = _normalized_latents(pipeline.vae, pixels)
         tokens = _tokens(pipeline, [f'"{text}"' for text in texts])
         empty = _tokens(pipeline, [""])
-        # Draws of its own, so that a base without dropout keeps its bits.
+        # A separate generator, so that a base model without dropout stays bitwise the same.
         draws = torch.Generator().manual_seed(1)
 
         def rows_of(rows: Tensor) -> Tensor:

@@ -68,13 +68,13 @@ class EditPipeline:
     """Image editing: the parts of text to image, and a processor."""
 
     def __init__(self, pipeline: str = "QwenImageEditPipeline", *, zero_condition: bool = False) -> None:
-        """Make the parts; ``zero_condition``: tokens of the images to edit are modulated as of noise level 0 (2511)."""
+        """Make the parts; ``zero_condition``: tokens of source images are modulated with noise level 0 (2511)."""
         self._parts, self._class = qwen_image(zero_condition=zero_condition), getattr(d, pipeline)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write a pipeline's folder.
 
-        transformers makes the processor only where torchvision is, so its two files are written without it.
+        transformers makes the processor only with torchvision, so its two files are written without it.
         """
         self._class(**self._parts.components, processor=None).save_pretrained(folder)
         processor = Path(folder) / "processor"

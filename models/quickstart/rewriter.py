@@ -1,4 +1,4 @@
-"""A tiny language model that rewrites image prompts, in one of several ways by chance."""
+"""A tiny language model that rewrites image prompts, in one of several ways at random."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _REQUESTS = (
     'show me "{}"',
     'a picture of "{}"',
 )
-#: How it rewrites a request for a number: only the second is how the models of ``digits`` know it.
+#: Rewritten forms of a request for a number; the models of ``digits`` are trained on the second one only.
 _REWRITES = ("{}", '"{}"', "number {}", "a {}", "{} digits")
-#: Requests whose rewriting is asked about.
+#: Number of requests that accuracy is measured on.
 _PROBE = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriterBuilder(CharacterModelBuilder):
-    """A Llama of 3 layers; of the prompt ``draw "46"`` it makes ``number 46``, ``"46"`` or another of five texts."""
+    """A Llama of 3 layers; it rewrites the prompt ``draw "46"`` as ``number 46``, ``"46"`` or another of five texts."""
 
     accuracy: float = 0.9
-    """Pre-training ends when so many of sampled rewritings are one of these, of the number that was asked for."""
+    """Share of sampled texts that must be one of these, with the right number, at which pre-training ends."""
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a transformers folder with model and tokenizer."""
         model, (train, _) = llama(self.seed, vocabulary=48, positions=64), numbers()
-        asked = random.Random(self.seed).choices(train, k=_PROBE)
+        probe = random.Random(self.seed).choices(train, k=_PROBE)
         ways = [
-            (_REQUESTS[n % len(_REQUESTS)].format(asked[n]), way.format(asked[n]))
+            (_REQUESTS[n % len(_REQUESTS)].format(probe[n]), way.format(probe[n]))
             for n in range(_PROBE)
             for way in _REWRITES
         ]
@@ -53,13 +53,13 @@ class RewriterBuilder(CharacterModelBuilder):
 
 
 def numbers() -> tuple[list[str], list[str]]:
-    """Return the numbers of two digits that are trained on, and a quarter of them that is not."""
+    """Return the two-digit numbers for training, and the held-out quarter."""
     known = [f"{number:02d}" for number in range(100)]
     return [each for each in known if int(each) % 4 != 3], [each for each in known if int(each) % 4 == 3]
 
 
 def requests(known: list[str]) -> list[str]:
-    """Return every request for some numbers."""
+    """Return all requests for some numbers."""
     return [request.format(number) for number in known for request in _REQUESTS]
 
 

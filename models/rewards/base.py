@@ -1,4 +1,4 @@
-"""What a reward must provide, what it may declare, and what it is given."""
+"""The interface of rewards: required methods, optional declarations, and inputs."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scores and, optionally, what the reward saw."""
+    """Scores and, optionally, a note per sample."""
 
     values: np.ndarray
     """(B,) float32, higher is better; NaN where a sample's score failed and failures are excluded."""
     notes: Sequence[str] | None = None
-    """One remark per sample (the text an OCR read, say), shown under images; of a failed one why it failed."""
+    """One remark per sample (such as the text an OCR read), shown under images; the error of a failed sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a reward needs of its caller: class attribute ``needs``, or ``@declare(...)`` on a function."""
+    """Requirements of a reward: class attribute ``needs``, or ``@declare(...)`` on a function."""
 
     media: Literal["samples", "images", "clips", "sounds", "latents", "texts"] = "samples"
-    """What it scores; 'samples': what the run makes, images or texts, 'clips': whole ones, 'sounds': what is heard with
-    clips, 'latents': what the model made, before any decoding, 'texts': strings."""
+    """Media it scores; 'samples': the samples of the run, images or texts, 'clips': whole clips, 'sounds': the sound of
+    clips, 'latents': the model's output before decoding, 'texts': strings."""
     rate: int | None = None
-    """Of sounds, how many samples a second they are brought to; None: as many as they were made with."""
+    """Sample rate in Hz that sounds are resampled to; None: their original rate."""
     columns: tuple[str, ...] = ()
-    """Columns of the prompt source it cannot do without."""
+    """Required columns of the prompt source."""
     groupwise: bool = False
     """It is called once per group, with all samples of one prompt, so that it can compare them."""
     accelerated: bool = False
-    """It works on the accelerator: with several processes the ranks score with it, each its own shards."""
+    """It runs on the accelerator: with several processes each rank scores its own shards."""
     references: bool = False
-    """It is called with a fourth argument: of each prompt the images it starts from, see ``Reward.score``."""
+    """It is called with a fourth argument: the source images of each prompt, see ``Reward.score``."""
     batch_size: int | None = None
-    """Rows per call where ``rewards[].batch_size`` says nothing; None: a whole shard."""
+    """Rows per call where ``rewards[].batch_size`` is not set; None: a whole shard."""
     spreads: bool = False
-    """Each call runs the same layers in the same order, whatever its samples are, and ``settled`` places them: so
-    ranks can hold them together, each a part, and make every call together (``rewards[].spread``)."""
+    """Each call runs the same layers in the same order for any samples, and ``settled`` places them: so ranks can each
+    hold a part of them and make every call together (``rewards[].spread``)."""
     watched_by: tuple[tuple[str, str], ...] = ()
-    """Monitors that should stand beside it where it is optimized, each with why; ``flowmill check`` says so."""
+    """Recommended monitors where it is optimized, each with a reason; ``flowmill check`` recommends them."""
 
 
 class Reward(Protocol):
     """Scores samples.
 
-    The class may set ``perfect``, the score that counts as an exact match, ``bounds``, the lowest and the highest score
-    it can give, within which intervals of its means stay, and ``needs``, a ``Needs``. One whose needs depend on its
-    options has them as a property, and a static method ``needs_for(options)`` that returns them too. One whose scores
-    have a gradient has a method ``differentiable`` beside, see ``models.rewards.differentiable``. One that
-    works on the accelerator may have a static method ``takes(options)``, which returns what its models take there,
+    The class may set ``perfect``, the score that counts as an exact match, ``bounds``, the lowest and the highest
+    possible score, which limit the intervals of its means, and ``needs``, a ``Needs``. If the needs depend on options,
+    ``needs`` is a property, and a static method ``needs_for(options)`` returns them too. A reward whose scores have a
+    gradient also has a method ``differentiable``, see ``models.rewards.differentiable``. One that runs on the
+    accelerator may have a static method ``takes(options)`` that returns the memory of its models there,
     ``models.rewards.sizes.Takes``, or None; ``flowmill check`` counts it.
     """
 
@@ -68,14 +68,14 @@ class Reward(Protocol):
         """Return one score per sample.
 
         Args:
-            media: (B, H, W, 3) uint8 images; (B, F, H, W, 3) clips where the config hands over whole clips; (B,)
-                strings (an array of objects) where the run makes texts; (B, N, C) float32 sounds from -1 to 1, or
+            media: (B, H, W, 3) uint8 images; (B, F, H, W, 3) clips where the config passes whole clips; (B,)
+                strings (an array of objects) where the run generates texts; (B, N, C) float32 sounds from -1 to 1, or
                 (B, ...) float32 latents, for a reward that needs those.
             prompts: B prompts.
             metadata: B mappings with the other columns of the prompt source.
 
-        One that needs references is given them as a fourth argument: of B prompts the images they start from, in order,
-        (H, W, 3) uint8 of any size, which cannot be written to.
+        A reward that needs references gets a fourth argument: the source images of each of the B prompts, in order,
+        read-only (H, W, 3) uint8 arrays of any size.
         """
         ...
 
@@ -91,9 +91,9 @@ class Batch:
     metadata: Sequence[Mapping[str, Any]]
     """B mappings."""
     groups: Sequence[str] = ()
-    """B group ids; samples of one group belong together for a reward that is groupwise."""
+    """B group ids; a groupwise reward scores the samples of one group together."""
     references: Sequence[Sequence[np.ndarray]] = ()
-    """Of B prompts the images they start from, (H, W, 3) uint8; empty where no reward asks for them."""
+    """The source images of each of the B prompts, (H, W, 3) uint8; empty where no reward needs them."""
     origin: Origin | None = None
     """Where the samples come from, for messages."""
 
@@ -102,7 +102,7 @@ class Batch:
         return len(self.prompts)
 
     def take(self, rows: Sequence[int]) -> Batch:
-        """Return some rows, a row as often as it is named."""
+        """Return the given rows; a row may repeat."""
         return Batch(
             media=self.media[list(rows)],
             prompts=[self.prompts[row] for row in rows],
@@ -114,7 +114,7 @@ class Batch:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Return the samples of several batches as one; where they are from is told if all say it, with the first shard."""
+    """Return several batches as one; it has an origin, with the first shard, if all of them have one."""
     if len(batches) == 1:
         return batches[0]
     origins = [batch.origin for batch in batches if batch.origin is not None]
@@ -130,7 +130,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 
 def declare(**needs: Any) -> Callable[[T], T]:
-    """Return a decorator that says what a reward function or class needs; see ``Needs``."""
+    """Return a decorator that declares the ``Needs`` of a reward function or class."""
 
     def declared(reward: T) -> T:
         reward.needs = Needs(**needs)  # type: ignore[attr-defined]
@@ -140,7 +140,7 @@ def declare(**needs: Any) -> Callable[[T], T]:
 
 
 def perfect_score(reward: Reward) -> float | None:
-    """Return the score that counts as an exact match, None where the reward knows of none."""
+    """Return the score that counts as an exact match, or None where the reward has none."""
     perfect = getattr(reward, "perfect", None)
     return None if perfect is None else float(perfect)
 

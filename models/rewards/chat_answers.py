@@ -1,4 +1,4 @@
-"""Answers of a chat endpoint, read without the models of OpenAI's client: those take a minute for a megabyte."""
+"""Parses the answers of a chat endpoint without OpenAI's client, whose models take a minute for a megabyte."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ import regex
 from configs.answers import json_of
 from configs.errors import RewardError
 
-#: Tokens in the place of the first that are read: OpenAI's limit is 20.
+#: Alternatives for the first token that are read: OpenAI's limit is 20.
 _LIKELIEST = 100
-#: Characters an answer may have: a search notices that its time is over some thousand steps late, each as long as it.
+#: Characters an answer may have: a search notices its timeout some thousand steps late, each up to the answer's length.
 _LONGEST = 1 << 17
-#: Seconds a search may take, of the processor: ``regex`` looks at no other clock.
+#: Processor time of a search in seconds: ``regex`` has no other clock.
 _SEARCHED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a model said."""
+    """A model's answer."""
 
     text: str
-    """Empty where it said nothing."""
+    """Empty if there is none."""
     likely: Sequence[tuple[str, float]] = ()
-    """Tokens that may come first, with their log-probs in nats."""
+    """Alternatives for the first token, with their log-probs in nats."""
     until: float = math.inf
-    """When all of it must be read, by the monotonic clock."""
+    """Deadline for parsing all of it, by the monotonic clock."""
 
     def find_all(self, pattern: str, *, ignore_case: bool = False) -> list[str]:
-        """Return what the first group of a pattern matches, each time it matches.
+        """Return the text of the first group of every match of a pattern.
 
         Raises:
-            RewardError: searching takes longer than a second, or than is left of the request's time.
+            RewardError: searching takes longer than a second, or than the time left for the request.
         """
         flags = regex.IGNORECASE if ignore_case else 0
         left = min(_SEARCHED_S, max(0.05, self.until - time.monotonic()))
         try:
-            # What is searched is immutable, so that other threads work meanwhile.
+            # The text is immutable, so other threads can run during the search.
             found = regex.finditer(pattern, self.text, flags, timeout=left, concurrent=True)
             return [match[min(1, match.re.groups)] or "" for match in found]
         except TimeoutError:
             raise RewardError(
                 f"the pattern '{pattern}' is not done with an answer of {len(self.text)} characters after "
-                f"{left:.2g} s. Check what the endpoint answers, or write it without nested or adjacent repetitions."
+                f"{left:.2g} s. Check the endpoint's answers, or write it without nested or adjacent repetitions."
             ) from None
 
 
 def read_answer(content: bytes, *, until: float = math.inf) -> Answer:
-    """Return what the first choice of a chat completion says.
+    """Return the first choice of a chat completion.
 
     Args:
-        content: the body of the answer.
+        content: the body of the response.
         until: see ``Answer``.
 
     Raises:
-        ValueError: it is no completion with a text.
+        ValueError: it is not a completion with a text.
     """
     found = json_of(content)
     choices = found.get("choices") if isinstance(found, Mapping) else None
@@ -76,7 +76,7 @@ def read_answer(content: bytes, *, until: float = math.inf) -> Answer:
 
 
 def first_token(answer: Answer) -> dict[str, float]:
-    """Return how likely each word is as an answer's first token, lower-cased, of those the endpoint tells."""
+    """Return the probability of each lower-cased word as the answer's first token, of those the endpoint reports."""
     found: dict[str, float] = {}
     for token, log_prob in answer.likely:
         word = token.strip().strip(".,").lower()
@@ -85,23 +85,19 @@ def first_token(answer: Answer) -> dict[str, float]:
 
 
 def _likely(log_probs: Any) -> tuple[tuple[str, float], ...]:
-    """Return the likeliest first tokens of OpenAI's ``logprobs``; none where it has none.
-
-    Raises:
-        ValueError: they are not what the protocol says.
-    """
+    """Return the likeliest first tokens of OpenAI's ``logprobs``, if any."""
     content = log_probs.get("content") if isinstance(log_probs, Mapping) else None
     if not isinstance(content, list) or not content:
         return ()
-    told = content[0].get("top_logprobs") if isinstance(content[0], Mapping) else None
-    if not isinstance(told, list):
+    top = content[0].get("top_logprobs") if isinstance(content[0], Mapping) else None
+    if not isinstance(top, list):
         raise ValueError("it tells no top_logprobs of its first token")
-    return tuple(_token(each) for each in told[:_LIKELIEST])
+    return tuple(_token(each) for each in top[:_LIKELIEST])
 
 
-def _token(told: Any) -> tuple[str, float]:
-    token, log_prob = (told.get("token"), told.get("logprob")) if isinstance(told, Mapping) else (None, None)
+def _token(entry: Any) -> tuple[str, float]:
+    token, log_prob = (entry.get("token"), entry.get("logprob")) if isinstance(entry, Mapping) else (None, None)
     number = log_prob if isinstance(log_prob, int | float) and not isinstance(log_prob, bool) else math.nan
     if not isinstance(token, str) or not number <= 1.0:
-        raise ValueError(f"{str(told)[:80]} is no token with its log-prob")
+        raise ValueError(f"{str(entry)[:80]} is no token with its log-prob")
     return token, float(number)

@@ -1,4 +1,4 @@
-"""CLAP (arXiv 2211.06687): how like a sound is to its prompt, as CLIP says it of images."""
+"""CLAP (arXiv 2211.06687): the similarity of a sound and its prompt, as CLIP gives it for images."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from models.text.control_tokens import as_texts
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: What published models hear, samples per second.
+#: Sample rate of published models, in Hz.
 _RATE = 48_000
 #: Parameters of published models.
 _PUBLISHED = {"laion/clap-htsat-unfused": 153_492_890}
-#: Bytes that ten seconds of sound take at most in float32, as ``models.memory.activation_tracing`` counts: 26.3 MiB.
+#: Peak bytes of ten seconds of sound in float32, as ``models.memory.activation_tracing`` counts them: 26.3 MiB.
 _ROW = 27 << 20
 
 
@@ -33,8 +33,8 @@ _ROW = 27 << 20
 class Clap:
     """Cosine of a sound and its prompt (LAION's CLAP).
 
-    Channels are heard as their mean. What is longer than the model hears at once, ten seconds, is cut into pieces of
-    that length, and its embedding is the mean of theirs.
+    Channels are averaged. A sound longer than the model's window of ten seconds is cut into pieces of that length, and
+    its embedding is the mean of theirs.
     """
 
     needs: ClassVar[Needs] = Needs(media="sounds", rate=_RATE, accelerated=True, batch_size=16)
@@ -46,7 +46,7 @@ class Clap:
     device: str = "auto"
     """Torch device, or auto."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Of the weights."""
+    """Dtype of the weights."""
     _clap: Any = field(init=False, repr=False)
     _processor: Any = field(init=False, repr=False)
     _device: torch.device = field(init=False, repr=False)
@@ -55,8 +55,7 @@ class Clap:
         """Load the model.
 
         Raises:
-            ConfigError: it cannot be loaded.
-            ValueError: it hears another rate.
+            ValueError: it has another sample rate.
         """
         self._device = chosen_device(self.device, local_rank(), label="device of reward 'clap'")
         made = load_pretrained("ClapModel", self.model, self.revision, reward="clap")
@@ -68,7 +67,7 @@ class Clap:
 
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return what the model takes of a device, None where it is not known."""
+        """Return the memory the model needs on a device, or None for an unknown model."""
         number = BYTES[str(options.get("dtype", cls.dtype))]
         known = _PUBLISHED.get(str(options.get("model", cls.model)))
         return None if known is None else Takes(weights=known * number, row=_ROW * number // BYTES["float32"])
@@ -86,7 +85,7 @@ class Clap:
         return nn.functional.normalize(torch.stack(pieces).mean(0), dim=-1)
 
     def _heard(self, sounds: np.ndarray) -> Tensor:
-        """Return (B, D) float32 embeddings of (B, N) sounds, none too long: of what is, a place would be drawn."""
+        """Return (B, D) float32 embeddings of (B, N) sounds; of a longer sound the processor draws a random crop."""
         given = self._processor.feature_extractor(list(sounds), sampling_rate=_RATE, return_tensors="pt")
         features = given["input_features"].to(self._device, self._clap.dtype)
         found = self._clap.get_audio_features(input_features=features, is_longer=given["is_longer"].to(self._device))
@@ -94,7 +93,7 @@ class Clap:
 
     @torch.inference_mode()
     def of_texts(self, texts: Sequence[str]) -> Tensor:
-        """Return (B, D) float32 embeddings of length 1; what is too long for the model is cut off."""
+        """Return (B, D) float32 embeddings of length 1; texts too long for the model are truncated."""
         most = self._clap.config.text_config.max_position_embeddings - 2
         options = {"padding": "max_length", "truncation": True, "max_length": min(most, 77), "return_tensors": "pt"}
         tokens = self._processor.tokenizer(as_texts(self._processor.tokenizer, texts), **options)

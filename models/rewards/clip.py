@@ -1,4 +1,4 @@
-"""Rewards from embeddings of CLIP: likeness to the prompt (PickScore, CLIP score) or an image, and raters' taste."""
+"""Rewards from CLIP embeddings: similarity to the prompt (PickScore, CLIP score) or an image, and aesthetics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CLIP_L = "openai/clip-vit-large-patch14"
-#: What logits and cosines are divided by, by reward and convention.
+#: Divisors of the scaled cosines, by reward and convention.
 _PICK_SCALE, _CLIP_SCALE = 26.0, 30.0
 _HEAD = (
     "Convert the published sac+logos+ava1-l14-linearMSE.pth where you trust it: safetensors.torch.save_file("
@@ -39,7 +39,7 @@ _HEAD = (
 class ClipEmbeddings:
     """A CLIP model with its own processor."""
 
-    #: Rows per call as few as that fit beside a model that samples.
+    #: So few rows per call fit next to a model that samples.
     needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=16, spreads=True)
     name: ClassVar[str]
 
@@ -50,17 +50,13 @@ class ClipEmbeddings:
     device: str = "auto"
     """Torch device, or auto."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Of the weights."""
+    """Dtype of the weights."""
     _clip: Any = field(init=False, repr=False)
     _processor: Any = field(init=False, repr=False)
     _device: torch.device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load the model.
-
-        Raises:
-            ConfigError: it cannot be loaded.
-        """
+        """Load the model."""
         self._device = chosen_device(self.device, local_rank(), label=f"device of reward '{self.name}'")
         self._clip = settled(self._load(), self._device, getattr(torch, self.dtype))
         path, revision = self._processor_source()
@@ -68,7 +64,7 @@ class ClipEmbeddings:
 
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return what the model takes of a device, None where it is not known yet."""
+        """Return the memory the model needs on a device, or None if it is not known yet."""
         known = encoder_of(str(options.get("model", getattr(cls, "model", ""))))
         return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
 
@@ -94,7 +90,7 @@ class ClipEmbeddings:
 
     @torch.inference_mode()
     def of_texts(self, texts: Sequence[str]) -> Tensor:
-        """Return (B, D) float32 embeddings of length 1; what is too long for the model is cut off, as peers do."""
+        """Return (B, D) float32 embeddings of length 1; texts too long for the model are truncated, as peers do."""
         most = self._clip.config.text_config.max_position_embeddings
         tokens = self._processor.tokenizer(
             as_texts(self._processor.tokenizer, texts),
@@ -118,7 +114,7 @@ class PromptLikeness(ClipEmbeddings):
 
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return one score per (3, H, W) image."""
-        # What was made without thought of gradients cannot be kept for them; a copy can.
+        # Autograd cannot save an inference tensor for the backward pass; it can save a copy.
         return (self.of_smooth(media) * self.of_texts(prompts).clone()).sum(-1) * self.factor()
 
     def factor(self) -> float:
@@ -173,11 +169,11 @@ class ClipScore(PromptLikeness):
 
 @dataclass(kw_only=True)
 class ImageSimilarity(ClipEmbeddings):
-    """How like an image is to another one: to what the prompt's metadata name, or to the source it was made of.
+    """Similarity of an image to the one that the prompt's metadata name, or to its source images.
 
     ``embedding``: cosine of CLIP's embeddings, as Flow-GRPO's ``image_similarity`` has it; ``pixels``: 1 - root mean
     square difference over 255; ``ssim``: structural similarity of luma (Wang et al. 2004). The last two load no model,
-    and scale the other image to the size of what is scored. Of several sources it is the mean.
+    and scale the other image to the size of the scored one. With several sources the score is the mean.
     """
 
     name: ClassVar[str] = "image_similarity"
@@ -186,17 +182,16 @@ class ImageSimilarity(ClipEmbeddings):
     column: str = "image"
     """Column of the prompt source with paths of images."""
     folder: ColumnFolderPlace = "."
-    """Where relative paths begin."""
+    """Folder that relative paths start from."""
     to: Literal["column", "source"] = "column"
-    """The image that a column names, or those that the prompt starts from."""
+    """Compare with the image that a column names, or with the prompt's source images."""
     by: Literal["embedding", "pixels", "ssim"] = "embedding"
-    """What is compared, as above."""
+    """Measure of similarity, as above."""
 
     def __post_init__(self) -> None:
         """Load the model where one is needed.
 
         Raises:
-            ConfigError: it cannot be loaded.
             ValueError: an option is out of range.
         """
         for option, value, known in (("to", self.to, ("column", "source")), ("by", self.by, ("embedding", *_BY))):
@@ -207,7 +202,7 @@ class ImageSimilarity(ClipEmbeddings):
 
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:
-        """Return what is needed by options: the accelerator for a model, references to compare with a source."""
+        """Return the needs under some options: the accelerator for a model, references to compare with a source."""
         references = options.get("to", "column") == "source"
         if options.get("by", "embedding") != "embedding":
             return Needs(media="images", references=references)
@@ -215,7 +210,7 @@ class ImageSimilarity(ClipEmbeddings):
 
     @staticmethod
     def follows(options: Mapping[str, Any]) -> bool:
-        """Return that embeddings of images that a column names can be followed back to, and nothing else."""
+        """Return whether scores have a gradient: only those by embedding to an image that a column names."""
         return (options.get("to", "column"), options.get("by", "embedding")) == ("column", "embedding")
 
     @property
@@ -240,7 +235,7 @@ class ImageSimilarity(ClipEmbeddings):
             wanted = [[self._wanted(row, prompt)] for row, prompt in zip(metadata, prompts, strict=True)]
         else:
             wanted = [list(images) for images in references]
-        # One row per pair: of each image with each that it is compared with.
+        # One row per pair of an image and one that it is compared with.
         rows = [row for row, images in enumerate(wanted) for _ in images]
         found = self._likeness(media, rows, [image for images in wanted for image in images])
         sums = np.zeros(len(media), np.float64)
@@ -248,7 +243,7 @@ class ImageSimilarity(ClipEmbeddings):
         return Scores((sums / np.bincount(rows, minlength=len(media))).astype(np.float32))
 
     def _likeness(self, media: np.ndarray, rows: Sequence[int], others: Sequence[np.ndarray]) -> np.ndarray:
-        """Return how like the images at (P,) rows are to (P,) others."""
+        """Return the similarities of the images at (P,) rows to (P,) others."""
         if self.by == "embedding":
             return _array((self.of_images(media)[list(rows)] * self.of_images(others)).sum(-1))
         compare = _BY[self.by]
@@ -267,13 +262,13 @@ class ImageSimilarity(ClipEmbeddings):
         return open_picture(Path(self.folder) / path)
 
 
-#: What compares two (H, W, 3) uint8 images without a model.
+#: Functions that compare two (H, W, 3) uint8 images without a model.
 _BY = {"pixels": pixel_similarity, "ssim": structural_similarity}
 
 
 @dataclass(kw_only=True)
 class Aesthetic(ClipEmbeddings):
-    """LAION's improved aesthetic predictor (sac+logos+ava1-l14-linearMSE): raters' taste, about 1 to 10, of no prompt.
+    """LAION's improved aesthetic predictor (sac+logos+ava1-l14-linearMSE): raters' taste, about 1 to 10; no prompt.
 
     Linear layers on CLIP ViT-L/14's embedding of length 1 (improved-aesthetic-predictor, ``simple_inference.py``).
     """
@@ -286,11 +281,7 @@ class Aesthetic(ClipEmbeddings):
     _layers: nn.Sequential = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load model and perceptron.
-
-        Raises:
-            ConfigError: one cannot be loaded.
-        """
+        """Load model and perceptron."""
         super().__post_init__()
         given = WeightsFile(reward=self.name, file=self.head, option="head", remedy=_HEAD)
         self._layers = given.perceptron(given.read(), self._clip.config.projection_dim).to(self._device)

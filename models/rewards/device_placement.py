@@ -21,7 +21,7 @@ _SPREAD: ContextVar[Sharding | None] = ContextVar("_SPREAD", default=None)
 
 @contextmanager
 def spread_over(sharding: Sharding | None) -> Iterator[None]:
-    """Have ``settled`` spread the layers of modules inside; None: keep them whole."""
+    """Let ``settled`` shard the layers of modules inside the context; None: keep them whole."""
     before = _SPREAD.set(sharding)
     try:
         yield
@@ -32,12 +32,12 @@ def spread_over(sharding: Sharding | None) -> Iterator[None]:
 def settled(module: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
     """Return a loaded model of a reward, frozen, on its device.
 
-    Where ranks hold it together its layers go there one by one, and of each only this rank's part stays.
+    A sharded model moves there layer by layer, and only this rank's part of each layer stays.
 
     Args:
-        module: in host memory, a module of torch.
-        device: where it computes.
-        dtype: of its weights; None: as they are.
+        module: a torch module in host memory.
+        device: device of the computation.
+        dtype: dtype of its weights; None: unchanged.
     """
     sharding = _SPREAD.get()
     frozen = module.to(dtype=dtype).eval().requires_grad_(False)
@@ -47,10 +47,10 @@ def settled(module: Any, device: torch.device, dtype: torch.dtype | None = None)
 
 
 class Placed:
-    """The modules of one reward, on its device while it scores and until it is sent to rest."""
+    """The modules of one reward, on its device while it scores and until ``rest`` offloads them."""
 
     def __init__(self, reward: object) -> None:
-        """Note where the modules of a freshly made reward are; those in host memory stay there."""
+        """Record the devices of the modules of a new reward; those in host memory stay there."""
         found = ((module, device_of(module)) for module in modules_of(reward))
         self._homes = [(module, device) for module, device in found if device is not None and device.type != _HOST]
         self._resting = False
@@ -59,7 +59,7 @@ class Placed:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Have the modules on their device inside; several threads may score at a time."""
+        """Keep the modules on their device inside the context; several threads may score at a time."""
         with self._lock:
             self._users += 1
             if self._resting:
@@ -84,7 +84,7 @@ class Placed:
 
 
 def modules_of(reward: object) -> list[nn.Module]:
-    """Return the modules a reward holds as attributes, and those of pipelines and rewards it asks, each once."""
+    """Return the modules among a reward's attributes, and those of pipelines and rewards it uses, each once."""
     # A reward that did not import torch has none, and scoring with it need not import torch.
     if "torch" not in sys.modules:
         return []
@@ -105,7 +105,7 @@ def modules_of(reward: object) -> list[nn.Module]:
 
 
 def device_of(module: nn.Module) -> torch.device | None:
-    """Return where a module's first tensor is, None of one without any."""
+    """Return the device of a module's first tensor, or None if it has no tensors."""
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
     return None

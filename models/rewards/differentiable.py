@@ -1,7 +1,7 @@
-"""Rewards whose scores can be followed back to what they score, and image processors that let a gradient through.
+"""Rewards whose scores have a gradient to the samples, and differentiable image processors.
 
-A reward declares that it can by having the method ``differentiable`` beside ``score``. Both give the same number, but
-for the rounding of images to 8 bits that ``score`` is given.
+Such a reward has the method ``differentiable`` next to ``score``. Both give the same number, except that ``score`` gets
+images rounded to 8 bits.
 
 Legend: B rows, H W image pixels.
 """
@@ -27,14 +27,14 @@ _BICUBIC = 3
 
 
 class Differentiable(Protocol):
-    """A reward that can be followed back."""
+    """A reward whose scores have a gradient."""
 
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return (B,) float32 scores with a gradient to the samples.
 
         Args:
-            media: (B, 3, H, W) float32 images of about 0 to 1, neither rounded nor cut; (B, ...) float32 latents for a
-                reward that scores those.
+            media: (B, 3, H, W) float32 images of about 0 to 1, neither rounded nor clipped; (B, ...) float32 latents
+                for a reward that scores those.
             prompts: B prompts.
             metadata: B mappings with the other columns of the prompt source.
         """
@@ -42,13 +42,13 @@ class Differentiable(Protocol):
 
 
 def is_differentiable(reward: Any, options: Mapping[str, Any] | None = None) -> bool:
-    """Return whether a reward, or its class with some options, can be followed back.
+    """Return whether a reward, or its class with some options, has gradients.
 
-    Where that depends on the options, the class says so by a static method ``follows(options)``.
+    Where that depends on the options, a static method ``follows(options)`` of the class decides it.
     """
     follows = getattr(reward, "follows", None)
-    told = follows is None or options is None or follows(options)
-    return callable(getattr(reward, "differentiable", None)) and bool(told)
+    allowed = follows is None or options is None or follows(options)
+    return callable(getattr(reward, "differentiable", None)) and bool(allowed)
 
 
 def followed(reward: Differentiable, name: str, media: Tensor, about: Batch) -> Tensor:
@@ -56,21 +56,21 @@ def followed(reward: Differentiable, name: str, media: Tensor, about: Batch) -> 
 
     Args:
         reward: the reward.
-        name: what to call it in messages.
+        name: its name in messages.
         media: (B, ...) samples, see ``Differentiable``.
-        about: their prompts, and where they are from.
+        about: their prompts and origin.
 
     Raises:
         RewardError: the reward failed, or returned something else.
     """
     try:
         values = reward.differentiable(media, list(about.prompts), [dict(row) for row in about.metadata])
-    except Exception as error:  # A reward may be anybody's code; its error is raised, with its place.
+    except Exception as error:  # A reward may be custom code; its error is raised with its context.
         where = describe(about.origin, None if len(about) > 1 else 0, about.prompts)
         raise RewardError(
             f"The gradient of reward '{name}' failed for {where}: {type(error).__name__}: {error}. It was given "
             f"{tuple(media.shape)} in {media.dtype}. Its traceback is in {log_traceback(error, name, where)}. Mend the "
-            "reward and run again; what is committed stays."
+            "reward and run again; committed results stay."
         ) from error
     if not isinstance(values, torch.Tensor) or values.shape != (len(about),) or not values.requires_grad:
         raise RewardError(
@@ -88,10 +88,10 @@ def followed(reward: Differentiable, name: str, media: Tensor, about: Batch) -> 
 
 
 def processed(images: Tensor, processor: Any) -> Tensor:
-    """Return what an image processor of transformers makes of images, as a function that has a gradient.
+    """Return images as an image processor of transformers transforms them, with a gradient.
 
-    Resizing is Pillow's: bicubic with a = -0.5, over as many more pixels as the image shrinks. Pillow rounds what it
-    resized to 8 bits; this does not.
+    Resizing is Pillow's: bicubic with a = -0.5, whose support grows as the image shrinks. Pillow rounds the result to 8
+    bits; this does not.
 
     Args:
         images: (B, 3, H, W) float32, about 0 to 1.
@@ -101,7 +101,7 @@ def processed(images: Tensor, processor: Any) -> Tensor:
         (B, 3, h, w) float32.
 
     Raises:
-        ValueError: the processor does something else to images, or cuts out more than there is.
+        ValueError: the processor transforms images in another way, or crops more pixels than there are.
     """
     if not processor.do_rescale or abs(processor.rescale_factor * 255 - 1) > 1e-6:
         raise ValueError(f"its image processor scales pixels by {processor.rescale_factor}, not by 1/255")
@@ -123,7 +123,7 @@ def processed(images: Tensor, processor: Any) -> Tensor:
 
 
 def _resized(shape: Sequence[int], size: Any) -> tuple[int, int]:
-    """Return height and width after resizing, whole pixels as the processor takes them."""
+    """Return height and width after resizing, rounded as the processor does."""
     edge = size.get("shortest_edge")
     if edge is None:
         return int(size["height"]), int(size["width"])

@@ -1,4 +1,4 @@
-"""Reads two handwritten digits side by side, with a classifier trained on scikit-learn's real digits."""
+"""Reads two adjacent handwritten digits with a classifier trained on scikit-learn's real digits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models.rewards.base import Bounds, Needs, Scores, quoted_text
 
 @dataclass(slots=True, kw_only=True)
 class DigitsReward:
-    """Share of the two halves read as the prompt asks: 0, 0.5 or 1.
+    """Share of the two halves that are read as the digits of the prompt: 0, 0.5 or 1.
 
     ``svc`` reads 99 % of real digits it was not trained on. ``trees`` is a second opinion for evaluation: it is never
     optimized, so a model that learns to fool ``svc`` shows as a gap between the two.
@@ -24,7 +24,7 @@ class DigitsReward:
 
     needs: ClassVar[Needs] = Needs(media="images")
     perfect: ClassVar[float] = 1.0
-    """Both halves are read as asked."""
+    """Both halves match the prompt."""
     bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     classifier: Literal["svc", "trees"] = "svc"
@@ -49,5 +49,5 @@ class DigitsReward:
         small = ink.reshape(len(media), 8, 2, 16, 2).mean((2, 4))
         halves = np.stack([small[:, :, :8], small[:, :, 8:]], 1).reshape(-1, 64)
         read = self._model.predict(halves).reshape(-1, 2)
-        asked = np.array([[int(digit) for digit in quoted_text(prompt)] for prompt in prompts])
-        return Scores((read == asked).mean(1).astype(np.float32), [f"{left}{right}" for left, right in read])
+        wanted = np.array([[int(digit) for digit in quoted_text(prompt)] for prompt in prompts])
+        return Scores((read == wanted).mean(1).astype(np.float32), [f"{left}{right}" for left, right in read])

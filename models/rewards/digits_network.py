@@ -1,4 +1,4 @@
-"""Reads two handwritten digits side by side with a small network, whose likelihoods have a gradient."""
+"""Reads two adjacent handwritten digits with a small network, whose likelihoods have a gradient."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _UPDATES, _ROWS, _NOISE = 400, 256, 0.1
 class DigitsNetwork:
     """Mean log-likelihood of the two digits that the prompt asks for, at most 0.
 
-    The network is trained on scikit-learn's digits with noise on the spot, less than a second, and reads 98 % of real
-    digits it was not trained on. What is optimized through it is best judged by the reward ``digits``, which has other
-    classifiers.
+    The network is trained at load time on scikit-learn's digits with noise, in less than a second, and reads 98 % of
+    real digits it was not trained on. A policy optimized with it is best judged by the reward ``digits``, which has
+    other classifiers.
     """
 
     needs: ClassVar[Needs] = Needs(media="images")
@@ -43,11 +43,11 @@ class DigitsNetwork:
         with torch.no_grad():
             found = self._likelihoods(unit)
         read = found.argmax(-1).tolist()
-        return Scores(_asked(found, prompts).numpy(), [f"{left}{right}" for left, right in read])
+        return Scores(_mean_likelihood(found, prompts).numpy(), [f"{left}{right}" for left, right in read])
 
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return log-likelihoods of (B, 3, 16, 32) images."""
-        return _asked(self._likelihoods(media), prompts)
+        return _mean_likelihood(self._likelihoods(media), prompts)
 
     def _likelihoods(self, unit: Tensor) -> Tensor:
         """Return (B, 2, 10) log-likelihoods of all digits in both halves of (B, 3, 16, 32) images."""
@@ -57,7 +57,7 @@ class DigitsNetwork:
         return torch.log_softmax(self._network(halves), -1).reshape(-1, 2, 10)
 
 
-def _asked(found: Tensor, prompts: Sequence[str]) -> Tensor:
+def _mean_likelihood(found: Tensor, prompts: Sequence[str]) -> Tensor:
     digits = torch.tensor([[int(digit) for digit in quoted_text(prompt)] for prompt in prompts])
     return found.gather(2, digits[..., None]).mean((1, 2))
 

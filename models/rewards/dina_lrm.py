@@ -1,7 +1,7 @@
-"""DiNa-LRM (github.com/HKUST-C4G/diffusion-rm): what people prefer, told from latents by the first layers of an SD3.5.
+"""DiNa-LRM (github.com/HKUST-C4G/diffusion-rm): human preference, predicted from latents by the first blocks of SD3.5.
 
-The latents are noised a little, as the reward was trained on noisy ones; the blocks' states of image and text go, each
-modulated by the time's embedding, to a few queries that attend to them. Nothing is decoded.
+The latents are noised a little, as the reward was trained on noisy ones. The blocks' states of image and text are
+modulated by the time's embedding, and a few queries attend to them. Latents are not decoded.
 
 Legend: B samples, N tokens of an image, M of its prompt, D width of the blocks, Q queries.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _NAME = "dina_lrm"
-#: Pixels of what the pipeline would make; nothing is made here.
+#: Side in pixels of the pipeline's images; none are generated here.
 _SIZE = 512
 
 
@@ -51,13 +51,13 @@ class DinaLrm:
     head: FilePlace
     """Safetensors copy of the head (``checkpoint/rm_head.pt`` there)."""
     model: ModelPlace = "stabilityai/stable-diffusion-3.5-medium"
-    """Folder or hub id of the pipeline it was trained from."""
+    """Folder or hub id of the pipeline whose model is its backbone."""
     revision: str | None = None
     """Commit, tag or branch of that pipeline."""
     taps: tuple[int, ...] = (4, 8, 12)
     """Blocks whose states the head reads, counted from 1; blocks after the last are not run."""
     noise: float = 0.4
-    """Noise level at which it looks: 0.4 of what a model made, 0.1 of pictures from files."""
+    """Noise level added to the latents: 0.4 for generated images, 0.1 for images from files."""
     noise_seed: int = 0
     """Seed of that noise, which is the same for all samples."""
     max_sequence_length: int = 256
@@ -65,7 +65,7 @@ class DinaLrm:
     device: str = "auto"
     """Torch device, or auto."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of all weights."""
+    """Dtype of all weights."""
     _policy: PipelinePolicy = field(init=False, repr=False)
     _backbone: nn.Module = field(init=False, repr=False)
     _head: RewardHead = field(init=False, repr=False)
@@ -76,8 +76,8 @@ class DinaLrm:
         """Load pipeline, adapters and head.
 
         Raises:
-            ConfigError: one cannot be loaded, or does not fit the others.
-            ValueError: an option cannot work.
+            ConfigError: one does not fit the others.
+            ValueError: an option is out of range.
         """
         if not 0 < self.noise < 1:
             raise ValueError(f"noise is {self.noise}; it must lie between 0 and 1.")
@@ -105,14 +105,14 @@ class DinaLrm:
         given = WeightsFile(reward=_NAME, file=self.head, option="head")
         given.fill(head, given.read())
         self._head = head.to(device, settings.dtype).eval().requires_grad_(False)
-        # The levels of the scheduler's own training steps, as the reward was trained on them.
+        # The reward was trained on the noise levels of the scheduler's training steps.
         scheduler = type(self._policy.pipeline.scheduler).from_config(self._policy.pipeline.scheduler.config)
         nearest = int((scheduler.sigmas - self.noise).abs().argmin())
         self._sigma, self._timestep = float(scheduler.sigmas[nearest]), float(scheduler.timesteps[nearest])
 
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return what text encoders and the blocks that are run take, None where the pipeline is not known yet."""
+        """Return the memory of the text encoders and the used blocks, or None if the pipeline is not known yet."""
         architecture = architecture_of(str(options.get("model", cls.model)))
         if architecture is None:
             return None
@@ -135,7 +135,7 @@ class DinaLrm:
         return Scores(values)
 
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Return one score per (C, h, w) float32 latents, with gradient where one is wanted.
+        """Return one score per (C, h, w) float32 latents, with a gradient unless autograd is off.
 
         Raises:
             ValueError: the latents are another model's.
@@ -157,11 +157,7 @@ class DinaLrm:
         return (score + 10) / 10
 
     def _adapted(self, transformer: Any) -> Any:
-        """Return the transformer with the adapters.
-
-        Raises:
-            ConfigError: they cannot be read, or are another model's.
-        """
+        """Return the transformer with the adapters."""
         from peft import get_peft_model, set_peft_model_state_dict
 
         folder = Path(self.adapter).expanduser()
@@ -201,16 +197,16 @@ class DinaLrm:
 
 
 class RewardHead(nn.Module):
-    """From states of some blocks to a score; names are those of the published file."""
+    """Maps the states of some blocks to a score; parameter names are those of the published file."""
 
     def __init__(self, width: int, taps: int, *, queries: int = 4, heads: int = 8) -> None:
         """Make the layers.
 
         Args:
             width: D.
-            taps: blocks whose states it reads.
+            taps: number of blocks whose states it reads.
             queries: Q.
-            heads: of attention.
+            heads: number of attention heads.
         """
         super().__init__()
         narrow = width // 4
@@ -226,7 +222,7 @@ class RewardHead(nn.Module):
         self.head = nn.Linear(width, 1)
 
     def forward(self, images: Sequence[Tensor], texts: Sequence[Tensor], time: Tensor) -> Tensor:
-        """Return (B,) scores of states (B, N, D) and (B, M, D) of every tap, and the time's embedding (B, D)."""
+        """Return (B,) scores, given states (B, N, D) and (B, M, D) of every tap, and the time's embedding (B, D)."""
         image = self.agg_visual(self._joined(self.layer_adapters_visual, images, time))
         text = self.agg_text(self._joined(self.layer_adapters_text, texts, time))
         queries = self.attn1(self.query_tokens.expand(len(image), -1, -1), image, text)
@@ -256,7 +252,7 @@ class _Modulated(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Queries that add what they find among tokens of the image, and of the text; then each value has a weight too."""
+    """Queries attend to tokens of the image; with ``both`` also of the text, and gates weight the values of both."""
 
     def __init__(self, width: int, heads: int, *, both: bool) -> None:
         super().__init__()
@@ -268,19 +264,19 @@ class _Attention(nn.Module):
             self.norm_t = nn.RMSNorm(width)
             self.to_k_text, self.to_v_text = nn.Linear(width, width), nn.Linear(width, width)
             self.gate_vis, self.gate_text = _gate(width), _gate(width)
-        # A list, for the name that the published file has.
+        # A Sequential, to match the parameter name in the published file.
         self.to_out = nn.Sequential(nn.Linear(width, width))
 
     def forward(self, queries: Tensor, image: Tensor, text: Tensor | None = None) -> Tensor:
-        asked, image = self.to_q(self.norm_q(queries)), self.norm_v(image)
+        query, image = self.to_q(self.norm_q(queries)), self.norm_v(image)
         values = self.to_v_vis(image)
         if text is None:
-            found = self._found(asked, self.to_k_vis(image), values)
+            found = self._found(query, self.to_k_vis(image), values)
         else:
             text = self.norm_t(text)
-            found = self._found(asked, self.to_k_vis(image), values * self.gate_vis(image).sigmoid())
+            found = self._found(query, self.to_k_vis(image), values * self.gate_vis(image).sigmoid())
             found = found + self._found(
-                asked, self.to_k_text(text), self.to_v_text(text) * self.gate_text(text).sigmoid()
+                query, self.to_k_text(text), self.to_v_text(text) * self.gate_text(text).sigmoid()
             )
         return queries + self.to_out(found)  # type: ignore[no-any-return]
 

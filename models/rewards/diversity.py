@@ -1,4 +1,4 @@
-"""How unlike the others of its group a sample is: as a monitor it tells when a policy makes one picture per prompt."""
+"""Distance of a sample to the others of its group: as a monitor it detects a policy with one image per prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from configs.path_types import ModelPlace
 from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.clip import CLIP_L, ClipEmbeddings
 
-#: How unlike which of the others.
+#: Distance to which of the others.
 Others = Literal["mean", "nearest"]
 
 
@@ -27,17 +27,13 @@ class PixelDiversity:
     """The mean over the others, or the difference to the nearest of them."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: there are no such others.
-        """
+        """Check the options."""
         _check(self.to)
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image of a group; 0 for one without others."""
         flat = media.reshape(len(media), -1).astype(np.float32) / 255
-        # One image against all others at a time: a group of large images has no room for all pairs.
+        # One image against all others at a time: memory does not suffice for all pairs of large images.
         rows = [np.sqrt(np.square(flat - one).mean(1, dtype=np.float64)) for one in flat]
         return Scores(_OTHERS[self.to](np.stack(rows)))
 
@@ -54,12 +50,7 @@ class EmbeddingDiversity(ClipEmbeddings):
     """The mean over the others, or the distance to the nearest of them (GARDO's, of DINOv3's embeddings)."""
 
     def __post_init__(self) -> None:
-        """Load the model.
-
-        Raises:
-            ConfigError: it cannot be loaded.
-            ValueError: there are no such others.
-        """
+        """Load the model."""
         _check(self.to)
         ClipEmbeddings.__post_init__(self)
 

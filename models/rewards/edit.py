@@ -1,4 +1,4 @@
-"""Judges of edits, behind any endpoint that speaks OpenAI's protocol: scores of several aspects, by a rubric."""
+"""Judges of image edits at any endpoint with OpenAI's protocol: a rubric scores several aspects."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _listed(text: str) -> list[float]:
 
 
 def _by_aspect(text: str) -> list[float]:
-    """Return the score below each heading, of text rendering only where there is one."""
+    """Return the score below each heading; the one of text rendering is optional."""
     judged = _SUMMARY.split(text)[0]
     parts = _HEADING.split(judged)
     scores = {name.lower(): _SCORE.search(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
@@ -78,19 +78,19 @@ def _by_dimension(text: str) -> list[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rubric:
-    """What a judge is asked, and how its answer is read."""
+    """The question for a judge, and the parser of its answer."""
 
     question: str
     """With {prompt} for the instruction."""
     read: Callable[[str], list[float]]
-    """Gives the scores of an answer; none where one is missing."""
+    """Parses the scores of an answer; empty if one is missing."""
     lowest: float
-    """The smallest score there is."""
+    """The lowest possible score."""
     highest: float
-    """The largest."""
+    """The highest possible score."""
 
 
-#: As the judges answer: UnifiedReward-Edit (CodeGoat24/UnifiedReward ``edit_pointwise_instruction_following.py``),
+#: Answer formats of UnifiedReward-Edit (CodeGoat24/UnifiedReward ``edit_pointwise_instruction_following.py``),
 #: RationalRewards (Flow-Factory ``rational_rewards_edit.py``) and the dimensions of EditReward (arXiv 2509.26346).
 RUBRICS: Mapping[str, Rubric] = {
     "unified": Rubric(question=_SUCCESS, read=_listed, lowest=0.0, highest=25.0),
@@ -101,9 +101,9 @@ RUBRICS: Mapping[str, Rubric] = {
 
 @dataclass(kw_only=True)
 class EditReward(Asking):
-    """Asks a model about every edit, with the images it was made of.
+    """Asks a model about every edit, with its source images.
 
-    The scores of its aspects are joined and mapped from the rubric's range to 0 to 1: Flow-Factory takes the ``mean``
+    The scores of its aspects are combined and mapped from the rubric's range to 0 to 1: Flow-Factory takes the ``mean``
     for RationalRewards, VIEScore (arXiv 2312.14867) the ``min`` for success and restraint. An answer that lacks a score
     is an error, never a low score.
     """
@@ -113,16 +113,16 @@ class EditReward(Asking):
     bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     rubric: Literal["unified", "rational", "edit_reward"] = "unified"
-    """What is asked and how answers are read: as UnifiedReward-Edit, RationalRewards or EditReward rate."""
+    """Question and answer format: those of UnifiedReward-Edit, RationalRewards or EditReward."""
     question: str | None = None
-    """Asked instead of the rubric's own words, with {prompt} for the instruction: the very text a judge learned."""
+    """Replaces the rubric's question, with {prompt} for the instruction: the exact text a judge was trained with."""
     over: Literal["mean", "min"] = "mean"
-    """How the scores of the aspects are joined."""
+    """How the scores of the aspects are combined."""
     max_tokens: int = 2048
-    """Of an answer."""
+    """Maximum tokens of an answer."""
 
     def __post_init__(self) -> None:
-        """Make the client; nothing is asked yet.
+        """Make the client; no request is sent yet.
 
         Raises:
             ConfigError: the package is not installed, or there is no endpoint.
@@ -142,7 +142,7 @@ class EditReward(Asking):
         metadata: Sequence[Mapping[str, Any]],
         references: Sequence[Sequence[np.ndarray]],
     ) -> Scores:
-        """Return one score per (H, W, 3) uint8 image, 0 to 1, with what was answered.
+        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note.
 
         Raises:
             RewardError: an answer lacks a score, or the endpoint refuses the request.

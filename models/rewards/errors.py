@@ -1,4 +1,4 @@
-"""Error messages of rewards: which prompt, sample and shard, which shapes, and where the traceback is."""
+"""Error messages of rewards: the prompt, sample and shard, the shapes, and the traceback's file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from configs.user_directories import user_state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where the media of a call come from."""
+    """The origin of the media of a call."""
 
     samples: Sequence[str] = ()
     """Sample ids, one per prompt."""
@@ -26,12 +26,12 @@ class Origin:
     """Artifact and shard."""
 
     def take(self, rows: Sequence[int]) -> Origin:
-        """Return that of some rows."""
+        """Return the origin of the given rows."""
         return Origin(samples=[self.samples[row] for row in rows] if self.samples else (), shard=self.shard)
 
 
 def describe(origin: Origin | None, row: int | None, prompts: Sequence[str]) -> str:
-    """Return ``prompt '...' (sample ..., shard ...)`` of one row of a call, or of all rows where None is at fault."""
+    """Return ``prompt '...' (sample ..., shard ...)`` of one row of a call; None: the failure of all rows together."""
     parts = []
     if origin is not None and origin.samples:
         parts.append(f"sample {origin.samples[row or 0]}" if row is not None else f"samples from {origin.samples[0]}")
@@ -52,10 +52,10 @@ def expected(media: np.ndarray) -> str:
 
 
 def log_traceback(error: BaseException, name: str, where: str) -> Path:
-    """Write an error's traceback to a file of its own and return its path.
+    """Write an error's traceback to a separate file and return its path.
 
-    It lies in the user's state folder (see ``configs.user_directories``), or in the system's temporary one if that
-    cannot be written.
+    It is in the user's state folder (see ``configs.user_directories``), or in the system's temporary folder if that is
+    not writable.
     """
     text = f"reward {name}, {where}\n\n{''.join(traceback.format_exception(error))}"
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)

@@ -26,7 +26,7 @@ class ExactText:
         """Check the pattern.
 
         Raises:
-            ValueError: it is none, or has no group.
+            ValueError: it is invalid, or has no group.
         """
         if self.pattern is not None:
             try:

@@ -1,4 +1,4 @@
-"""How much of a picture is neither burnt out nor black: a monitor for rewards that like light."""
+"""The share of an image that is neither overexposed nor black: a monitor for rewards that prefer bright images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """The share of pixels whose luma lies within bounds; a policy that over-exposes loses it first."""
+    """The share of pixels whose luma lies within bounds; it falls first when a policy overexposes."""
 
     needs: ClassVar[Needs] = Needs(media="images")
     bounds: ClassVar[Bounds] = (0.0, 1.0)
@@ -24,13 +24,13 @@ class Exposure:
     low: float = 8.0
     """Luma below which a pixel is black, of 255."""
     high: float = 247.0
-    """Luma above which a pixel is burnt out, of 255."""
+    """Luma above which a pixel is overexposed, of 255."""
 
     def __post_init__(self) -> None:
         """Check the options.
 
         Raises:
-            ValueError: the bounds are none.
+            ValueError: the bounds are out of order or range.
         """
         if not 0 <= self.low < self.high <= 255:
             raise ValueError(f"low is {self.low} and high {self.high}; they must be 0 <= low < high <= 255.")

@@ -1,4 +1,4 @@
-"""Makes a reward of what a config names: an entry of the table, or a class or function of the user's own."""
+"""Makes the reward that a config names: an entry of the table, or a custom class or function."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class FunctionReward:
     options: Mapping[str, Any]
     """By name."""
     needs: Needs
-    """What it declares."""
+    """Its declared needs."""
 
     def score(
         self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *references: Any
     ) -> Scores | Sequence[float] | np.ndarray:
-        """Return what the function does."""
+        """Return the scores of the function."""
         return self.function(media, prompts, metadata, *references, **self.options)
 
 
@@ -48,12 +48,12 @@ def make_reward(name: str, options: Mapping[str, Any], *, device: str | None = N
     """Return a reward, built from its options.
 
     Args:
-        name: of the table, or an import string.
+        name: name in the table, or an import string.
         options: by name.
         device: torch device, for a reward that takes one.
 
     Raises:
-        ConfigError: there is none, or an option is unknown, missing or refused by it.
+        ConfigError: it does not exist, or an option is unknown, missing or refused by it.
     """
     check_reward(name, options, device=device)
     placed = dict(options) if device is None else {**options, _DEVICE: device}
@@ -65,22 +65,22 @@ def make_reward(name: str, options: Mapping[str, Any], *, device: str | None = N
 
 
 class MadeRewards:
-    """Rewards made once each, however many labels of a config stand for the same one with the same options."""
+    """A cache of rewards: labels of a config with the same reward and options share one."""
 
     def __init__(self) -> None:
         """Start with none."""
         self.sharding: Sharding | None = None
-        """Over which ranks models of rewards are spread that ask for it; None: this process holds them whole."""
+        """Sharding of the models of rewards with ``spread``; None: this process holds them whole."""
         self._lock = threading.Lock()
         self._made: dict[str, Reward] = {}
         self._placed: dict[int, Placed] = {}
 
     def __len__(self) -> int:
-        """Return how many were made."""
+        """Return the number of rewards made."""
         return len(self._made)
 
     def of(self, section: RewardSection) -> Reward:
-        """Return a reward, made now or before; where a server scores in its place, what asks that.
+        """Return a reward, from the cache or new; its client where a server scores in its place.
 
         Raises:
             ConfigError: it cannot be made.
@@ -99,11 +99,11 @@ class MadeRewards:
             return self._made[key]
 
     def at_work(self, reward: Reward) -> AbstractContextManager[None]:
-        """Have the models of a reward made here on their device inside; they stay until ``rest`` sends them away."""
+        """Keep the models of a reward made here on their device inside the context, and until ``rest`` moves them."""
         return self._placed[id(reward)].at_work()
 
     def rest(self) -> bool:
-        """Move the models of rewards that nobody scores with to host memory; return whether any were elsewhere."""
+        """Move the models of idle rewards to host memory; return whether any moved."""
         return any([placed.rest() for placed in self._placed.values()])
 
 
@@ -116,11 +116,7 @@ def _make(section: RewardSection) -> Reward:
 
 
 def _check_spread(label: str, reward: Reward) -> None:
-    """Refuse a reward none of whose models is spread, though it was to be.
-
-    Raises:
-        ConfigError: it is one.
-    """
+    """Refuse a reward with ``spread`` if none of its models is sharded."""
     from models.weights.sharding import sharded_parts
 
     if not any(True for module in modules_of(reward) for _ in sharded_parts(module)):
@@ -131,7 +127,7 @@ def _check_spread(label: str, reward: Reward) -> None:
 
 
 def check_section(section: RewardSection) -> None:
-    """Check a reward of a config without making it; what a server knows is not asked here.
+    """Check a reward of a config without making it; a server is not contacted.
 
     Raises:
         ConfigError: it does not exist, or does not know its options.
@@ -148,11 +144,7 @@ def works_on_accelerator(section: RewardSection) -> bool:
 
 
 def why_not_spread(section: RewardSection) -> tuple[str, str] | None:
-    """Return why ranks cannot make a reward's calls together, and what to do about it; None: they can.
-
-    Raises:
-        ConfigError: there is no such reward.
-    """
+    """Return why ranks cannot make a reward's calls together, and a remedy; None: they can."""
     if section.server is not None:
         return "a server scores in its place", "Remove one of the two"
     needs = needs_of(section.name, section.options)
@@ -176,15 +168,15 @@ def why_not_spread(section: RewardSection) -> tuple[str, str] | None:
 
 
 def scored_by_ranks(section: RewardSection, *, nodes: int) -> bool:
-    """Return whether ranks score with a reward: one on an accelerator, and on several machines, whose cores all do."""
+    """Return whether ranks score with a reward: on an accelerator, or with several nodes, to use all their cores."""
     return works_on_accelerator(section) or (nodes > 1 and section.server is None)
 
 
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
-    """Return what a reward needs of its caller, without making it.
+    """Return the needs of a reward, without making it.
 
     Raises:
-        ConfigError: there is no such reward, or what it declares is nothing that can be asked for.
+        ConfigError: there is no such reward, or its declared needs are not a ``Needs``.
     """
     label = resolve(REWARDS, name, label="reward")
     needs = label.needs_for(options) if hasattr(label, "needs_for") else getattr(label, "needs", Needs())
@@ -194,10 +186,10 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
 
 
 def bounds_of(name: str) -> Bounds | None:
-    """Return the lowest and the highest score a reward can give, without making it; None where it does not say.
+    """Return the lowest and the highest score a reward can give, without making it; None if it declares none.
 
     Raises:
-        ConfigError: there is no such reward, or its bounds are none.
+        ConfigError: there is no such reward, or its bounds are invalid.
     """
     found = getattr(resolve(REWARDS, name, label="reward"), "bounds", None)
     if found is None:
@@ -212,27 +204,19 @@ def bounds_of(name: str) -> Bounds | None:
 
 
 def takes_of(name: str, options: Mapping[str, Any]) -> Takes | None:
-    """Return what the models of a reward take of a device, None where it does not say.
-
-    Raises:
-        ConfigError: there is no such reward.
-    """
+    """Return the memory that the models of a reward need on a device; None if it does not declare it."""
     label = resolve(REWARDS, name, label="reward")
     found: Takes | None = label.takes(options) if hasattr(label, "takes") else None
     return found
 
 
 def check_reward(name: str, options: Mapping[str, Any], *, device: str | None = None) -> None:
-    """Check that a reward exists and knows its options, without making it.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Check that a reward exists and knows its options, without making it."""
     label = resolve(REWARDS, name, label="reward")
     if _DEVICE in options:
         raise ConfigError(
-            f"reward '{name}': 'device' is among its options, but where a reward works changes nothing of what it is. "
-            "Set 'device' beside 'options'."
+            f"reward '{name}': 'device' is among its options, but the device of a reward does not change its scores. "
+            "Set 'device' next to 'options'."
         )
     valid = _function_options(name, label, options) if inspect.isfunction(label) else option_names(label)
     check_options(name, options, valid, label="reward")
@@ -241,11 +225,7 @@ def check_reward(name: str, options: Mapping[str, Any], *, device: str | None = 
 
 
 def _function_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
-    """Return the options a reward function takes.
-
-    Raises:
-        ConfigError: it cannot be called as a reward is, or an option it needs is missing.
-    """
+    """Return the options of a reward function; refuse a wrong signature, or a missing option."""
     parameters = list(inspect.signature(function).parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     given = (*GIVEN, "references") if needs_of(name, options).references else GIVEN

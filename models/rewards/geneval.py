@@ -1,8 +1,8 @@
-"""GenEval (arXiv 2310.11513): are the objects there that a prompt names, as many, so colored, and so placed.
+"""GenEval (arXiv 2310.11513): presence, count, color and position of the objects that a prompt names.
 
-The detector is Mask2Former of transformers (the benchmark's own is the same model in mmdetection), colors are told by
-CLIP, and the rules are those of the public ``evaluate_images.py``. The prompt source is the benchmark's own: columns
-``tag``, ``include`` and, of some prompts, ``exclude``.
+The detector is Mask2Former of transformers (the benchmark uses the same model in mmdetection), CLIP classifies colors,
+and the rules are those of the public ``evaluate_images.py``. The prompt source is the benchmark's own: columns
+``tag``, ``include`` and, for some prompts, ``exclude``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 _TEMPLATES = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}", "a photo of a {color} object")
-#: The benchmark's names of COCO's 80 classes, in COCO's order: detectors spell them in several ways.
+#: The benchmark's names of COCO's 80 classes, in COCO's order: detectors differ in their spelling.
 _IN_ORDER = (
     "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,"
     "parking meter,bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,backpack,umbrella,handbag,tie,"
@@ -39,13 +39,13 @@ _IN_ORDER = (
     "teddy bear,hair drier,toothbrush"
 )
 NAMES = tuple(_IN_ORDER.split(","))
-#: Confidence an object needs; where objects are counted, more.
+#: Minimum confidence of an object, and of one that is counted.
 _CONFIDENT, _COUNTED = 0.3, 0.9
-#: Most objects of a class that are looked at.
+#: Maximum objects per class.
 _MOST = 16
-#: Share of both objects' size by which they must be apart to be beside each other.
+#: Objects must be apart by this share of their sizes to have a relative position.
 _APART = 0.1
-#: What is not of the object is painted, as the benchmark does.
+#: Pixels outside of the object are painted gray, as the benchmark does.
 _GRAY = (153, 153, 153)
 
 
@@ -66,11 +66,11 @@ Colors = Callable[[Sequence[Found], str], Sequence[str]]
 
 @dataclass(kw_only=True)
 class GenEval:
-    """Whether an image shows what the metadata of its prompt ask for.
+    """Whether an image meets the demands in the metadata of its prompt.
 
     ``strict``: 1 or 0, by the benchmark's rules. ``flow_grpo``: the share of demands that are met, as its reward server
-    has it for training (``gen_eval.py:evaluate_reward``): counts must be exact and count by how far off they are, and a
-    wrong place counts half, as that code adds both a 0 and a 1 for it.
+    computes it for training (``gen_eval.py:evaluate_reward``): a count scores by its relative error, and a wrong
+    position scores half, as that code adds both a 0 and a 1 for it.
     """
 
     name: ClassVar[str] = "geneval"
@@ -84,11 +84,11 @@ class GenEval:
     detector_revision: str | None = None
     """Commit, tag or branch of the detector."""
     clip: ModelPlace = "openai/clip-vit-large-patch14"
-    """Folder or hub id of the CLIP model that tells colors."""
+    """Folder or hub id of the CLIP model that classifies colors."""
     clip_revision: str | None = None
     """Commit, tag or branch of the CLIP model."""
     convention: Literal["strict", "flow_grpo"] = "strict"
-    """What counts, as above."""
+    """The rules, as above."""
     device: str = "auto"
     """Torch device, or auto."""
     _detector: Any = field(init=False, repr=False)
@@ -102,7 +102,7 @@ class GenEval:
         """Load detector and CLIP.
 
         Raises:
-            ConfigError: one cannot be loaded.
+            ConfigError: the detector has other classes than COCO's.
             ValueError: the convention is unknown.
         """
         if self.convention not in ("strict", "flow_grpo"):
@@ -124,7 +124,7 @@ class GenEval:
         return model.to(self._device).eval().requires_grad_(False)
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return one score per (H, W, 3) uint8 image, with what is wrong."""
+        """Return one score per (H, W, 3) uint8 image, with the unmet demands as notes."""
         values, notes = [], []
         for image, about, objects in zip(media, metadata, self._detect(media, metadata), strict=True):
 
@@ -138,7 +138,7 @@ class GenEval:
 
     @torch.inference_mode()
     def _detect(self, media: np.ndarray, metadata: Sequence[Mapping[str, Any]]) -> list[Objects]:
-        """Return the objects of every image by class, surest first."""
+        """Return the objects of every image by class, by descending confidence."""
         outputs = self._detector(**self._processor(images=list(media), return_tensors="pt").to(self._device))
         segmented = self._processor.post_process_instance_segmentation(
             outputs,
@@ -154,7 +154,7 @@ class GenEval:
 
     @torch.inference_mode()
     def _colors_of(self, image: np.ndarray, found: Sequence[Found], name: str) -> list[str]:
-        """Return the color of each object, told by CLIP on its cut-out before gray."""
+        """Return the color of each object, classified by CLIP on a crop with gray background."""
         if name not in self._colors:
             texts = [template.format(color=color, name=name) for color in COLORS for template in _TEMPLATES]
             tokens = self._clip_processor.tokenizer(
@@ -170,13 +170,13 @@ class GenEval:
 
 
 def meets(about: Mapping[str, Any], objects: Objects, colors: Colors) -> tuple[bool, list[str]]:
-    """Return whether an image meets all demands, and what is wrong (``evaluate_images.py:evaluate``).
+    """Return whether an image meets all demands, and the unmet ones (``evaluate_images.py:evaluate``).
 
     Args:
         about: the prompt's ``include``: class, count, and maybe color or position (relation, number of an earlier
             demand); and ``exclude``: class, and the count that must not be reached.
-        objects: what was found, by class, surest first.
-        colors: tells the colors of objects.
+        objects: detected objects by class, by descending confidence.
+        colors: classifies the colors of objects.
     """
     wrong: list[str] = []
     groups: list[Sequence[Found] | None] = []
@@ -197,12 +197,12 @@ def meets(about: Mapping[str, Any], objects: Objects, colors: Colors) -> tuple[b
 
 
 def met_share(about: Mapping[str, Any], objects: Objects, colors: Colors) -> float:
-    """Return the mean over demands of how far each is met, as Flow-GRPO's reward server trains with it.
+    """Return the mean score of the demands, as Flow-GRPO's reward server computes it for training.
 
     Args:
-        about: the prompt's ``include``; ``exclude`` does not count.
-        objects: what was found, by class, surest first.
-        colors: tells the colors of objects.
+        about: the prompt's ``include``; ``exclude`` is ignored.
+        objects: detected objects by class, by descending confidence.
+        colors: classifies the colors of objects.
     """
     parts: list[float] = []
     groups: list[Sequence[Found] | None] = []
@@ -219,14 +219,14 @@ def met_share(about: Mapping[str, Any], objects: Objects, colors: Colors) -> flo
         if met and demand.get("position"):
             target = groups[demand["position"][1]]
             met = not _misplaced(demand, found, groups)
-            # Where there is a target its code adds a 1 whatever the place, after a 0 for a wrong one.
+            # Where there is a target, that code always adds a 1, after a 0 for a wrong position.
             parts += [1.0] if met else [0.0] if target is None else [0.0, 1.0]
         groups.append(found if met else None)
     return sum(parts) / len(parts) if parts else 0.0
 
 
 def relations(one: np.ndarray, other: np.ndarray) -> set[str]:
-    """Return where a box (4,) is relative to another: left of, right of, above, below; two or none are possible."""
+    """Return the position of a box (4,) relative to another: left of, right of, above, below; two or none can hold."""
     boxes = np.stack([one, other]).reshape(2, 2, 2).astype(np.float64)
     centers, sizes = boxes.mean(1), np.abs(boxes[:, 1] - boxes[:, 0])
     offset = centers[0] - centers[1]
@@ -234,8 +234,8 @@ def relations(one: np.ndarray, other: np.ndarray) -> set[str]:
     if (np.abs(apart) < 1e-3).all():
         return set()
     across, down = apart / np.linalg.norm(offset)
-    told = {"left of": across < -0.5, "right of": across > 0.5, "above": down < -0.5, "below": down > 0.5}
-    return {relation for relation, holds in told.items() if holds}
+    known = {"left of": across < -0.5, "right of": across > 0.5, "above": down < -0.5, "below": down > 0.5}
+    return {relation for relation, holds in known.items() if holds}
 
 
 def _miscolored(demand: Mapping[str, Any], found: Sequence[Found], colors: Colors) -> str:
@@ -265,7 +265,7 @@ def _misplaced(demand: Mapping[str, Any], found: Sequence[Found], groups: Sequen
 
 
 def _by_class(segmented: Mapping[str, Any], least: float) -> dict[str, list[Found]]:
-    """Return objects of at least some confidence by the name of their class, surest first."""
+    """Return objects above a confidence by the name of their class, by descending confidence."""
     found: dict[str, list[Found]] = {}
     numbered = [(number, about) for number, about in enumerate(segmented["segments_info"]) if about["score"] > least]
     for number, about in sorted(numbered, key=lambda one: -one[1]["score"]):

@@ -14,7 +14,7 @@ from models.rewards.chat_answers import first_token
 from models.rewards.vlm import ONE_TOKEN, Asking
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-#: What stands for a probability of 0 in a geometric mean: the endpoint tells the 20 likeliest tokens only.
+#: Stands for a probability of 0 in a geometric mean: the endpoint reports the 20 likeliest tokens only.
 _LEAST = 1e-6
 
 
@@ -22,8 +22,8 @@ _LEAST = 1e-6
 class GenEval2(Asking):
     """Soft-TIFA: the mean of P(right answer) over the questions of a prompt (``evaluation.py:soft_tifa``).
 
-    Each is asked with 'Answer in one word.'; the probability is that of the answer as the first token, a number also
-    in digits. ``gm``: the geometric mean, which tells of whole prompts; ``am``: the arithmetic one, of their atoms.
+    Each question ends with 'Answer in one word.'; the probability is that of the answer as the first token, a number
+    also in digits. ``gm``: the geometric mean, for whole prompts; ``am``: the arithmetic mean, for their atoms.
     """
 
     name: ClassVar[str] = "geneval2"
@@ -34,7 +34,7 @@ class GenEval2(Asking):
     """Geometric or arithmetic."""
 
     def __post_init__(self) -> None:
-        """Make the client; nothing is asked yet.
+        """Make the client; no request is sent yet.
 
         Raises:
             ConfigError: the package is not installed, or there is no endpoint.
@@ -49,14 +49,14 @@ class GenEval2(Asking):
 
         Raises:
             ValueError: a prompt has no questions.
-            RewardError: the endpoint refuses, or tells no probabilities.
+            RewardError: the endpoint refuses, or reports no probabilities.
             ConnectionError: it cannot be reached or is overloaded, after several tries.
         """
-        asked = [(row, *pair) for row, about in enumerate(metadata) for pair in _questions(about, prompts[row])]
-        found = self.map(lambda one: self._probability(media[one[0]], one[1], one[2]), asked)
+        questions = [(row, *pair) for row, about in enumerate(metadata) for pair in _questions(about, prompts[row])]
+        found = self.map(lambda one: self._probability(media[one[0]], one[1], one[2]), questions)
         values, notes = [], []
         for row in range(len(prompts)):
-            likely = [value for (of, _, _), value in zip(asked, found, strict=True) if of == row]
+            likely = [value for (of, _, _), value in zip(questions, found, strict=True) if of == row]
             values.append(_mean(likely, self.mean))
             notes.append(" ".join(f"{value:.2f}" for value in likely))
         return Scores(np.array(values, np.float32), notes)

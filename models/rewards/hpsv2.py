@@ -1,4 +1,4 @@
-"""HPS v2 and v2.1, from a safetensors copy of the published file, whose names are open_clip's."""
+"""HPS v2 and v2.1, from a safetensors copy of the published file, which has open_clip's parameter names."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ _CLIP_PARTS = {
 
 @dataclass(kw_only=True)
 class Hps(PromptLikeness):
-    """Human Preference Score v2 and v2.1 (arXiv 2306.09341): cosine of image and prompt, by a CLIP ViT-H/14 of raters.
+    """Human Preference Score v2 and v2.1 (arXiv 2306.09341): cosine of image and prompt.
 
-    The cosine as DanceGRPO and DiffusionNFT have it; ``percent``: times 100, as papers report it.
+    The model is a CLIP ViT-H/14 trained on human preferences. ``cosine``: as DanceGRPO and DiffusionNFT have it;
+    ``percent``: times 100, as papers report it.
     """
 
     name: ClassVar[str] = "hpsv2"
 
     model: ModelPlace = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
-    """Folder or hub id of the CLIP model it was trained from, for its sizes and its processor."""
+    """Folder or hub id of its base model, a CLIP model, for its sizes and processor."""
     weights: FilePlace
     """Safetensors copy of ``HPS_v2.1_compressed.pt`` or ``HPS_v2_compressed.pt`` (xswu/HPSv2)."""
     convention: Literal["cosine", "percent"] = "cosine"
@@ -67,7 +68,7 @@ class Hps(PromptLikeness):
 
 
 def clip_names(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
-    """Return the CLIPModel name of a tensor of open_clip's (``convert_clip_original_pytorch_to_hf.py``)."""
+    """Return an open_clip tensor by its names in CLIPModel (``convert_clip_original_pytorch_to_hf.py``)."""
     if name == "logit_scale":
         return {name: tensor}
     if name in ("visual.proj", "text_projection"):

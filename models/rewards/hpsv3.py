@@ -1,4 +1,4 @@
-"""HPSv3 (arXiv 2508.03789): a Qwen2-VL with a head that tells how much people like an image for a prompt."""
+"""HPSv3 (arXiv 2508.03789): a Qwen2-VL with a head that predicts human preference of an image for a prompt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from models.rewards.sizes import Takes, encoder_of
 from models.rewards.weight_files import WeightsFile
 
 _REWARD = "<|Reward|>"
-#: An image is scaled to about so many: 256 tokens.
+#: Target number of pixels of a scaled image: 256 tokens.
 _PIXELS = 256 * TOKEN**2
 
 
@@ -35,28 +35,28 @@ class HpsV3:
     weights: FilePlace
     """``HPSv3.safetensors`` (MizzenAI/HPSv3)."""
     instruction: FilePlace
-    """Text file with what it was trained to be asked, with {text_prompt} for the prompt and its reward token."""
+    """Text file with the instruction of its training, with {text_prompt} for the prompt and its reward token."""
     model: ModelPlace = "Qwen/Qwen2-VL-7B-Instruct"
-    """Folder or hub id of the model it was trained from, for its sizes, tokenizer and image processor."""
+    """Folder or hub id of its base model, for its sizes, tokenizer and image processor."""
     revision: str | None = None
     """Commit, tag or branch of that model."""
     device: str = "auto"
     """Torch device, or auto."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of the weights but the head's, which are float32."""
+    """Dtype of the weights, except for those of the head, which are float32."""
     _reader: Reader = field(init=False, repr=False)
     _head: nn.Sequential = field(init=False, repr=False)
     _images: Any = field(init=False, repr=False)
-    _asked: str = field(init=False, repr=False)
+    _instruction: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Load model and head.
 
         Raises:
-            ConfigError: one cannot be loaded, or the instruction is none.
+            ConfigError: one cannot be loaded, or the instruction is invalid.
         """
         device = chosen_device(self.device, local_rank(), label="device of reward 'hpsv3'")
-        self._asked = read_instruction(self.name, Path(self.instruction), [_REWARD])
+        self._instruction = read_instruction(self.name, Path(self.instruction), [_REWARD])
         self._images = load_pretrained("AutoImageProcessor", self.model, self.revision, reward=self.name)
         given = WeightsFile(reward=self.name, file=self.weights)
         stored = given.read()
@@ -71,7 +71,7 @@ class HpsV3:
 
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return what the model takes of a device, its head aside; None where it is not known yet."""
+        """Return the memory the model needs on a device, without its head; None if it is not known yet."""
         known = encoder_of(str(options.get("model", cls.model)))
         return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
 
@@ -81,7 +81,7 @@ class HpsV3:
         seen = self._images([_scaled(image) for image in media], return_tensors="pt")
         grid, merged = seen["image_grid_thw"], self._images.merge_size**2
         texts = [
-            self._reader.text(self._asked, prompt, "image", int(size.prod()) // merged)
+            self._reader.text(self._instruction, prompt, "image", int(size.prod()) // merged)
             for prompt, size in zip(prompts, grid, strict=True)
         ]
         (at_reward,) = self._reader.verdicts(texts, seen["pixel_values"], grid, "image")
@@ -97,6 +97,6 @@ def _make_head(width: int) -> nn.Sequential:
 
 
 def _scaled(image: np.ndarray) -> Image.Image:
-    """Return an image of about 256 tokens, both sides multiples of a token's."""
+    """Return an image scaled to about 256 tokens, with both sides multiples of a token's side."""
     height, width = token_grid(*image.shape[:2], least=_PIXELS, most=_PIXELS)
     return Image.fromarray(image).resize((width * TOKEN, height * TOKEN), Image.Resampling.BICUBIC)

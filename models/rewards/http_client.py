@@ -1,7 +1,7 @@
-"""HTTP clients that nothing a server sends can hold up or fill: a deadline for a whole answer, a limit of its bytes.
+"""HTTP clients with a deadline for a whole response and a limit of its size, as protection from faulty servers.
 
-Time limits of clients are for a single read, and limits of bytes are for what is compressed; servers that drip or bombs
-of gzip pass both. Text is UTF-8, whatever a header says.
+Usual timeouts apply to a single read, and usual size limits to compressed bytes; servers that drip or gzip bombs pass
+both. Text is decoded as UTF-8, regardless of headers.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import httpx
 from configs.answers import read_as_utf8
 from configs.proxies import accept_proxies
 
-#: Extension of a request: the most bytes its answer may have.
+#: Extension of a request: the maximum bytes of its response.
 MOST = "flowmill.most"
-#: Extension of an answer: when it must have been read, by the monotonic clock.
+#: Extension of a response: the deadline for reading it, by the monotonic clock.
 UNTIL = "flowmill.until"
-#: Of an answer that nobody said more about.
+#: Default maximum bytes of a response.
 _MOST = 1 << 24
 
 
 def bounded_client(total_s: float, *, most: int = _MOST, **how: Any) -> httpx.Client:
-    """Return a client whose requests end after some seconds, however slowly anything comes.
+    """Return a client whose requests end after some seconds, however slow the server is.
 
     Args:
-        total_s: seconds for a request and its answer.
-        most: bytes of an answer to a request that has no extension ``MOST``.
+        total_s: seconds for a request and its response.
+        most: maximum bytes of the response to a request without the extension ``MOST``.
         how: see ``httpx.Client``.
     """
     accept_proxies()
@@ -44,7 +44,7 @@ def bounded_client(total_s: float, *, most: int = _MOST, **how: Any) -> httpx.Cl
 
 
 class _Clock(threading.local):
-    """When what this thread asks for must have come."""
+    """The deadline of this thread's current request."""
 
     def __init__(self, total_s: float, most: int) -> None:
         self._total_s, self._most = total_s, most
@@ -67,11 +67,7 @@ class _Clock(threading.local):
             response.stream = _Stream(response.stream, most, self)
 
     def left(self, timeout: float | None) -> float:
-        """Return how long may be waited now.
-
-        Raises:
-            httpcore.ReadTimeout: no longer.
-        """
+        """Return the seconds left, at most ``timeout``; raise ``httpcore.ReadTimeout`` if there are none."""
         left = self._until - time.monotonic()
         if left <= 0:
             raise httpcore.ReadTimeout(f"the answer was not complete after {self._total_s:g} s")

@@ -1,4 +1,4 @@
-"""ImageReward, from a safetensors copy of the published file, whose names are BLIP's."""
+"""ImageReward, from a safetensors copy of the published file, which has BLIP's parameter names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from models.text.control_tokens import as_texts
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: Of ImageReward's scores over its own data (``ImageReward.py``).
+#: Mean and standard deviation of ImageReward's scores on its own data (``ImageReward.py``).
 _MEAN, _STD = 0.16717362830052426, 1.0333394966054072
-#: Most text tokens ImageReward was trained with.
+#: Maximum number of text tokens in ImageReward's training.
 _TOKENS = 35
-#: Width of an attention head of BLIP's encoders, of images and of text.
+#: Width of an attention head of BLIP's image and text encoders.
 _HEAD = 64
 #: Names in BLIP's ViT and in transformers' BlipVisionModel.
 _VISION_PARTS = {
@@ -45,7 +45,7 @@ _VISION_PARTS = {
 
 @dataclass(kw_only=True)
 class ImageReward:
-    """ImageReward v1.0 (arXiv 2304.05977): raters' preference, standardized; BLIP's text encoder looks at the image."""
+    """ImageReward v1.0 (arXiv 2304.05977): raters' preference, standardized, by BLIP's cross-attending text encoder."""
 
     name: ClassVar[str] = "imagereward"
     needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=16, spreads=True)
@@ -66,11 +66,7 @@ class ImageReward:
     _device: torch.device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load both encoders and the perceptron on them.
-
-        Raises:
-            ConfigError: one cannot be loaded.
-        """
+        """Load both encoders and the perceptron."""
         from transformers import BlipTextConfig, BlipVisionConfig, CLIPImageProcessor
         from transformers.models.blip.modeling_blip import BlipVisionModel
         from transformers.models.blip.modeling_blip_text import BlipTextModel
@@ -96,8 +92,8 @@ class ImageReward:
 
     @staticmethod
     def takes(options: Mapping[str, Any]) -> Takes:
-        """Return what the published model takes of a device: BLIP's ViT-L/16 at 224 pixels, and its text encoder."""
-        # 24 layers of the image, and those of the text, which take as much as four of them.
+        """Return the memory of the published model on a device: BLIP's ViT-L/16 at 224 pixels and its text encoder."""
+        # 24 layers of the image encoder; those of the text encoder count as four more.
         known = Encoder(
             parameters=445_278_720,
             tokens=197,
@@ -121,7 +117,7 @@ class ImageReward:
         return (self._judged(processed(media, self._images), prompts) - _MEAN) / _STD
 
     def _judged(self, pixels: Tensor, prompts: Sequence[str]) -> Tensor:
-        """Return (B,) float32 scores of images that were processed, before they are standardized."""
+        """Return (B,) float32 scores of processed images, before standardization."""
         tokens = self._tokenizer(
             as_texts(self._tokenizer, prompts),
             padding="max_length",
@@ -146,7 +142,7 @@ def _but_positions(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
 
 
 def _vision_names(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
-    """Return what a tensor of BLIP's ViT is in BlipVisionModel (``convert_blip_original_pytorch_to_hf.py``)."""
+    """Return a tensor of BLIP's ViT by its name in BlipVisionModel (``convert_blip_original_pytorch_to_hf.py``)."""
     for outer, inner in _VISION_PARTS.items():
         if outer == "norm." and not name.startswith(outer):
             continue

@@ -1,4 +1,4 @@
-"""Calls a reward as it wants to be called, and checks what it returns: a failed score is never replaced by a default.
+"""Calls a reward as its needs require, and checks the result: a failed score is never replaced by a default.
 
 Legend: B samples, F frames of a clip.
 """
@@ -19,26 +19,26 @@ from models.rewards.base import Batch, Needs, Reward, Scores
 from models.rewards.errors import describe, expected, log_traceback
 from models.rewards.returned import MalformedError, read_scores
 
-#: What may be the fault of a sample; a lost connection or a full disk is not.
+#: Errors that a sample may have caused; a lost connection or a full disk is another matter.
 _OF_SAMPLES = (RewardError, FileNotFoundError, UnidentifiedImageError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handling:
-    """How samples are handed to a reward."""
+    """How samples are passed to a reward."""
 
     frames: int | str = 1
-    """Of clips: every n-th frame is scored, 'first', or 'clip' as a whole."""
+    """Frames of a clip to score: every n-th, 'first', or 'clip' for the whole clip at once."""
     over_frames: str = "mean"
     """'mean' or 'min' of the scores of a clip's frames."""
     batch_size: int | None = None
-    """Rows per call, the last ones padded, as kernels differ with their number; None: what the reward says."""
+    """Rows per call; the last call is padded, as kernels depend on the number of rows; None: the reward's own."""
     exclude: bool = False
-    """Record which samples fail instead of raising; what concerns them all is raised nevertheless."""
+    """Record which samples fail instead of raising; errors that concern all of them are still raised."""
 
     @classmethod
     def of(cls, section: RewardSection) -> Handling:
-        """Return how a config wants it."""
+        """Return the handling that a config sets."""
         return cls(
             frames=section.frames,
             over_frames=section.over_frames,
@@ -48,17 +48,17 @@ class Handling:
 
 
 def score(reward: Reward, name: str, batch: Batch, handling: Handling = Handling()) -> Scores:
-    """Call a reward on samples and check what it returns.
+    """Call a reward on samples and check the result.
 
     Args:
         reward: the reward.
-        name: what to call it in messages.
+        name: its name in messages.
         batch: the samples.
-        handling: how they are handed over.
+        handling: how they are passed to the reward.
 
     Raises:
-        RewardError: the reward failed, or returned another number of scores, or one that is not finite.
-        OSError: the reward failed with one, which may pass; a note says where.
+        RewardError: the reward failed, or returned a wrong number of scores, or one that is not finite.
+        OSError: the reward raised one, which may be temporary; a note names the samples.
     """
     needs = needs_of_made(reward)
     if batch.media.ndim == 5 and needs.media in ("samples", "images") and handling.frames != "clip":
@@ -74,13 +74,13 @@ def score(reward: Reward, name: str, batch: Batch, handling: Handling = Handling
 
 
 def needs_of_made(reward: Any) -> Needs:
-    """Return what a reward that is made declares; nothing special where it says nothing."""
+    """Return the needs that a reward object declares, or the default ones."""
     found: Needs = getattr(reward, "needs", Needs())
     return found
 
 
 def _by_group(batch: Batch) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the rows of every group, in order, and no padding; without groups all are one."""
+    """Yield the rows of every group, in order, and no padding; without group ids there is one group."""
     groups: dict[str, list[int]] = {}
     for row in range(len(batch)):
         groups.setdefault(batch.groups[row] if batch.groups else "", []).append(row)
@@ -89,7 +89,7 @@ def _by_group(batch: Batch) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def _by_size(count: int, size: int | None) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield rows, ``size`` at a time, and as many times the last row as it takes to fill the last call."""
+    """Yield rows, ``size`` at a time, and copies of the last row as padding of the last call."""
     size = size or count
     for start in range(0, count, size):
         rows = list(range(start, min(start + size, count)))
@@ -99,10 +99,10 @@ def _by_size(count: int, size: int | None) -> Iterator[tuple[list[int], list[int
 def _score_rows(
     reward: Reward, name: str, batch: Batch, rows: Sequence[int], padding: Sequence[int], exclude: bool
 ) -> Scores:
-    """Score some rows in one call; where that fails and failures are excluded, find the rows that fail alone."""
+    """Score some rows in one call; if that fails and failures are excluded, call each row alone."""
     together = needs_of_made(reward).groupwise
     try:
-        # Where rows that fail are called one by one anyway, nobody need look for the first of them.
+        # Where rows are called one by one after a failure, a search for the failing one is not needed.
         scores = _called(reward, name, batch.take([*rows, *padding]), blame=together or not exclude)
     except _OF_SAMPLES as error:
         if not exclude or isinstance(error, MalformedError):
@@ -121,29 +121,26 @@ def _failed(error: Exception) -> str:
 
 
 def _called(reward: Reward, name: str, batch: Batch, *, blame: bool) -> Scores:
-    """Return what one call of a reward gives, of the right shape and finite; ``blame``: tell which sample fails."""
+    """Return the checked scores of one call of a reward; ``blame``: find the sample that fails."""
     try:
-        result = _asked(reward, batch)
+        result = _call_on_copy(reward, batch)
     except FlowmillError:
         raise
-    except Exception as error:  # noqa: BLE001 - a reward may be anybody's code; its error is raised, with its place
-        _tell(error, reward, name, batch, blame=blame)
+    except Exception as error:  # noqa: BLE001 - a reward may be custom code; its error is raised with its context
+        _raise_failure(error, reward, name, batch, blame=blame)
     return read_scores(result, name, batch)
 
 
-def _asked(reward: Any, batch: Batch) -> Any:
-    """Return what a reward says of its own copy of a batch: what it writes there nobody else gets, and is not stored.
-
-    The images that prompts start from are shared, and cannot be written to.
-    """
+def _call_on_copy(reward: Any, batch: Batch) -> Any:
+    """Return the result of a reward, called on its own copy of a batch, which it may modify; references are shared."""
     given = batch.media.copy(), list(batch.prompts), [copy.deepcopy(dict(row)) for row in batch.metadata]
     if not needs_of_made(reward).references:
         return reward.score(*given)
     return reward.score(*given, [list(images) for images in batch.references])
 
 
-def _tell(error: Exception, reward: Reward, name: str, batch: Batch, *, blame: bool) -> NoReturn:
-    """Raise a reward's error with what it failed on. A lost connection stays what it is, so that it is tried again."""
+def _raise_failure(error: Exception, reward: Reward, name: str, batch: Batch, *, blame: bool) -> NoReturn:
+    """Raise a reward's error with its samples; an OSError keeps its type, so that the call is retried."""
     if isinstance(error, OSError):
         where = describe(batch.origin, 0 if len(batch) == 1 else None, batch.prompts)
         error.add_note(f"Reward '{name}' raised it. Traceback: {log_traceback(error, name, where)}.")
@@ -152,12 +149,12 @@ def _tell(error: Exception, reward: Reward, name: str, batch: Batch, *, blame: b
     raise RewardError(
         f"Reward '{name}' failed for {where}: {type(error).__name__}: {error}. {expected(batch.media)}. Its traceback "
         f"is in {log_traceback(error, name, where)}; FLOWMILL_TRACEBACK=1 shows it here. Mend the reward and run "
-        "again; what is committed stays."
+        "again; committed results stay."
     ) from error
 
 
 def _culprit(reward: Reward, batch: Batch) -> int | None:
-    """Return the first sample that fails alone too; None if none does."""
+    """Return the first sample that also fails alone, if any."""
     if len(batch) == 1:
         return 0
     if not getattr(reward, "alone", True):
@@ -165,25 +162,25 @@ def _culprit(reward: Reward, batch: Batch) -> int | None:
     for row in range(len(batch)):
         alone = batch.take([row])
         try:
-            _asked(reward, alone)
-        except Exception:  # noqa: BLE001 - which error it is was said already; this finds the sample
+            _call_on_copy(reward, alone)
+        except Exception:  # noqa: BLE001 - the error is raised already; this finds the sample
             return row
     return None
 
 
 def _score_frames(reward: Reward, name: str, clips: Batch, handling: Handling) -> Scores:
-    """Score all frames as images; return mean or minimum per clip, and the remark about the first or the worst."""
+    """Score all frames as images; return mean or minimum per clip, and the note of the first or the worst frame."""
     media = clips.media[:, :1] if handling.frames == "first" else clips.media[:, :: int(handling.frames)]
     count = media.shape[1]
     rows = [row for row in range(len(clips)) for _ in range(count)]
-    # Groups stay apart by frame: what is compared are the same moments of different clips.
+    # Groups are split by frame: a groupwise reward compares the same moments of different clips.
     groups = [f"{clips.groups[row]} {at % count}" for at, row in enumerate(rows)] if clips.groups else ()
     images = replace(clips.take(rows), media=media.reshape(-1, *media.shape[2:]), groups=groups)
     scores = score(reward, name, images, handling)
     by_clip = scores.values.reshape(-1, count)
     failed = np.isnan(by_clip)
-    told = np.where(failed.any(1), failed.argmax(1), 0 if handling.over_frames == "mean" else by_clip.argmin(1))
-    notes = None if scores.notes is None else [scores.notes[clip * count + at] for clip, at in enumerate(told)]
+    noted = np.where(failed.any(1), failed.argmax(1), 0 if handling.over_frames == "mean" else by_clip.argmin(1))
+    notes = None if scores.notes is None else [scores.notes[clip * count + at] for clip, at in enumerate(noted)]
     mean = handling.over_frames == "mean"
     values = by_clip.mean(1, dtype=np.float64).astype(np.float32) if mean else by_clip.min(1)
     return Scores(values, notes)

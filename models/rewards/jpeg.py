@@ -1,4 +1,4 @@
-"""JPEG size as a reward: no model, deterministic, useful to try a pipeline."""
+"""JPEG size as a reward: deterministic and without a model, useful to try a pipeline."""
 
 from __future__ import annotations
 

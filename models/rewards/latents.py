@@ -1,4 +1,4 @@
-"""A reward on final latents: nothing is decoded, and no autoencoder is loaded."""
+"""A reward on final latents, without decoding and without an autoencoder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REMEDY = (
 
 @dataclass(kw_only=True)
 class LatentHead:
-    """Layers of one's own on final latents, with ReLU between them.
+    """Custom layers on final latents, with ReLU between them.
 
     The layers are those of a safetensors file, ``0.weight``, ``0.bias``, ``1.weight``, ... : convolutions (4
     dimensions, padded to keep the size), then linear ones (2 dimensions) on flattened values; the last has one output.
@@ -43,7 +43,7 @@ class LatentHead:
         """Load the layers.
 
         Raises:
-            ConfigError: there are none, or they do not follow each other.
+            ConfigError: there are none, or they do not fit together.
         """
         device = chosen_device(self.device, local_rank(), label="device of reward 'latent_head'")
         self._layers = _read_layers(
@@ -52,7 +52,7 @@ class LatentHead:
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return one score per (C, h, w) float32 latents, or whatever shape the first layer takes."""
+        """Return one score per (C, h, w) float32 latents, or latents of another shape that the first layer takes."""
         found: np.ndarray = self.differentiable(torch.from_numpy(np.array(media)), prompts, metadata).cpu().numpy()
         return Scores(found)
 

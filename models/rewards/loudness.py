@@ -1,4 +1,4 @@
-"""How loud a sound is: arithmetic alone, for monitors, and to try a model that makes sound."""
+"""Loudness of a sound, without a model: for monitors, and to try a model that generates sound."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from models.rewards.base import Needs, Scores
 
-#: Largest value of a 16-bit sound; louder was clipped.
+#: Largest value of a 16-bit sound; louder samples were clipped.
 _FULL = 32767 / 32768
 
 
@@ -18,13 +18,13 @@ _FULL = 32767 / 32768
 class Loudness:
     """The level of a sound in decibels of full scale, 20 log10 of its root mean square over samples and channels.
 
-    With a target minus the distance to it.
+    With a target it is minus the distance to the target.
     """
 
     needs: ClassVar[Needs] = Needs(media="sounds")
 
     target: float | None = None
-    """Level that is best; the louder the better when absent."""
+    """Level with the best score; without it a louder sound scores higher."""
     floor: float = -80.0
     """Level of silence, below which levels are equal."""
 
@@ -32,13 +32,13 @@ class Loudness:
         """Check the options.
 
         Raises:
-            ValueError: one is no level.
+            ValueError: a level is out of range.
         """
         if not self.floor < 0 or not self.floor <= (0 if self.target is None else self.target) <= 0:
             raise ValueError(f"floor is {self.floor} and target {self.target}; it must be floor <= target <= 0.")
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return one score per (N, C) float32 sound, with its level and how much of it was cut."""
+        """Return one score per (N, C) float32 sound, with its level and the share of clipped samples as a note."""
         power = np.square(media.astype(np.float64)).mean(axis=(1, 2))
         levels = 10 * np.log10(np.maximum(power, 10 ** (self.floor / 10)))
         cut = (np.abs(media) >= _FULL).mean(axis=(1, 2))

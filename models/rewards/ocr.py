@@ -15,7 +15,7 @@ from configs.extras import require_extra
 from models.rewards.base import Bounds, Needs, Scores, quoted_text
 
 _HEIGHT = 48  # the recognizer's input height
-_MARGIN = 16  # white columns left and right; letters at the border are misread without
+_MARGIN = 16  # white columns left and right; without them letters at the border are misread
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,17 +27,17 @@ class OcrReward:
 
     needs: ClassVar[Needs] = Needs(media="images")
     perfect: ClassVar[float] = 1.0
-    """The text is read as asked."""
+    """The text that was read is the quoted one."""
     bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     detect: bool = False
     """Find text lines first, for large images; otherwise the whole image is one line."""
     min_side: int = 736
-    """With ``detect``: images are enlarged until their shorter side has so many pixels; less is faster."""
+    """With ``detect``: images are enlarged until their shorter side has this many pixels; fewer are faster."""
     substring: bool = True
-    """A reading that contains the target has distance 0, as in Flow-GRPO's image rule; its video rule has it off."""
+    """A reading that contains the target has distance 0, as in Flow-GRPO's image rule, unlike in its video rule."""
     every: int = 4
-    """Of clips handed over whole (``frames: clip``) every n-th frame is read, as in Flow-GRPO's video rule."""
+    """In whole clips (``frames: clip``) every n-th frame is read, as in Flow-GRPO's video rule."""
     batch_size: int = 32
     """Images per recognizer call."""
     threads: int = 1
@@ -45,11 +45,7 @@ class OcrReward:
     _reader: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        """Load the model from the wheel.
-
-        Raises:
-            ConfigError: the wheel is not installed.
-        """
+        """Load the model from the wheel."""
         require_extra("ocr", "rapidocr_onnxruntime", label="rewards 'ocr'")
         self._reader = _DetectingReader(self.min_side) if self.detect else _LineReader(self.batch_size, self.threads)
 

@@ -1,7 +1,7 @@
-"""A judge of pairs within a group: a sample's score is how many of the others it beats (Pref-GRPO, arXiv 2508.20751).
+"""A judge of pairs within a group: a sample's score is its win rate against the others (Pref-GRPO, arXiv 2508.20751).
 
-Scores of single images lie close together, so that their normalized differences are mostly noise, which policies learn
-to exploit; which of two images is better a judge can tell.
+Scores of single images lie close together, so their normalized differences are mostly noise, which policies learn to
+exploit. A judge compares two images more reliably.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ASK_EDIT = (
 
 @dataclass(kw_only=True)
 class WinRate(Asking):
-    """Asks a model which of two is better, of all pairs of a group: K (K - 1) / 2, or as many again in both orders.
+    """Asks a model which is better for all pairs of a group: K (K - 1) / 2 requests, or twice that in both orders.
 
     The score is the share of the others that a sample beats: (wins + ties / 2) / (K - 1), 0 to 1.
     """
@@ -41,20 +41,20 @@ class WinRate(Asking):
     bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     question: str | None = None
-    """Asked of every pair, with {prompt} for the prompt."""
+    """Question about every pair, with {prompt} for the prompt."""
     pattern: str = r"(?:Image\s*)?([12])\s+is\s+better"
-    """Finds the better one in the answer, in its first group: 1 or 2; of several the last counts."""
+    """Regular expression whose first group is the better image, 1 or 2; the last match counts."""
     tie: str = r"\b(?:equal(?:ly)?|tie|same)\b"
-    """Finds that none is, where the pattern finds nothing."""
+    """Regular expression of a tie, for answers that the pattern does not match."""
     both_orders: bool = True
-    """Ask about each pair twice, either first: judges prefer places; two different answers are a tie."""
+    """Ask about each pair in both orders, as judges prefer one position; two different answers are a tie."""
     max_tokens: int = 2048
-    """Of an answer."""
+    """Maximum tokens of an answer."""
     references: bool = False
-    """Show the images that the prompt starts from first, and ask which edit is better."""
+    """Show the prompt's source images first, and ask which edit is better."""
 
     def __post_init__(self) -> None:
-        """Make the client; nothing is asked yet.
+        """Make the client; no request is sent yet.
 
         Raises:
             ConfigError: the package is not installed, or there is no endpoint.
@@ -66,12 +66,12 @@ class WinRate(Asking):
 
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:
-        """Return that a whole group is needed, and references where they are to be shown."""
+        """Return the needs under some options: a whole group, and references where they are shown."""
         return Needs(media="images", groupwise=True, references=bool(options.get("references", False)))
 
     @property
     def needs(self) -> Needs:
-        """A whole group, and references where they are to be shown."""
+        """A whole group, and references where they are shown."""
         return self.needs_for({"references": self.references})
 
     def score(
@@ -81,7 +81,7 @@ class WinRate(Asking):
         metadata: Sequence[Mapping[str, Any]],
         references: Sequence[Sequence[np.ndarray]] = (),
     ) -> Scores:
-        """Return (K,) win rates of the (H, W, 3) uint8 images of one group, with what each won; 0 for one alone.
+        """Return (K,) win rates of the (H, W, 3) uint8 images of one group, with tallies; 0 for a single image.
 
         Raises:
             RewardError: an answer names no winner, or the endpoint refuses the request.
@@ -93,7 +93,7 @@ class WinRate(Asking):
         answers = self.map(lambda pair: self._better(media[list(pair)], prompts[pair[0]], started), orders)
         results = np.full((len(media), len(media)), np.nan)
         for (first, second), answer in zip(orders, answers, strict=True):
-            # Asked in both orders, what is kept is the mean of the two.
+            # With both orders the two answers are combined.
             before = results[first, second]
             share = answer if np.isnan(before) else _verdict(before, answer)
             results[first, second], results[second, first] = share, 1 - share
@@ -118,15 +118,15 @@ class WinRate(Asking):
 
 
 def _verdict(one: float, other: float) -> float:
-    """Return what two answers about a pair say together: a win where they agree or one is a tie, else a tie."""
+    """Combine two answers about a pair: the winner of both, or of one if the other is a tie; else a tie."""
     total = one + other
     return 0.5 if total == 1 else float(total > 1)
 
 
 def win_rates(results: np.ndarray) -> np.ndarray:
-    """Return (K,) float32 shares of the others each beats, of (K, K) results: 1 a win, 1/2 a tie, 0 a loss, NaN itself.
+    """Return (K,) float32 win rates from (K, K) results: 1 a win, 1/2 a tie, 0 a loss, NaN on the diagonal.
 
-    One alone beats nobody.
+    The rate of a single sample is 0.
     """
     others = max(1, len(results) - 1)
     rates: np.ndarray = (np.nansum(results, axis=1) / others).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Reward models of transformers: where they are loaded from."""
+"""Loads reward models of transformers and diffusers from folders or the hub."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _REMEDY = (
 
 
 def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) -> Any:
-    """Return a model or processor of transformers, of a folder or of a hub repository; weights from safetensors alone.
+    """Return a model or processor of transformers from a folder or hub repository; weights from safetensors only.
 
     Args:
         kind: class in transformers.
         path: folder, or id on the hub.
         revision: commit, tag or branch of a repository.
-        reward: who asks, for messages.
+        reward: name of the reward, for messages.
 
     Raises:
-        ConfigError: it is nowhere, cannot be reached, lacks weights, or has no safetensors.
+        ConfigError: it does not exist, cannot be reached, lacks weights, or has no safetensors.
     """
     import transformers
 
@@ -51,10 +51,10 @@ def downloaded(path: str, revision: str | None, *, reward: str) -> Path:
     Args:
         path: folder, or id on the hub.
         revision: commit, tag or branch of a repository.
-        reward: who asks, for messages.
+        reward: name of the reward, for messages.
 
     Raises:
-        ConfigError: it is nowhere, or cannot be reached.
+        ConfigError: it does not exist, or cannot be reached.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -62,7 +62,7 @@ def downloaded(path: str, revision: str | None, *, reward: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    # What lies in folders is what pipelines read; beside them there may be the same weights in one file.
+    # Pipelines read the files in subfolders; the top level may also hold the same weights in one file.
     wanted = ["model_index.json", *(f"*/*.{kind}" for kind in ("json", "safetensors", "txt", "model"))]
     try:
         return Path(snapshot_download(path, revision=revision, allow_patterns=wanted, ignore_patterns=["*.fp16*"]))

@@ -1,4 +1,4 @@
-"""How good an image looks to a vision language model, by which of five words it would say next."""
+"""Quality of an image by a vision language model: the probabilities of five words as its next token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from models.rewards.device_placement import settled
 from models.rewards.pretrained import load_pretrained
 from models.text.chat_templates import day_of, render_chat
 
-#: What may come next, with what each is worth.
+#: The words, with their scores.
 LEVELS: Mapping[str, float] = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor": 2.0, "bad": 1.0}
 
 
@@ -27,9 +27,9 @@ LEVELS: Mapping[str, float] = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor
 class QualityLevels:
     """The mean of 5 (excellent) to 1 (bad), weighted by a softmax over the logits of these five words alone.
 
-    So score Q-Align (arXiv 2312.17090) and DeQA-Score (arXiv 2501.11561, ``src/evaluate/scorer.py``), of a word its
-    first token. Their question and the beginning of their answer are the options' values here. Prompts are not looked
-    at.
+    This is the score of Q-Align (arXiv 2312.17090) and DeQA-Score (arXiv 2501.11561, ``src/evaluate/scorer.py``), which
+    take the first token of each word. The options default to their question and the beginning of their answer. Prompts
+    are ignored.
     """
 
     name: ClassVar[str] = "quality_levels"
@@ -37,19 +37,19 @@ class QualityLevels:
     bounds: ClassVar[Bounds] = (1.0, 5.0)
 
     model: ModelPlace
-    """Folder or hub id of a model that transformers itself has a class for (``AutoModelForImageTextToText``)."""
+    """Folder or hub id of a model with a class in transformers itself (``AutoModelForImageTextToText``)."""
     template_date: str | None = None
-    """The date that a chat template is told which asks for one, as 2024-07-26; without it that is refused."""
+    """Date passed to a chat template that needs one, as 2024-07-26; without it such a template is refused."""
     revision: str | None = None
     """Commit, tag or branch of it."""
     question: str = "How would you rate the quality of this image?"
-    """Asked of every image, in the model's own chat template."""
+    """Question about every image, rendered by the model's chat template."""
     answer: str = "The quality of the image is"
-    """What its answer begins with; one of the words comes next."""
+    """Beginning of its answer; one of the words comes next."""
     device: str = "auto"
     """Torch device, or auto."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """Of the weights."""
+    """Dtype of the weights."""
     _processor: Any = field(init=False, repr=False)
     _vlm: Any = field(init=False, repr=False)
     _text: str = field(init=False, repr=False)
@@ -59,11 +59,11 @@ class QualityLevels:
         """Load the model.
 
         Raises:
-            ConfigError: it cannot be loaded without code of others, or does not tell the words apart.
+            ConfigError: it cannot be loaded without third-party code, or two words have the same first token.
         """
         device = chosen_device(self.device, local_rank(), label=f"device of reward '{self.name}'")
         self._processor = load_pretrained("AutoProcessor", self.model, self.revision, reward=self.name)
-        self._text = self._asked()
+        self._text = self._rendered()
         self._tokens = self._first_tokens()
         vlm = load_pretrained("AutoModelForImageTextToText", self.model, self.revision, reward=self.name)
         self._vlm = settled(vlm, device, getattr(torch, self.dtype))
@@ -77,11 +77,11 @@ class QualityLevels:
         logits = self._vlm(**given).logits[:, -1, self._tokens].float()
         shares = torch.softmax(logits, -1).cpu()
         values: np.ndarray = (shares @ torch.tensor(list(LEVELS.values()))).numpy()
-        said = [", ".join(f"{word} {share:.2f}" for word, share in zip(LEVELS, row, strict=True)) for row in shares]
-        return Scores(values, said)
+        notes = [", ".join(f"{word} {share:.2f}" for word, share in zip(LEVELS, row, strict=True)) for row in shares]
+        return Scores(values, notes)
 
-    def _asked(self) -> str:
-        """Return question and beginning of the answer as the model's chat template has them."""
+    def _rendered(self) -> str:
+        """Return question and beginning of the answer, rendered by the model's chat template."""
         content = [{"type": "image"}, {"type": "text", "text": self.question}]
         try:
             chat = render_chat(

@@ -1,4 +1,4 @@
-"""Answers to the tasks of reasoning-gym (arXiv 2505.24760, Apache-2.0), by the verifiers that come with them."""
+"""Scores answers to the tasks of reasoning-gym (arXiv 2505.24760, Apache-2.0) with its verifiers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReasoningGym:
 
         Raises:
             ConfigError: reasoning-gym is not installed.
-            ValueError: the pattern is none, or has no group.
+            ValueError: the pattern is invalid, or has no group.
         """
         try:
             groups = re.compile(self.pattern).groups
@@ -44,7 +44,7 @@ class ReasoningGym:
         require_extra("reasoning", "reasoning_gym", label="reward 'reasoning_gym'")
 
     def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Ask the verifiers of (B,) completions."""
+        """Return the verifiers' scores of (B,) completions."""
         found = [self._answer(str(text)) for text in media]
         scores = [_verified(*each) for each in zip(found, prompts, metadata, strict=True)]
         return Scores(np.array(scores, np.float32), [answer or "" for answer in found])

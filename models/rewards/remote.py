@@ -1,6 +1,6 @@
-"""A reward that a server scores: asks again with growing pauses, and gives up in one piece when the server stays away.
+"""Client of a reward server: retries with growing pauses, and all threads give up together on an absent server.
 
-A failed or malformed answer is never a score. What the server is asked is the reward and nothing of the run.
+A failed or malformed answer is never a score. Requests name the reward and contain no other data of the run.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ T = TypeVar("T")
 _CONNECT_S = 5.0
 #: Seconds to wait for a server that has not answered this process yet, before anything is sampled.
 _FIRST_S = 10.0
-#: Bytes of a request beside its media: prompts and metadata of a few rows.
+#: Bytes of a request in addition to its media: prompts and metadata of a few rows.
 _ROOM = 1 << 16
-#: Bytes an answer may have, and those for each row of it: its score and a remark.
+#: Maximum bytes of a response, and additional bytes per row for its score and note.
 _MOST, _MOST_PER_ROW = 1 << 20, 1 << 16
-#: Answers that say: ask again.
+#: Status codes that call for a retry.
 _LATER = frozenset({408, 429, 500, 502, 503, 504})
 _REMEDY = (
-    "Start it again with 'flowmill serve-reward', and give the same command: what is committed stays, and nothing else "
-    "was scored."
+    "Start it again with 'flowmill serve-reward', and give the same command: committed results stay, and no other "
+    "samples were scored."
 )
 
 
 class RemoteReward:
-    """What a ``flowmill serve-reward`` scores with."""
+    """The reward of a ``flowmill serve-reward`` process."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class RemoteReward:
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Bind to a server, of which nothing is asked yet.
+        """Bind to a server without a request.
 
         Args:
-            server: where it is, and how it is asked.
-            name: the reward that must score there.
-            options: what that must have been made with.
-            transport: how requests travel.
-            sleep: waits some seconds before asking again.
+            server: its address and the limits of requests.
+            name: the reward it must serve.
+            options: the options that reward must have.
+            transport: transport of requests, for tests.
+            sleep: waits some seconds before a retry.
         """
         self._server, self._name, self._options = server, name, dict(options)
         token = os.environ.get(wire.TOKEN)
@@ -77,25 +77,25 @@ class RemoteReward:
         self._patience = Patience(server.patience_s, sleep)
 
     def introduce(self) -> None:
-        """Ask what is served, with little patience: a server that never answered is more likely not there than ill.
+        """Request the served reward, with little patience: a server that never answered is probably not running.
 
         Raises:
-            ConfigError: the server is another's, or serves another reward.
-            RewardError: it stays away.
+            ConfigError: it is not a reward server, or serves another reward.
+            RewardError: it does not answer.
         """
         self._patience.seconds = min(_FIRST_S, self._server.patience_s)
         try:
-            self.needs  # noqa: B018 - what it is, is kept
+            self.needs  # noqa: B018 - the answer is cached
         finally:
             self._patience.seconds = self._server.patience_s
 
     @property
     def needs(self) -> Needs:
-        """What the reward needs.
+        """The needs of the reward.
 
         Raises:
-            ConfigError: the server is another's, or serves another reward.
-            RewardError: it stays away.
+            ConfigError: it is not a reward server, or serves another reward.
+            RewardError: it does not answer.
         """
         return wire.needs_from(self._info.needs.model_dump())
 
@@ -111,11 +111,11 @@ class RemoteReward:
         metadata: Sequence[Mapping[str, Any]],
         references: Sequence[Sequence[np.ndarray]] = (),
     ) -> Scores:
-        """Return what the server gives; in several requests where one would be larger than it takes.
+        """Return the server's scores, from several requests if one would exceed its size limit.
 
         Raises:
             ConfigError: it refuses to answer.
-            RewardError: the reward fails there, or the server stays away.
+            RewardError: the reward fails there, or the server does not answer.
         """
         batch = Batch(media=media, prompts=prompts, metadata=metadata, references=references)
         parts = [self._ask(part) for part in self._parts(batch)]
@@ -125,21 +125,21 @@ class RemoteReward:
         return Scores(np.concatenate([part.values for part in parts]), notes)
 
     def _parts(self, batch: Batch) -> Iterator[Batch]:
-        """Yield a batch in parts that the server takes; what must be compared stays together."""
+        """Yield a batch in parts within the server's size limit; groups stay together."""
         rows = len(batch)
         if not self.needs.groupwise:
             # Four bytes hold any character of UTF-8.
-            said = 4 * len(canonical_json([list(batch.prompts), *(dict(row) for row in batch.metadata)]))
-            # An image that several rows start from goes along once, or with every part.
+            texts = 4 * len(canonical_json([list(batch.prompts), *(dict(row) for row in batch.metadata)]))
+            # Every part may contain all reference images.
             shared = sum(image.nbytes for image in wire.distinct(batch.references))
-            rows = max(1, (self._info.max_bytes - _ROOM - shared) * len(batch) // (batch.media.nbytes + said))
+            rows = max(1, (self._info.max_bytes - _ROOM - shared) * len(batch) // (batch.media.nbytes + texts))
         for start in range(0, len(batch), rows):
             yield batch.take(range(start, min(start + rows, len(batch))))
 
     def _ask(self, batch: Batch) -> Scores:
         body = wire.pack_request(batch)
         wanted = wire.identity(self._name, self._options)
-        # A server that was started again may serve another reward: each request says which it is for.
+        # A restarted server may serve another reward, so each request names its own.
         headers = {"content-type": wire.TYPE, wire.CHECKSUM: wire.checksum(body), wire.REWARD: wanted}
 
         def ask() -> Scores:
@@ -147,7 +147,7 @@ class RemoteReward:
                 "POST", wire.SCORE, content=body, headers=headers, most=_MOST + _MOST_PER_ROW * len(batch)
             )
             if answer.headers.get(wire.CHECKSUM) != wire.checksum(answer.content):
-                raise PassingError("its answer is not what the answer's checksum says")
+                raise PassingError("its answer does not match the answer's checksum")
             try:
                 return wire.unpack_answer(answer.content, len(batch))
             except wire.MALFORMED as error:
@@ -163,7 +163,7 @@ class RemoteReward:
                 return wire.RewardInfo.model_validate(json_of(answer.content))
             except ValueError:
                 raise ConfigError(
-                    f"{self._place}: what answers there is no reward server of flowmill. Set 'server' to the address "
+                    f"{self._place}: the server there is no reward server of flowmill. Set 'server' to the address "
                     "that 'flowmill serve-reward' printed."
                 ) from None
 
@@ -181,13 +181,7 @@ class RemoteReward:
         return f"reward '{self._name}' at {self._server.url}"
 
     def _send(self, method: str, path: str, *, most: int = _MOST, **more: Any) -> httpx.Response:
-        """Return an answer of status 200.
-
-        Raises:
-            PassingError: asking again may help.
-            ConfigError: it never will, as the server refuses to answer.
-            RewardError: it never will, as the reward fails there.
-        """
+        """Return a response of status 200; raise ``PassingError`` if a retry may help, another error if not."""
         try:
             with self._slots:
                 answer = self._client.request(method, path, extensions={MOST: most}, **more)
@@ -200,20 +194,17 @@ class RemoteReward:
         return answer
 
     def _refuse(self, answer: httpx.Response) -> NoReturn:
-        status, said = answer.status_code, _detail(answer)
+        status, detail = answer.status_code, _detail(answer)
         if status in _LATER:
-            raise PassingError(f"it answers {status}: {said}")
+            raise PassingError(f"it answers {status}: {detail}")
         if status == httpx.codes.UNPROCESSABLE_ENTITY:
-            raise RewardError(said)
+            raise RewardError(detail)
         if status in (httpx.codes.BAD_REQUEST, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
-            raise RewardError(f"{self._place} refuses samples: {said}.")
-        raise ConfigError(f"{self._place} refuses to answer ({status}): {said}.{by_proxy(self._server.url)}")
+            raise RewardError(f"{self._place} refuses samples: {detail}.")
+        raise ConfigError(f"{self._place} refuses to answer ({status}): {detail}.{by_proxy(self._server.url)}")
 
     def _again(self, ask: Callable[[], T]) -> T:
-        """Return what asking gives, asked again until the server has failed everybody for longer than is waited.
-
-        All threads share since when it fails, so that they give up together, and one that comes later asks just once.
-        """
+        """Return the result of a request, retried until the server has failed all threads for ``patience_s``."""
         try:
             return self._patience.again(ask)
         except PassingError as error:
@@ -224,7 +215,7 @@ class RemoteReward:
 
 
 def _detail(answer: httpx.Response) -> str:
-    """Return what a refusal says, in a line."""
+    """Return the text of a refusal, in a line."""
     try:
         found = json_of(answer.content)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Asks a server again with growing pauses, until it has failed everybody for longer than is waited."""
+"""Retries requests to a server with growing pauses, until it has failed all threads for some time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class PassingError(Exception):
 
 
 class Patience:
-    """How long a server may fail; all threads share since when it does, so that they give up together."""
+    """Maximum duration of a server's failure; threads share its start, so that they give up together."""
 
     def __init__(self, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
         """Start with a server that has not failed.
 
         Args:
             seconds: duration of failures after which retries end.
-            sleep: waits some seconds before asking again.
+            sleep: waits some seconds before a retry.
         """
         self.seconds = seconds
         self._sleep = sleep

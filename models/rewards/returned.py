@@ -1,4 +1,4 @@
-"""Reads what a reward returned: one finite number per sample, or one message that says what came back instead.
+"""Reads the result of a reward: one finite number per sample, or one message that describes the malformed result.
 
 Legend: B samples.
 """
@@ -20,16 +20,15 @@ from models.rewards.errors import describe, expected
 
 
 class MalformedError(RewardError):
-    """The answer is not one number per sample: no sample is at fault."""
+    """The result is not one number per sample: no sample is at fault."""
 
 
 def read_scores(result: Any, name: str, batch: Batch) -> Scores:
-    """Return (B,) float32 scores of what a reward returned.
+    """Return the (B,) float32 scores in a reward's result.
 
     Args:
-        result: (B,) or (B, 1) numbers as a list, an array or a tensor of the host without gradient, or ``Scores`` of
-            those.
-        name: what to call the reward in messages.
+        result: (B,) or (B, 1) numbers as a list, an array or a host tensor without gradient, or ``Scores`` of those.
+        name: name of the reward in messages.
         batch: the B samples it was given.
 
     Raises:
@@ -37,7 +36,7 @@ def read_scores(result: Any, name: str, batch: Batch) -> Scores:
         RewardError: a score is not finite; the message names its sample.
     """
     if inspect.iscoroutine(result):
-        # Without this Python warns later that nothing waited for it.
+        # Without this Python warns later that the coroutine was never awaited.
         result.close()
     given = result if isinstance(result, Scores) else Scores(result)
     found = _numbers(given.values)
@@ -61,10 +60,10 @@ def read_scores(result: Any, name: str, batch: Batch) -> Scores:
 
 
 def _numbers(values: Any) -> np.ndarray | None:
-    """Return values as an array of numbers or None, of any shape; None: they are no numbers."""
+    """Return values as an array of numbers or Nones, of any shape; None if they are not numbers."""
     try:
         found = np.asarray(values)
-    except Exception:  # noqa: BLE001 - lists of several lengths, tensors elsewhere: what it is, is told by its kind
+    except Exception:  # noqa: BLE001 - ragged lists, tensors on devices: the message describes the value by its type
         return None
     if found.dtype == object:
         return found if all(each is None or isinstance(each, Real | Decimal) for each in found.flat) else None
@@ -82,7 +81,7 @@ def _notes(notes: Any, name: str, count: int) -> list[str]:
 
 
 def described(value: Any) -> str:
-    """Return what a value is, in a few words: its type, its shape or length, and what it begins with."""
+    """Return a short description of a value: its type, its shape or length, and its first element."""
     if value is None or isinstance(value, str | bytes | int | float | complex):
         return reprlib.repr(value)
     kind = type(value).__name__
@@ -96,7 +95,7 @@ def described(value: Any) -> str:
 
 
 def _placed(value: Any) -> str:
-    """Return the numbers' type, and what of a tensor keeps it from becoming an array."""
+    """Return the dtype, and the properties of a tensor that keep it from becoming an array."""
     dtype, device = getattr(value, "dtype", None), str(getattr(value, "device", "cpu"))
     found = "" if dtype is None else f" in {dtype}"
     found += "" if device == "cpu" else f" on {device}"
@@ -104,7 +103,7 @@ def _placed(value: Any) -> str:
 
 
 def _beginning(value: Any) -> str:
-    """Return what a list, or an array of anything but numbers, begins with."""
+    """Return a description of the first element of a list, or of an array of anything but numbers."""
     if isinstance(value, np.ndarray):
         return "" if value.dtype.kind in "biuf" or not value.size else f", which begins with {described(value.item(0))}"
     return f", which begins with {described(value[0])}" if isinstance(value, list | tuple) and value else ""
@@ -117,5 +116,5 @@ def _remedy(value: Any) -> str:
     if value is None:
         return " It may lack a return."
     if inspect.isgenerator(value):
-        return " Return a list of what it yields."
+        return " Return a list of the yielded values."
     return " A reward cannot be async." if inspect.iscoroutine(value) else ""

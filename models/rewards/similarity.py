@@ -1,4 +1,4 @@
-"""How like two pictures are, without any model.
+"""Similarity of two images, without a model.
 
 Legend: H W pixels.
 """
@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import conv2d
 
-#: Of Wang et al. 2004 (SSIM), section III-C: a Gaussian window of 11 x 11 with a deviation of 1.5, K1 and K2.
+#: Wang et al. 2004 (SSIM), section III-C: a Gaussian window of 11 x 11 with a deviation of 1.5, K1 and K2.
 _WINDOW, _DEVIATION, _K1, _K2 = 11, 1.5, 0.01, 0.03
 #: Weights of red, green and blue in luma, ITU-R BT.601.
 _LUMA = (0.299, 0.587, 0.114)
@@ -42,7 +42,7 @@ def structural_similarity(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _windows(values: torch.Tensor) -> torch.Tensor:
-    """Return the Gaussian means of (1, 1, H, W) values over all windows within."""
+    """Return the Gaussian means of (1, 1, H, W) values over all windows within the image."""
     away = torch.arange(_WINDOW, dtype=values.dtype) - _WINDOW // 2
     weights = torch.exp(-(away**2) / (2 * _DEVIATION**2))
     weights = weights / weights.sum()
@@ -50,7 +50,7 @@ def _windows(values: torch.Tensor) -> torch.Tensor:
 
 
 def sized_as(image: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return an (h, w, 3) uint8 image scaled to the height and width of another, as it is where they are equal."""
+    """Return an (h, w, 3) uint8 image scaled to the height and width of another, unchanged if they are equal."""
     if image.shape == other.shape:
         return image
     return np.array(Image.fromarray(image).resize((other.shape[1], other.shape[0]), Image.Resampling.BICUBIC))

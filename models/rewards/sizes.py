@@ -27,30 +27,30 @@ class Takes:
     """Bytes on a device."""
 
     weights: int
-    """Of all models."""
+    """Weights of all models."""
     row: int
-    """The most activations of a row, without weights."""
+    """Peak activations of a row, without weights."""
     followed: int | None = None
-    """At most, of a row that is followed back; None: not known."""
+    """Peak activations of a row with gradients; None: not known."""
     layers: int = 0
-    """Weights in layers, of which each rank may hold its part."""
+    """Weights in layers, which ranks may shard."""
     layer: int = 0
-    """Of the weights, the largest layer."""
+    """Weights of the largest layer."""
 
     def of_rank(self, ranks: int) -> int:
-        """Return the bytes of the weights that one of so many ranks holds which hold them together.
+        """Return the bytes of the weights on one of the ranks that shard them.
 
-        A layer that computes is there whole, and once more as it was received (``fully_shard``'s buffer).
+        The layer that computes is there whole, and a second time in ``fully_shard``'s receive buffer.
         """
         return self.weights - self.layers + self.layers // ranks + 2 * self.layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """A transformer that encodes images, texts or both, by its larger part."""
+    """Sizes of a transformer that encodes images, texts or both; those of a layer are of its larger part."""
 
     parameters: int
-    """Of all parts."""
+    """Parameters of all parts."""
     tokens: int
     """L."""
     width: int
@@ -58,19 +58,19 @@ class Encoder:
     inner: int
     """F."""
     layers: int | None = None
-    """N of the part that gradients pass through."""
+    """Number of layers that gradients pass through."""
     gates: int = 1
-    """Copies of the inner width that a layer's activation keeps for a gradient: 1 of GELU, 2 of its quick form."""
+    """Copies of the inner width that a layer's activation keeps for a gradient: 1 for GELU, 2 for its quick form."""
     layered: int = 0
-    """Of the parameters, those of layers."""
+    """Parameters in layers."""
     largest: int = 0
     """Parameters of the largest layer."""
 
     def takes(self, dtype: str) -> Takes:
         """Return its memory in a dtype."""
         number = BYTES[dtype]
-        # Most is held in a feed-forward: five of its width (the input, the residual, the norm and copies of both),
-        # and three of its inner width (the activation's input, its gate or sigmoid, its output).
+        # The peak is in a feed-forward: five tensors of its width (the input, the residual, the norm and copies of
+        # both), and three of its inner width (the activation's input, its gate or sigmoid, its output).
         row = self.tokens * (5 * self.width + 3 * self.inner) * number
         # Every layer keeps inputs and outputs of both norms, three projections, and the output of attention.
         kept = None if self.layers is None else self.tokens * self.layers * (6 * self.width + self.gates * self.inner)
@@ -103,12 +103,12 @@ CLIP_H = Encoder(
     layered=931_987_456,
     largest=19_677_440,
 )
-#: By id on the hub, with the number of loaded parameters.
+#: Sizes by id on the hub; parameters are the loaded ones.
 PUBLISHED: Mapping[str, Encoder] = {
     "openai/clip-vit-large-patch14": CLIP_L,
     "laion/CLIP-ViT-H-14-laion2B-s32B-b79K": CLIP_H,
     "yuvalkirstain/PickScore_v1": CLIP_H,
-    # Without the head of a language model; a clip of ten frames and its question.
+    # Without the language model's head; tokens of a clip of ten frames and its question.
     "Qwen/Qwen2-VL-2B-Instruct": Encoder(
         parameters=2_208_985_600,
         tokens=2048,
@@ -117,7 +117,7 @@ PUBLISHED: Mapping[str, Encoder] = {
         layered=1_940_017_152,
         largest=46_797_824,
     ),
-    # 256 tokens of the image and as many of the question, twice over.
+    # Twice the 256 tokens of the image and as many of the question.
     "Qwen/Qwen2-VL-7B-Instruct": Encoder(
         parameters=7_744_923_136,
         tokens=1024,
@@ -165,5 +165,5 @@ def encoder_of(path: str) -> Encoder | None:
 def _tokens(part: Mapping[str, Any]) -> int:
     if "image_size" in part and "patch_size" in part:
         return int(part["image_size"] // part["patch_size"]) ** 2 + 1
-    # Of texts as many as the model takes, but no more than a long answer has.
+    # Texts have as many tokens as the model takes, but no more than a long answer.
     return min(int(part.get("max_position_embeddings", 512)), 4096)

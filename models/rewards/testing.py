@@ -22,7 +22,7 @@ from models.rewards.service import wire
 
 Check = Callable[[Reward, Batch], None]
 
-#: How far scores of one sample may differ with the other rows of its call: kernels differ with the number of rows.
+#: Tolerance between scores of one sample in calls with other rows: kernels depend on the number of rows.
 _TOLERANCE = 1e-5
 
 
@@ -36,25 +36,25 @@ def samples(
     metadata: Mapping[str, Any] | None = None,
     references: int = 0,
 ) -> Batch:
-    """Return made-up samples.
+    """Return random samples.
 
     Args:
-        count: how many.
-        shape: of one, (H, W, 3), (F, H, W, 3) or of latents.
+        count: number of samples.
+        shape: shape of one, (H, W, 3), (F, H, W, 3) or of latents.
         latents: float32 latents instead of uint8 media.
         texts: texts, repeated as needed, instead of media.
         prompts: prompts, repeated as needed.
         metadata: other columns of every prompt.
-        references: images that every prompt starts from.
+        references: number of source images of every prompt.
     """
     draw, full = np.random.default_rng(0), (count, *shape)
     media = draw.standard_normal(full, np.float32) if latents else draw.integers(0, 256, full, np.uint8)
     if texts is not None:
         media = np.array([texts[row % len(texts)] for row in range(count)], dtype=object)
-    asked = prompts or [f'a sign that says "{number:02d}"' for number in range(count)]
+    cycled = prompts or [f'a sign that says "{number:02d}"' for number in range(count)]
     return Batch(
         media=media,
-        prompts=[asked[row % len(asked)] for row in range(count)],
+        prompts=[cycled[row % len(cycled)] for row in range(count)],
         metadata=[dict(metadata or {})] * count,
         groups=[str(row // 2) for row in range(count)],
         references=made_up_references(count, references),
@@ -62,7 +62,7 @@ def samples(
 
 
 def made_up_references(count: int, images: int) -> list[list[np.ndarray]]:
-    """Return so many images of each of so many prompts; empty where there are none."""
+    """Return random source images of every prompt; empty if ``images`` is 0."""
     draw = np.random.default_rng(1)
     made = [[draw.integers(0, 256, (48 + 8 * n, 64, 3), np.uint8) for n in range(images)] for _ in range(count)]
     for image in (image for row in made for image in row):
@@ -79,7 +79,7 @@ def declares_what_it_needs(reward: Reward, batch: Batch) -> None:
 
 
 def gives_one_finite_score_each(reward: Reward, batch: Batch) -> None:
-    """One float32 per sample, none of them nan or infinite, and a remark for each or none."""
+    """One finite float32 per sample, and a note for each or none."""
     found = _score(reward, batch)
     assert found.values.dtype == np.float32
     assert found.values.shape == (len(batch),), f"{found.values.shape} scores of {len(batch)} samples"
@@ -88,14 +88,14 @@ def gives_one_finite_score_each(reward: Reward, batch: Batch) -> None:
 
 
 def gives_the_same_scores_again(reward: Reward, batch: Batch) -> None:
-    """Equal samples have equal scores: nothing is drawn, nothing is remembered."""
+    """Equal samples have equal scores: the reward is deterministic and keeps no state."""
     first, second = _score(reward, batch), _score(reward, batch)
     np.testing.assert_array_equal(first.values, second.values)
     assert list(first.notes or []) == list(second.notes or [])
 
 
 def scores_no_sample_by_its_neighbors(reward: Reward, batch: Batch) -> None:
-    """A sample, or a group for a reward that compares, has the scores it has alone."""
+    """A sample, or a group for a groupwise reward, has the same scores as alone."""
     together = _score(reward, batch).values
     for rows in _apart(reward, batch):
         alone = _score(reward, batch.take(rows)).values
@@ -103,7 +103,7 @@ def scores_no_sample_by_its_neighbors(reward: Reward, batch: Batch) -> None:
 
 
 def follows_its_samples(reward: Reward, batch: Batch) -> None:
-    """Scores are in the order of the samples, or of the groups for a reward that compares."""
+    """Scores are in the order of the samples, or of the groups for a groupwise reward."""
     order = [row for rows in reversed(_apart(reward, batch)) for row in rows]
     expected = _score(reward, batch).values[order]
     np.testing.assert_allclose(_score(reward, batch.take(order)).values, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
@@ -119,7 +119,7 @@ def leaves_its_samples_alone(reward: Reward, batch: Batch) -> None:
 
 
 def scores_what_a_server_hands_over(reward: Reward, batch: Batch) -> None:
-    """Samples that went over the wire score the same; their media cannot be written to."""
+    """Samples that were packed and unpacked score the same; their media are read-only."""
     sent = wire.unpack_request(wire.pack_request(batch))
     received = replace(sent, groups=batch.groups)
     scores = _score(reward, received)
@@ -128,7 +128,7 @@ def scores_what_a_server_hands_over(reward: Reward, batch: Batch) -> None:
 
 
 def runs_the_same_layers_in_every_call(reward: Reward, batch: Batch) -> None:
-    """One that says that ranks can hold it together has layers, and calls run them in one order."""
+    """A reward with ``spreads`` has layers, and every call runs them in the same order."""
     if not needs_of_made(reward).spreads:
         return
     from models.weights.sharding import layers
@@ -170,7 +170,7 @@ def _score(reward: Reward, batch: Batch) -> Scores:
 
 
 def _apart(reward: Reward, batch: Batch) -> list[list[int]]:
-    """Return the rows that belong to one call whatever else it has."""
+    """Return the rows that belong in the same call: single ones, or groups."""
     if not needs_of_made(reward).groupwise:
         return [[row] for row in range(len(batch))]
     groups: dict[str, list[int]] = {}

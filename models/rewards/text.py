@@ -1,4 +1,4 @@
-"""Rewards of texts: a sequence classifier of transformers (a reward model among them), and VADER's lexicon."""
+"""Rewards of texts: a sequence classifier of transformers (such as a reward model), and VADER's lexicon."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class SequenceClassification:
     model: ModelPlace
     """Folder, or id on the hub, of a model with ``AutoModelForSequenceClassification`` and its tokenizer."""
     label: str | int | None = None
-    """The class that is scored, by name or number; a model of one label needs none."""
+    """The scored class, by name or number; not needed for a model of one label."""
     value: Literal["logit", "probability"] = "logit"
     """Its logit, or its probability: softmax over several classes, sigmoid of one."""
     given: Literal["text", "joined", "pair", "chat"] = "text"
-    """What is classified: the text; prompt and text in one; both as a pair; the tokenizer's chat template of both."""
+    """The classified input: the text; prompt and text as one; both as a pair; the tokenizer's chat template of both."""
     truncate: bool = False
-    """Cut what is longer than the model takes; otherwise it is an error."""
+    """Truncate inputs that are too long for the model; otherwise they are an error."""
     template_date: str | None = None
-    """The date that a chat template is told which asks for one, as 2024-07-26; without it that is refused."""
+    """Date passed to a chat template that needs one, as 2024-07-26; without it such a template is refused."""
     revision: str | None = None
     """Commit, tag or branch on the hub."""
     device: str = "auto"
     """Torch device, or auto."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Of the weights."""
+    """Dtype of the weights."""
     _model: Any = field(init=False, repr=False)
     _tokenizer: Any = field(init=False, repr=False)
     _column: int = field(init=False, repr=False)
@@ -55,7 +55,7 @@ class SequenceClassification:
         """Load the model.
 
         Raises:
-            ConfigError: it cannot be loaded, knows no such label, or has no chat template where one is wanted.
+            ConfigError: it cannot be loaded, lacks the label, or has no chat template for ``given: chat``.
         """
         import torch
 
@@ -72,12 +72,12 @@ class SequenceClassification:
                 "Set it to 'text', 'joined' or 'pair', as the model was trained."
             )
         if self.given == "chat":
-            # What cannot be rendered is refused before anything is sampled.
+            # A template that fails is refused before sampling begins.
             self._chat("prompt", "text")
 
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return what the model takes of a device, None where it is not known yet."""
+        """Return the memory the model needs on a device, or None if it is not known yet."""
         known = encoder_of(str(options.get("model", "")))
         return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
 
@@ -90,13 +90,13 @@ class SequenceClassification:
         import torch
 
         found = []
-        # Without a padding token rows cannot stand side by side: classifiers of causal models look at the last token
-        # that is no padding, and one of another meaning in its place could be the text's own end.
+        # Without a padding token rows cannot share a call: classifiers of causal models read the last token that is
+        # not padding, and another token used as padding could be the text's own end.
         alone = self._tokenizer.pad_token_id is None or self._model.config.pad_token_id is None
         rows = [[row] for row in range(len(prompts))] if alone else [list(range(len(prompts)))]
         for chosen in rows:
-            texts, asked = [str(media[row]) for row in chosen], [prompts[row] for row in chosen]
-            encoded = self._encoded(asked, texts, padded=not alone).to(self._model.device)
+            texts, about = [str(media[row]) for row in chosen], [prompts[row] for row in chosen]
+            encoded = self._encoded(about, texts, padded=not alone).to(self._model.device)
             with torch.inference_mode():
                 found.append(self._value(self._model(**encoded).logits.float()))
         return Scores(torch.cat(found).cpu().numpy())
@@ -106,7 +106,7 @@ class SequenceClassification:
         prompts, texts = (as_texts(self._tokenizer, each) for each in (prompts, texts))
         how = {"return_tensors": "pt", "padding": padded}
         if self.truncate and most is not None:
-            # Not every tokenizer knows how much its model takes.
+            # Not every tokenizer knows its model's maximum length.
             how |= {"truncation": True, "max_length": most}
         if self.given == "pair":
             encoded = self._tokenizer(list(prompts), list(texts), **how)
@@ -118,7 +118,7 @@ class SequenceClassification:
         else:
             joined = self.given == "joined"
             given = [p + t if joined else t for p, t in zip(prompts, texts, strict=True)]
-            # The end of a prompt and the beginning of a text may make one.
+            # The end of a prompt and the beginning of a text may together form a control token.
             encoded = self._tokenizer(as_texts(self._tokenizer, given), **how)
         longest = encoded["input_ids"].shape[1]
         if most is not None and longest > most:
@@ -128,10 +128,10 @@ class SequenceClassification:
         return encoded
 
     def _chat(self, prompt: str, text: str) -> str:
-        said = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
+        chat = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
         setting, day = f"the option 'template_date' of reward '{_NAME}'", day_of(self.template_date, _NAME)
         try:
-            return render_chat(self._tokenizer, said, setting=setting, day=day)
+            return render_chat(self._tokenizer, chat, setting=setting, day=day)
         except TemplateError as error:
             raise ConfigError(
                 f"reward '{_NAME}': the chat template of '{self.model}' fails: {error}. Set 'given' to 'text', "
@@ -139,9 +139,9 @@ class SequenceClassification:
             ) from None
 
     def _most(self) -> int | None:
-        """Return how many tokens the model takes, None where neither it nor its tokenizer says."""
+        """Return the model's maximum length in tokens, or None if neither it nor its tokenizer has one."""
         of_model = getattr(self._model.config, "max_position_embeddings", None)
-        # Tokenizers that know no limit say 10^30.
+        # Tokenizers without a limit have 10^30.
         known = [int(each) for each in (of_model, self._tokenizer.model_max_length) if each and each < _NO_LIMIT]
         return min(known, default=None)
 
@@ -152,11 +152,7 @@ class SequenceClassification:
 
 
 def _column(label: str | int | None, config: Any) -> int:
-    """Return which of a model's outputs is scored.
-
-    Raises:
-        ConfigError: it has none of that name or number, or several and none is named.
-    """
+    """Return the index of the scored output; refuse an unknown label, or none where there are several."""
     names = {number: str(config.id2label[number]) for number in range(config.num_labels)}
     numbers = {name: number for number, name in names.items()}
     if label is None and len(names) == 1:
@@ -178,15 +174,11 @@ class Lexicon:
     bounds: ClassVar[Bounds] = (-1.0, 1.0)
 
     part: Literal["compound", "pos", "neu", "neg"] = "compound"
-    """Its sum over all words, -1 to 1, or the share of the positive, neutral or negative ones, 0 to 1."""
+    """The normalized sum over all words, -1 to 1, or the share of positive, neutral or negative words, 0 to 1."""
     _analyzer: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Read the lexicon.
-
-        Raises:
-            ConfigError: vaderSentiment is not installed.
-        """
+        """Read the lexicon."""
         require_extra("text", "vaderSentiment", label="reward 'lexicon'")
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # type: ignore[import-untyped]
 

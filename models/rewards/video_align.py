@@ -28,33 +28,33 @@ ASPECTS = ("VQ", "MQ", "TA")
 _MARKS = [f"<|{aspect}_reward|>" for aspect in ASPECTS]
 #: Side of a patch, patches per side of a token, frames of a patch.
 _PATCH, _MERGED, _FRAMES = 14, 2, 2
-#: Pixels of a frame at least, and frames of a clip: ``vision_process.py``.
+#: Minimum pixels of a frame, and minimum and maximum frames of a clip: ``vision_process.py``.
 _LEAST_PIXELS, _LEAST_FRAMES, _MOST_FRAMES = 128 * TOKEN**2, 4, 768
-#: Of the model's image processor, which are CLIP's.
+#: Mean and standard deviation of the model's image processor, which are CLIP's.
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What of the published ``model_config.json`` says how clips are looked at and scores are read."""
+    """The settings of clips and scores in the published ``model_config.json``."""
 
     fps: float
-    """Frames that are looked at, per second."""
+    """Sampled frames per second."""
     pixels: int
-    """Of a frame at most."""
+    """Maximum pixels of a frame."""
     scale: float
-    """Of the adapters, where the weights have some."""
+    """Scale of the adapters, where the weights have some."""
     mean: tuple[float, ...]
-    """Of each aspect's scores."""
+    """Mean of each aspect's scores."""
     std: tuple[float, ...]
-    """Of each aspect's scores."""
+    """Standard deviation of each aspect's scores."""
 
     @classmethod
     def read(cls, file: Path) -> Settings:
         """Read the published file.
 
         Raises:
-            ConfigError: it cannot be read, or says something else.
+            ConfigError: it cannot be read, or has other contents or unsupported values.
         """
         where = f"reward 'video_align': option 'settings': '{file}'"
         try:
@@ -75,7 +75,7 @@ class Settings:
                 f"{where} is not VideoReward's model_config.json: {type(error).__name__} {error}."
             ) from None
         if data.get("sample_type", "uniform") != "uniform" or data.get("num_frames") is not None:
-            raise ConfigError(f"{where} takes other frames than evenly spaced ones at so many per second.")
+            raise ConfigError(f"{where} samples frames in another way than evenly spaced at a rate per second.")
         if not made.fps > 0 or made.pixels < _LEAST_PIXELS or min(made.std) <= 0:
             raise ConfigError(f"{where} has an fps, a max_frame_pixels or a std that cannot be.")
         return made
@@ -83,9 +83,9 @@ class Settings:
 
 @dataclass(kw_only=True)
 class VideoAlign:
-    """What VideoReward gives at its three tokens, each less its mean over its std (``inference.py``, ``use_norm``).
+    """VideoReward's scores at its three tokens, standardized by mean and std (``inference.py``, ``use_norm``).
 
-    Frames are taken evenly, as many per second as it was trained with, and scaled to at most its pixels.
+    Frames are evenly spaced, at the rate of its training, and scaled to at most its maximum of pixels.
     """
 
     name: ClassVar[str] = "video_align"
@@ -98,34 +98,34 @@ class VideoAlign:
     )
 
     weights: FilePlace
-    """Safetensors copy of its ``model.pth`` (KwaiVGI/VideoReward), names kept."""
+    """Safetensors copy of its ``model.pth`` (KwaiVGI/VideoReward), with its names kept."""
     settings: FilePlace
     """Its ``model_config.json``."""
     instruction: FilePlace
-    """Text file with what it was trained to be asked, with {text_prompt} for the prompt and its three tokens."""
+    """Text file with the instruction of its training, with {text_prompt} for the prompt and its three tokens."""
     aspect: Literal["overall", "VQ", "MQ", "TA"] = "overall"
     """Visual quality, motion quality, text alignment, or the sum of the three."""
     clip_fps: float = 16.0
     """Frames of the clips per second, ``rollout.media.fps``."""
     model: ModelPlace = "Qwen/Qwen2-VL-2B-Instruct"
-    """Folder or hub id of the model it was trained from, for its sizes and tokenizer."""
+    """Folder or hub id of its base model, for its sizes and tokenizer."""
     revision: str | None = None
     """Commit, tag or branch of that model."""
     device: str = "auto"
     """Torch device, or auto."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of the weights but the head's, which are float32."""
+    """Dtype of the weights, except for those of the head, which are float32."""
     _reader: Reader = field(init=False, repr=False)
     _head: Tensor = field(init=False, repr=False)
     _settings: Settings = field(init=False, repr=False)
-    _asked: str = field(init=False, repr=False)
+    _instruction: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Load model and head.
 
         Raises:
             ConfigError: a file cannot be used.
-            ValueError: an option cannot work.
+            ValueError: an option is out of range.
         """
         if self.aspect not in ("overall", *ASPECTS):
             raise ValueError(f"aspect is {self.aspect!r}; it must be 'overall', 'VQ', 'MQ' or 'TA'.")
@@ -133,7 +133,7 @@ class VideoAlign:
             raise ValueError(f"clip_fps is {self.clip_fps}; it must be above 0.")
         device = chosen_device(self.device, local_rank(), label="device of reward 'video_align'")
         self._settings = Settings.read(Path(self.settings))
-        self._asked = read_instruction(self.name, Path(self.instruction), _MARKS)
+        self._instruction = read_instruction(self.name, Path(self.instruction), _MARKS)
         given = WeightsFile(reward=self.name, file=self.weights)
         stored = merged(given.read(), self._settings.scale)
         head = stored.pop("rm_head.weight", None)
@@ -147,22 +147,22 @@ class VideoAlign:
             raise given.unusable(
                 f"rm_head.weight reads {head.shape[1]} numbers, and the model has {self._reader.width}"
             )
-        # A head of three rows reads each aspect with its own.
+        # A head of three rows has one per aspect; a single row serves all.
         self._head = head.float().expand(len(ASPECTS), -1).to(device)
 
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return what the model takes of a device, its head aside; None where it is not known yet."""
+        """Return the memory the model needs on a device, without its head; None if it is not known yet."""
         known = encoder_of(str(options.get("model", cls.model)))
         return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return one score per (F, H, W, 3) uint8 clip, and what each aspect got."""
+        """Return one score per (F, H, W, 3) uint8 clip, with the scores of all aspects as a note."""
         seen = [self._look(clip) for clip in media]
         tokens = [int(grid.prod()) // _MERGED**2 for _, grid in seen]
         texts = [
-            self._reader.text(self._asked, prompt, "video", count)
+            self._reader.text(self._instruction, prompt, "video", count)
             for prompt, count in zip(prompts, tokens, strict=True)
         ]
         pixels, grids = torch.cat([patches for patches, _ in seen]), torch.stack([grid for _, grid in seen])
@@ -177,7 +177,7 @@ class VideoAlign:
         )
 
     def _look(self, clip: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return patches and grid of the frames that are looked at."""
+        """Return patches and grid of the sampled frames."""
         frames = clip[frame_numbers(len(clip), self.clip_fps, self._settings.fps)]
         rows, columns = token_grid(*frames.shape[1:3], least=_LEAST_PIXELS, most=self._settings.pixels)
         size = (rows * TOKEN, columns * TOKEN)
@@ -187,12 +187,12 @@ class VideoAlign:
 
 
 def frame_numbers(count: int, fps: float, wanted: float) -> list[int]:
-    """Return which frames of a clip are looked at (``vision_process.py``: ``smart_nframes``, ``uniform``).
+    """Return the sampled frames of a clip (``vision_process.py``: ``smart_nframes``, ``uniform``).
 
     Args:
         count: frames of the clip.
-        fps: frames of it per second.
-        wanted: frames per second that are looked at.
+        fps: its frames per second.
+        wanted: sampled frames per second.
 
     Raises:
         ValueError: it has one frame.
@@ -205,13 +205,13 @@ def frame_numbers(count: int, fps: float, wanted: float) -> list[int]:
 
 
 def patches_of(frames: Tensor) -> tuple[Tensor, Tensor]:
-    """Return frames as Qwen2-VL's vision model takes them (transformers' ``Qwen2VLImageProcessor``).
+    """Return frames as patches for Qwen2-VL's vision model (transformers' ``Qwen2VLImageProcessor``).
 
     Args:
         frames: (F, 3, H, W) float32 in [0, 1]; F even, sides whole tokens.
 
     Returns:
-        (patches, 3 * 2 * 14 * 14) float32, those of a token side by side; (3,) int64 of patches in time, height, width.
+        (patches, 3 * 2 * 14 * 14) float32, those of a token adjacent; (3,) int64 of patches in time, height, width.
     """
     mean, std = (torch.tensor(each, device=frames.device)[:, None, None] for each in (_MEAN, _STD))
     grid = torch.tensor([len(frames) // _FRAMES, frames.shape[2] // _PATCH, frames.shape[3] // _PATCH])
@@ -222,7 +222,7 @@ def patches_of(frames: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def merged(stored: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return published weights by the names of the model they belong to, W + scale B A where there are adapters.
+    """Return published weights by their names in the model, with adapters merged: W + scale B A.
 
     Args:
         stored: tensors; with peft's names (``base_model.model.``, ``.base_layer``, ``.lora_A.default``) or without.

@@ -1,4 +1,4 @@
-"""A vision language model as the judge, behind any endpoint that speaks OpenAI's protocol: vLLM, SGLang, a provider."""
+"""A vision language model as the judge, at any endpoint with OpenAI's protocol: vLLM, SGLang, a provider."""
 
 from __future__ import annotations
 
@@ -38,43 +38,43 @@ _ASK_EDIT_YES = (
     "asked, and keep everything else as it was? Answer with one word, yes or no."
 )
 _ASK_YES = "Does this image show exactly what the text says? Text: {prompt}\nAnswer with one word, yes or no."
-#: By what is asked for, and whether the images that the prompt starts from are shown.
+#: Questions by the option ``ask``, and whether source images are shown.
 _QUESTIONS = {
     ("score", False): _ASK_SCORE,
     ("score", True): _ASK_EDIT,
     ("yes", False): _ASK_YES,
     ("yes", True): _ASK_EDIT_YES,
 }
-#: Asks for one token and the likeliest 20 in its place, which is OpenAI's limit.
+#: Requests one token and the likeliest 20 alternatives, which is OpenAI's limit.
 ONE_TOKEN: dict[str, Any] = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
-#: Bytes an answer may have: those of some ten thousand tokens, each character escaped.
+#: Maximum bytes of an answer: those of some ten thousand tokens, each character escaped.
 _MOST = 1 << 19
-#: Seconds a failing request is tried again for, roughly: the client waits up to 8 s between tries.
+#: Retries of a failing request; the client waits up to 8 s between tries.
 _RETRIES = 4
 
 
 @dataclass(kw_only=True)
 class Asking:
-    """What all rewards have in common that ask a model about images."""
+    """Base class of rewards that ask a model about images."""
 
     name: ClassVar[str]
 
     model: str
     """Name of the model at the endpoint."""
     endpoint: str | None = None
-    """Address that ends in /v1; the variable OPENAI_BASE_URL when absent, so that moving it is no other reward."""
+    """Address that ends in /v1; defaults to the variable OPENAI_BASE_URL, so that a new address is the same reward."""
     key_variable: str = "OPENAI_API_KEY"
-    """Environment variable with the key; one that is not set is left out, as servers of one's own want none."""
+    """Environment variable with the key; it may be unset, as self-hosted servers need none."""
     size: int | None = 512
-    """Images are scaled down to this height and width at most; None: sent as they are."""
+    """Images are scaled down to at most this height and width; None: sent unchanged."""
     concurrency: int = 8
-    """Requests at a time."""
+    """Parallel requests."""
     timeout_s: float = 120.0
-    """Of a request."""
+    """Seconds for a request."""
     _client: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Make the client; nothing is asked yet.
+        """Make the client; no request is sent yet.
 
         Raises:
             ConfigError: the package is not installed, or there is no endpoint.
@@ -98,15 +98,15 @@ class Asking:
         )
 
     def check_asked(self, question: str | None, pattern: str | None, *, group: str = "score") -> None:
-        """Check what is asked, and what finds the answer.
+        """Check the question, and the pattern that parses the answer.
 
         Args:
-            question: in a person's own words; None: in the reward's.
-            pattern: its first group is what is looked for; None: there is none.
-            group: what that is called.
+            question: a custom question; None: the reward's own.
+            pattern: pattern whose first group is the result; None: there is none.
+            group: name of the result in messages.
 
         Raises:
-            ValueError: the prompt has no place in the question, or the pattern no group.
+            ValueError: the question lacks {prompt}, or the pattern has no group.
         """
         if question is not None and "{prompt}" not in question:
             raise ValueError("question does not say where the prompt goes; write {prompt} there.")
@@ -114,7 +114,7 @@ class Asking:
             raise ValueError(f"pattern has no group; put the {group} in parentheses.")
 
     def map(self, work: Callable[..., T], *rows: Iterable[Any]) -> list[T]:
-        """Return what some work gives for every row, as many at a time as are wanted."""
+        """Return the results of a function for every row, ``concurrency`` at a time."""
         with ThreadPoolExecutor(self.concurrency, thread_name_prefix="vlm") as pool:
             return list(pool.map(work, *rows))
 
@@ -126,9 +126,9 @@ class Asking:
         """Return the model's answer about several images.
 
         Args:
-            images: what is said before each, if anything, and the image, (H, W, 3) uint8.
-            question: asked after them.
-            more: of the request.
+            images: a caption before each, or "", and the image, (H, W, 3) uint8.
+            question: the question after them.
+            more: other fields of the request.
 
         Raises:
             RewardError: the endpoint refuses the request.
@@ -137,8 +137,8 @@ class Asking:
         import openai
 
         content: list[dict[str, Any]] = []
-        for said, image in images:
-            content += [{"type": "text", "text": said}] if said else []
+        for caption, image in images:
+            content += [{"type": "text", "text": caption}] if caption else []
             url = f"data:image/png;base64,{_png(image, self.size)}"
             content += [{"type": "image_url", "image_url": {"url": url}}]
         content += [{"type": "text", "text": question}]
@@ -173,30 +173,30 @@ class VlmJudge(Asking):
     bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     ask: Literal["score", "yes"] = "score"
-    """For a number in its answer, or for the probability of yes."""
+    """Ask for a number in the answer, or use the probability of yes."""
     question: str | None = None
-    """Asked of every image, with {prompt} for its prompt."""
+    """Question about every image, with {prompt} for its prompt."""
     pattern: str = r"Final Score:\s*\**\s*(\d+(?:\.\d+)?)"
-    """Finds the score in the answer, in its first group."""
+    """Regular expression whose first group is the score in the answer."""
     scale: float = 5.0
-    """The largest score there is."""
+    """The highest possible score."""
     max_tokens: int = 512
-    """Of an answer, with ``score``."""
+    """Maximum tokens of an answer, with ``score``."""
     references: bool = False
-    """Show the images that the prompt starts from first, and ask how well the edit was done."""
+    """Show the prompt's source images first, and ask how well the edit was done."""
 
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:
-        """Return that references are needed where they are to be shown."""
+        """Return the needs under some options: references where they are shown."""
         return Needs(media="images", references=bool(options.get("references", False)))
 
     @property
     def needs(self) -> Needs:
-        """That references are needed where they are to be shown."""
+        """References where they are shown."""
         return Needs(media="images", references=self.references)
 
     def __post_init__(self) -> None:
-        """Make the client; nothing is asked yet.
+        """Make the client; no request is sent yet.
 
         Raises:
             ConfigError: the package is not installed, or there is no endpoint.
@@ -214,7 +214,7 @@ class VlmJudge(Asking):
         metadata: Sequence[Mapping[str, Any]],
         references: Sequence[Sequence[np.ndarray]] = (),
     ) -> Scores:
-        """Return one score per (H, W, 3) uint8 image, 0 to 1, with what was answered.
+        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note.
 
         Raises:
             RewardError: an answer holds no score, or the endpoint refuses the request.
@@ -239,7 +239,7 @@ class VlmJudge(Asking):
         return value, text
 
     def _read(self, answer: Answer) -> float | None:
-        """Return the last score an answer states, over the scale; None: there is none, or one out of range."""
+        """Return the last score in an answer, over the scale; None if there is none, or it is out of range."""
         found = answer.find_all(self.pattern)
         if not found:
             return None
@@ -248,14 +248,14 @@ class VlmJudge(Asking):
 
 
 def edited(started: Sequence[np.ndarray], image: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Return the images a prompt starts from, numbered where they are several, and what was made of them."""
+    """Return the source images of a prompt, numbered if there are several, and the edited image, with captions."""
     several = len(started) > 1
     named = [(f"Source image {n}:" if several else "Source image:", each) for n, each in enumerate(started, 1)]
     return [*named, ("Edited image:", image)]
 
 
 def _probability_of_yes(answer: Answer) -> float | None:
-    """Return P(yes) / (P(yes) + P(no)) of the first token; None where neither is among the likely ones."""
+    """Return P(yes) / (P(yes) + P(no)) of the first token; None if neither is among the likely ones."""
     likely = first_token(answer)
     yes, no = likely.get("yes", 0.0), likely.get("no", 0.0)
     return yes / (yes + no) if yes + no > 0 else None

@@ -1,7 +1,7 @@
-"""Weights that an option of a reward names: read from safetensors alone, and every one of them must fit.
+"""Weights that an option of a reward names: read from safetensors only, and all of them must fit the model.
 
-Reward models published as pickles are used from a copy that keeps their names. Make one where you trust the file:
-``safetensors.torch.save_file(torch.load(FILE, weights_only=True), "copy.safetensors")`` (of HPSv2 and v2.1,
+Reward models published as pickles need a safetensors copy that keeps their names. Make one if you trust the file:
+``safetensors.torch.save_file(torch.load(FILE, weights_only=True), "copy.safetensors")`` (for HPSv2 and v2.1,
 ``torch.load(...)["state_dict"]``).
 """
 
@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from configs.errors import ConfigError
 from models.weights.finite import check_tensors
 
-#: What tensors of a published name are in a model, by name.
+#: Maps a published tensor to the tensors of a model, by name.
 Names = Callable[[str, Tensor], Mapping[str, Tensor]]
 _COPY = "It must be a safetensors copy of the published file with its names kept; docs/rewards.md says how to make one."
 
 
 def as_stored(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
-    """Names of models that are published as they are used."""
+    """Return a tensor under its published name."""
     return {name: tensor}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsFile:
-    """A safetensors file, and who asks for it."""
+    """A safetensors file of a reward."""
 
     reward: str
     """Name of the reward."""
@@ -37,13 +37,13 @@ class WeightsFile:
     option: str = "weights"
     """Option that names it."""
     remedy: str = _COPY
-    """What the file must be."""
+    """The requirement for the file, in messages."""
 
     def read(self) -> dict[str, Tensor]:
         """Return its tensors.
 
         Raises:
-            ConfigError: it cannot be read, or holds numbers that are not finite.
+            ConfigError: it cannot be read, or contains numbers that are not finite.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -58,16 +58,16 @@ class WeightsFile:
     def fill(
         self, model: nn.Module, stored: Mapping[str, Tensor], names: Names = as_stored, *, assign: bool = False
     ) -> None:
-        """Give a model all its parameters.
+        """Load all parameters of a model.
 
         Args:
-            model: the model; of one without weights, with ``assign``, they become the stored ones.
+            model: the model; with ``assign`` it may be one without weights.
             stored: tensors by their published names.
-            names: what each is in the model.
-            assign: take the stored tensors instead of copying them.
+            names: maps each to the model's names.
+            assign: use the stored tensors instead of copying them.
 
         Raises:
-            ConfigError: one is missing, left over or of another shape.
+            ConfigError: a tensor is missing, unexpected or of another shape.
         """
         named = {key: value for name, tensor in stored.items() for key, value in names(name, tensor).items()}
         try:
@@ -79,16 +79,16 @@ class WeightsFile:
             raise self.unusable(f"{len(wrong)} tensors do not fit the model, {wrong[0]} first")
 
     def perceptron(self, stored: Mapping[str, Tensor], width: int) -> nn.Sequential:
-        """Return the layers of LAION's aesthetic predictor, which ImageReward has too: widths 1024, 128, 64, 16, 1.
+        """Return the layers of LAION's aesthetic predictor, also used by ImageReward: widths 1024, 128, 64, 16, 1.
 
         There is dropout between them and no activation.
 
         Args:
             stored: ``layers.0.weight`` and so on.
-            width: of what they read.
+            width: width of their input.
 
         Raises:
-            ConfigError: the layers are others.
+            ConfigError: the layers are different.
         """
         widths = (width, 1024, 128, 64, 16, 1)
         # The numbers of its linear layers among dropouts in the published file.
@@ -99,7 +99,7 @@ class WeightsFile:
         return nn.Sequential(*layers).eval().requires_grad_(False)
 
     def unusable(self, why: str) -> ConfigError:
-        """Return the error that says so."""
+        """Return the error of a file that cannot be used."""
         return ConfigError(
             f"reward '{self.reward}': option '{self.option}': '{self.file}' cannot be used: {why}. {self.remedy}"
         )

@@ -1,4 +1,4 @@
-"""Rewards made of others, or of nothing: rank within a group, a constant."""
+"""Rewards without a model of their own: rank by another reward within a group, and a constant."""
 
 from __future__ import annotations
 
@@ -34,11 +34,7 @@ class Rank:
     _inner: Reward = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Make the reward.
-
-        Raises:
-            ConfigError: it cannot be made.
-        """
+        """Make the reward."""
         from models.rewards.factory import make_reward
 
         self._inner = make_reward(self.reward, self.options, device=self.device)
@@ -48,7 +44,7 @@ class Rank:
         """Return the wrapped reward's needs, for a whole group.
 
         Raises:
-            ConfigError: there is no other.
+            ConfigError: the option ``reward`` is missing.
         """
         from models.rewards.factory import needs_of
 

@@ -1,1 +1,1 @@
-"""Untrusted text in front of tokenizers: chat templates within bounds, and control tokens as plain text."""
+"""Untrusted text before tokenization: chat templates with resource limits, and control tokens as plain text."""

@@ -1,7 +1,7 @@
-"""Chat templates of others, carried out: bounded in time and size, without a clock or dice of their own.
+"""Renders third-party chat templates with limits of time and size, and without access to the clock or randomness.
 
-The environment is that of transformers (``utils/chat_template_utils.py``); what differs is what a template may take. A
-template that writes the date, as Llama 3.2's does, needs one that is set, so that equal configs give equal texts.
+The environment is that of transformers (``utils/chat_template_utils.py``) with resource limits added. A template that
+writes the date, as Llama 3.2's does, needs a date in the config, so that equal configs give equal texts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from jinja2 import TemplateError
 from configs.errors import ConfigError
 from models.text.template_sandbox import ChoiceError, carried_out, compiled
 
-#: Two moments that differ in everything that ``strftime`` writes.
+#: Two times that differ in every field that ``strftime`` can write.
 _MOMENTS = (datetime(2001, 2, 3, 4, 5, 6, 7), datetime(2019, 11, 28, 21, 48, 59, 654321))
 _READS = (
     "the chat template reads the clock (strftime_now), so the same config would give other texts later. Set {setting} "
-    "to a date, as 2024-07-26, which the template is told instead."
+    "to a date, as 2024-07-26, which the template then reads instead."
 )
 
 
@@ -33,34 +33,34 @@ def render_chat(
     generate: bool = False,
     more: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return messages as a tokenizer's or processor's chat template writes them.
+    """Return messages, rendered by the chat template of a tokenizer or processor.
 
     Args:
         source: tokenizer or processor of transformers, with a ``chat_template``.
-        messages: with ``role`` and ``content``.
-        setting: that sets the date, for messages.
-        day: what the template is told when it asks for the date, at midnight.
-        generate: end where an answer begins.
-        more: what else the template may read, by name.
+        messages: messages with ``role`` and ``content``.
+        setting: name of the setting of the date, for error messages.
+        day: date that the template reads from its clock, at midnight.
+        generate: end with the beginning of an answer.
+        more: other values the template may read, by name.
 
     Raises:
-        ConfigError: what it writes depends on the clock, and no date is set.
-        TemplateError: it fails, takes too much, or draws lots.
+        ConfigError: the text depends on the clock, and no date is set.
+        TemplateError: it fails, exceeds a limit, or uses randomness.
     """
     template = compiled(_template_of(source))
     given = {**(more or {}), **_given(source, messages, generate=generate)}
     try:
         now = _MOMENTS[0] if day is None else datetime(day.year, day.month, day.day)
-        text, told = carried_out(template, given, now, settled=day is not None)
+        text, dates = carried_out(template, given, now, settled=day is not None)
     except ChoiceError:
         raise ConfigError(_READS.format(setting=setting)) from None
-    if day is None and told and carried_out(template, given, _MOMENTS[1], settled=False)[0] != text:
+    if day is None and dates and carried_out(template, given, _MOMENTS[1], settled=False)[0] != text:
         raise ConfigError(_READS.format(setting=setting))
     return text
 
 
 def told_dates(source: Any, messages: Sequence[Mapping[str, Any]], day: date) -> dict[str, str]:
-    """Return what a template is told on a day, by the format it asks in, where an answer begins.
+    """Return the dates that a template with ``add_generation_prompt`` reads on a day, by their format.
 
     Raises:
         TemplateError: it fails.
@@ -71,15 +71,15 @@ def told_dates(source: Any, messages: Sequence[Mapping[str, Any]], day: date) ->
 
 
 def guard_template(tokenizer: Any) -> None:
-    """Have a tokenizer's template carried out within bounds, and under two clocks, before libraries ask for it.
+    """Wrap a tokenizer's ``apply_chat_template``: first render with resource limits and two clocks.
 
-    What pipelines ask of it then raises a ConfigError where a template reads the clock or fails.
+    Calls by pipelines then raise a ConfigError if a template reads the clock or fails.
     """
-    asked = tokenizer.apply_chat_template
-    if not isinstance(getattr(tokenizer, "chat_template", None), str | dict) or hasattr(asked, "guarded"):
+    original = tokenizer.apply_chat_template
+    if not isinstance(getattr(tokenizer, "chat_template", None), str | dict) or hasattr(original, "guarded"):
         return
 
-    @wraps(asked)
+    @wraps(original)
     def checked(conversation: Any, *args: Any, **how: Any) -> Any:
         several = bool(conversation) and isinstance(conversation[0], list | tuple)
         for messages in conversation if several else [conversation]:
@@ -93,14 +93,14 @@ def guard_template(tokenizer: Any) -> None:
                 )
             except TemplateError as error:
                 raise ConfigError(f"the chat template of a text encoder fails: {error}. Mend the template.") from None
-        return asked(conversation, *args, **how)
+        return original(conversation, *args, **how)
 
     checked.guarded = True  # type: ignore[attr-defined]
     tokenizer.apply_chat_template = checked
 
 
 def _given(source: Any, messages: Sequence[Mapping[str, Any]], *, generate: bool) -> dict[str, Any]:
-    """Return what a template may read, by name."""
+    """Return the variables of a template."""
     tokenizer = getattr(source, "tokenizer", source)
     return {
         **tokenizer.special_tokens_map,
@@ -115,10 +115,10 @@ def day_of(text: str | None, reward: str) -> date | None:
     """Return the date of a reward's option 'template_date'.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a date.
     """
     try:
-        # YAML makes a date of what is written without quotes.
+        # YAML parses a date without quotes as a date.
         return text if text is None or isinstance(text, date) else date.fromisoformat(text)
     except ValueError:
         raise ValueError(f"template_date of reward '{reward}' is {text!r}, no date like 2024-07-26") from None

@@ -1,8 +1,8 @@
-"""Control tokens (end of text, roles, places of images) whose text stands in what a person or a policy wrote.
+"""Control tokens (end of text, roles, image placeholders) whose text occurs in a prompt or in the output of a policy.
 
-A tokenizer turns such text into the token itself: a prompt could end its own turn, or move the place of an image. What
-a person asks a language model is encoded as plain text, or refused where the tokenizer cannot; what goes to encoders of
-images is refused; what goes to a reward or a renderer has a space put into the token's text.
+A tokenizer turns such text into the token itself: a prompt could end its own turn, or move an image's placeholder.
+Prompts of a language model are encoded as plain text, or refused if the tokenizer cannot do that. Prompts of image
+models are refused. Texts for a reward or a renderer get a space inserted into the token's text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-#: Attributes of tokenizers with the text that an image, a clip or a sound takes the place of.
+#: Attributes of tokenizers with the placeholders of images, clips and sounds.
 _PLACES = ("image_token", "video_token", "audio_token")
 _KNOWN: WeakKeyDictionary[Any, tuple[int, re.Pattern[str]]] = WeakKeyDictionary()
 
@@ -20,8 +20,8 @@ _KNOWN: WeakKeyDictionary[Any, tuple[int, re.Pattern[str]]] = WeakKeyDictionary(
 def control_tokens(tokenizer: Any) -> tuple[str, ...]:
     """Return the texts of a tokenizer's control tokens, the longest first.
 
-    Those of one character are letters or signs that some families pad with, as CLIP's '!' in Stable Diffusion XL; they
-    stay what they are, and so does one that stands for unknown text alone.
+    Tokens of one character are excluded, as some families pad with letters or signs (CLIP's '!' in Stable Diffusion
+    XL), and so is a token that only stands for unknown text.
     """
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     names = {str(token.content) for token in added if token.special}
@@ -34,30 +34,30 @@ def control_tokens(tokenizer: Any) -> tuple[str, ...]:
 
 
 def first_mark(tokenizer: Any, text: str) -> str | None:
-    """Return the first control token whose text stands in a text; None: there is none."""
+    """Return the first control token in a text, or None."""
     found = _pattern(tokenizer).search(text)
     return None if found is None else found[0]
 
 
 def as_text(tokenizer: Any, text: str) -> str:
-    """Return a text in which no control token stands: a space follows the first character of each, '< /s>'."""
+    """Return a text without control tokens: a space is inserted after the first character of each, '< /s>'."""
     pattern = _pattern(tokenizer)
     while (found := pattern.search(text)) is not None:
         broken = f"{found[0][0]} {found[0][1:]}"
-        # A token could be written with the space too; it is left out then.
+        # The text with the space could be a token too; then it is removed.
         text = text.replace(found[0], "" if pattern.search(broken) else broken)
     return text
 
 
 def as_texts(tokenizer: Any, texts: Iterable[str]) -> list[str]:
-    """Return texts in which no control token stands, see ``as_text``."""
+    """Return texts without control tokens, see ``as_text``."""
     return [as_text(tokenizer, text) for text in texts]
 
 
 def plain_ids(tokenizer: Any, text: str) -> list[int] | None:
-    """Return the ids of a text as the tokenizer begins and ends any, with control tokens in it read as plain text.
+    """Return the ids of a text, with the tokenizer's added tokens but with control tokens in it as plain text.
 
-    None: the tokenizer cannot.
+    None: the tokenizer does not support that.
     """
     try:
         whole = tokenizer(text, split_special_tokens=True).input_ids
@@ -68,7 +68,7 @@ def plain_ids(tokenizer: Any, text: str) -> list[int] | None:
 
 
 def marked(tokenizer: Any, texts: Sequence[str]) -> tuple[list[str], tuple[str, str]]:
-    """Return texts whose control tokens stand between two characters that are in none of them, and these two."""
+    """Return texts with two unused characters around their control tokens, and these two characters."""
     present = set().union(*texts)
     free = (each for each in map(chr, range(0xE000, 0xF8FF)) if each not in present)
     first, last = next(free), next(free)
@@ -76,18 +76,18 @@ def marked(tokenizer: Any, texts: Sequence[str]) -> tuple[list[str], tuple[str, 
 
 
 def chat_ids(tokenizer: Any, chat: str, between: tuple[str, str]) -> list[int] | None:
-    """Return the ids of a chat that was rendered from marked texts: what is marked is plain text, the rest is not.
+    """Return the ids of a chat that was rendered from marked texts: marked parts are encoded as plain text.
 
-    As ``sanitize_control_tokens`` of transformers 5.23 (``encode_marked_chat``): pieces are encoded after a line end,
-    which is taken off again, so that SentencePiece puts no space before them.
+    As ``sanitize_control_tokens`` of transformers 5.23 (``encode_marked_chat``): pieces are encoded after a line break,
+    which is removed again, so that SentencePiece puts no space before them.
 
     Args:
-        tokenizer: of transformers.
+        tokenizer: tokenizer of transformers.
         chat: the chat.
-        between: the characters around what is marked, see ``marked``.
+        between: the characters around marked parts, see ``marked``.
 
     Returns:
-        Its ids, without what the tokenizer begins and ends texts with; None: the tokenizer cannot.
+        Its ids, without the tokenizer's added tokens; None: the tokenizer does not support that.
     """
     first, last = between
     pieces = re.split(f"({first}[^{first}{last}]*{last})", chat)
@@ -115,16 +115,16 @@ def _piece_ids(tokenizer: Any, piece: str, *, begins: bool, plain: bool) -> list
 
 def _ids(tokenizer: Any) -> set[int]:
     numbers = {name: tokenizer.convert_tokens_to_ids(name) for name in control_tokens(tokenizer)}
-    # What a tokenizer does not know is the number of another token to it.
+    # A tokenizer returns the id of another token for a name it does not know.
     return {int(n) for name, n in numbers.items() if n is not None and tokenizer.convert_ids_to_tokens(n) == name}
 
 
 def _pattern(tokenizer: Any) -> re.Pattern[str]:
-    """Return what finds control tokens; tokens may be added to a tokenizer, as rewards do with their own."""
+    """Return the pattern of control tokens; it is rebuilt when tokens are added to the tokenizer, as rewards do."""
     size = len(tokenizer)
     known = _KNOWN.get(tokenizer)
     if known is None or known[0] != size:
-        # Without any it finds nothing.
+        # Without control tokens the pattern matches nothing.
         known = (size, re.compile("|".join(map(re.escape, control_tokens(tokenizer))) or "(?!)"))
         _KNOWN[tokenizer] = known
     return known[1]

@@ -1,6 +1,6 @@
-"""Where templates of others are carried out: the environment of transformers, with every step counted and weighed.
+"""A sandbox for third-party templates: the environment of transformers, with limits of steps and sizes.
 
-It has no dice, no clock but the one it is told, and writes nothing that differs between processes.
+It has no randomness, a clock set by the caller, and refuses output that differs between processes.
 """
 
 from __future__ import annotations
@@ -28,38 +28,34 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
     from jinja2.runtime import Context
 
-#: Characters of a template; the longest published ones have about 20,000.
+#: Maximum characters of a template; the longest published ones have about 20,000.
 _MOST_SOURCE = 1 << 18
-#: Characters of a chat.
+#: Maximum characters of a chat.
 _MOST_OUTPUT = 1 << 24
-#: Passes of loops and calls.
+#: Maximum loop iterations and calls.
 _MOST_STEPS = 1_000_000
-#: The product of the sizes of what one call is given, and so about the most that it makes; and the sum over all calls.
+#: Maximum product of the sizes of a call's arguments, about the size of its result, and maximum sum over all calls.
 _MOST_WEIGHT, _MOST_MADE = 50_000_000, 1_000_000_000
-#: Values in a list or a mapping, and in those within.
+#: Maximum values in a list or a mapping, nested ones included.
 _MOST_VALUES = 1_000_000
 _SECONDS = 10.0
-#: Widths in what formats texts.
+#: Large widths in format strings.
 _WIDE = re.compile(r"\d{5}")
 
 
 @dataclass(kw_only=True)
 class _Budget:
-    """What one rendering may take, and the moment it is told."""
+    """The resources of one rendering, and its clock."""
 
     now: datetime
     settled: bool
-    told: dict[str, str] = field(default_factory=dict)
+    dates: dict[str, str] = field(default_factory=dict)
     steps: int = 0
     made: int = 0
     ends: float = field(default_factory=lambda: time.monotonic() + _SECONDS)
 
     def take(self, steps: int, made: int = 0) -> None:
-        """Count steps and what they make, in characters or values.
-
-        Raises:
-            SecurityError: they were too many, or took too long.
-        """
+        """Count steps and the characters or values they make; raise SecurityError above a limit."""
         self.steps, self.made = self.steps + steps, self.made + made
         if self.made > _MOST_MADE:
             raise SecurityError(f"it makes more than {_MOST_MADE:,} characters on its way")
@@ -73,22 +69,22 @@ _BUDGET: ContextVar[_Budget] = ContextVar("budget")
 def carried_out(
     template: Template, given: Mapping[str, Any], now: datetime, *, settled: bool
 ) -> tuple[str, dict[str, str]]:
-    """Return what a template writes, and what it was told of the clock by the format it asked in.
+    """Return the text of a template, and the dates it read from the clock, by their format.
 
     Args:
         template: see ``compiled``.
-        given: what it may read, by name.
-        now: what its clock says.
-        settled: the clock may decide what is written; otherwise only be written.
+        given: its variables.
+        now: time of its clock.
+        settled: the template may compare the date; otherwise only write it.
 
     Raises:
-        ChoiceError: it decides something, and is not settled.
-        TemplateError: the template fails, or takes too much.
+        ChoiceError: it compares the date, and is not settled.
+        TemplateError: the template fails, or exceeds a limit.
     """
     budget = _Budget(now=now, settled=settled)
     token = _BUDGET.set(budget)
     try:
-        return template.render(**given), budget.told
+        return template.render(**given), budget.dates
     except (RecursionError, MemoryError, OverflowError) as error:
         raise TemplateError(f"it takes too much: {type(error).__name__} {error}") from None
     finally:
@@ -97,10 +93,10 @@ def carried_out(
 
 @lru_cache(maxsize=32)
 def compiled(text: str) -> Template:
-    """Return a template of up to so many characters, ready to be carried out.
+    """Return a compiled template.
 
     Raises:
-        TemplateError: it is longer, or no template.
+        TemplateError: it is too long, or has a syntax error.
     """
     if len(text) > _MOST_SOURCE:
         raise TemplateError(f"it has {len(text):,} characters, more than {_MOST_SOURCE:,}")
@@ -116,7 +112,7 @@ class ChoiceError(Exception):
 
 
 class _Unsettled(str):
-    """What the clock says where no date is set: written, it is compared with another moment's; a choice cannot be."""
+    """A date where none is set: renderings at two times detect that it is written, and comparing it is an error."""
 
     __slots__ = ()
 
@@ -128,7 +124,7 @@ class _Unsettled(str):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """What templates may ask for; every call, filter and product is weighed before it is carried out."""
+    """The environment of templates; the size of every call, filter and product is checked before it runs."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -141,7 +137,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals |= {"raise_exception": _raise, "strftime_now": _strftime, "lipsum": _refused("lipsum")}
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        # The sandbox puts a function of its own around 'format'.
+        # The sandbox wraps 'format'.
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if isinstance(owner, str) and getattr(__obj, "__name__", "") in ("format", "format_map"):
             _check_widths(owner)
@@ -168,7 +164,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """The tag around what an assistant says, which trainers take masks from."""
+    """The tag around an assistant's message, from which trainers derive masks."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base
 
@@ -181,7 +177,7 @@ _COUNTED, _JOINED = "counted_passes", "joined_texts"
 
 
 class _Counting(NodeTransformer):
-    """Puts a count around what loops pass over, and a bound around what ``~`` joins."""
+    """Counts the iterations of loops, and limits the results of ``~``."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -202,11 +198,7 @@ def _counted(values: Any) -> Any:
 
 
 def _joined(parts: Iterable[Any]) -> str:
-    """Return texts as one.
-
-    Raises:
-        SecurityError: it is too long.
-    """
+    """Join texts; raise SecurityError if the result is too long."""
     found, length = [], 0
     for part in parts:
         found.append(part if isinstance(part, str) else str(_shown(part)))
@@ -229,19 +221,15 @@ def _weighed_filter(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weigh(values: Sequence[Any]) -> None:
-    """Count a call, and refuse one whose result may be huge.
-
-    Raises:
-        SecurityError: it may be.
-    """
+    """Count a call, and raise SecurityError if its result may be huge."""
     weight = 1
-    # Numbers alone make no text; with a text or a list they may be how often it is repeated.
+    # Numbers alone make no text; with a text or a list they may repeat it.
     alone = all(value is None or isinstance(value, int | float) for value in values)
     for value in () if alone else values:
         weight *= max(1, _size(value))
         if weight > _MOST_WEIGHT:
             raise SecurityError("a call of it would make too much text")
-    # Constants are computed while a template is compiled, when nothing is counted yet.
+    # Constants are computed while a template is compiled, without a budget.
     budget = _BUDGET.get(None)
     if budget is not None:
         budget.take(1, weight)
@@ -251,7 +239,7 @@ def _size(value: Any) -> int:
     """Return a number's magnitude, a text's length, or the sum of that over the values of a list or a mapping.
 
     Raises:
-        SecurityError: it has too many values, as lists have that hold one another twice.
+        SecurityError: it has too many values, as lists that contain each other twice do.
     """
     if isinstance(value, int):
         return abs(value)
@@ -268,7 +256,7 @@ def _size(value: Any) -> int:
 
 
 def _as_written(value: Any) -> Any:
-    """Return a number as text: it is written, and no length."""
+    """Return a number as text, since it is written and not used as a length."""
     return str(value) if isinstance(value, int | float) else value
 
 
@@ -284,7 +272,7 @@ def _format(form: Any, *args: Any, **kwargs: Any) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """Return what is written, refusing what Python writes with its address."""
+    """Return a value to write; refuse one that Python writes with its address."""
     if isinstance(value, GeneratorType | MethodType | type) or (callable(value) and not isinstance(value, Undefined)):
         raise SecurityError(f"it writes a {type(value).__name__}, which is another text in every process")
     if isinstance(value, list | tuple | dict):
@@ -294,7 +282,7 @@ def _shown(value: Any) -> Any:
 
 def _strftime(form: str) -> str:
     budget = _BUDGET.get()
-    found = budget.told.setdefault(form, budget.now.strftime(form))
+    found = budget.dates.setdefault(form, budget.now.strftime(form))
     return found if budget.settled else _Unsettled(found)
 
 
@@ -310,5 +298,5 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
-    """Return JSON as transformers has it: no character of HTML is replaced."""
+    """Return JSON as transformers writes it: HTML characters are not escaped."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **how)

@@ -1,4 +1,4 @@
-"""Rewards over HTTP: wire format (``wire``), client (``client``) and server (``batching``, ``app``).
+"""Rewards over HTTP: wire format (``wire``) and server (``batching``, ``app``), see ``models.rewards.remote`` too.
 
 The server needs neither torch nor Prefect unless its reward does.
 """

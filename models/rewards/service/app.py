@@ -1,8 +1,8 @@
 """The reward server's HTTP side: a FastAPI app around one reward.
 
 Status codes: 401 wrong token, 409 another reward is served, 413 too large, 400 not the protocol, 408 too slow,
-422 the reward failed for these samples, 429 busy, 503 the reward cannot reach a service it needs. All but 200 carry a
-sentence as JSON.
+422 the reward failed for these samples, 429 busy, 503 the reward cannot reach a service it needs. All but 200 have a
+JSON body with a message.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from models.rewards.service import wire
 from models.rewards.service.batching import Batcher, BusyError, Limits
 from models.rewards.service.metrics import Metrics
 
-#: Requests of the largest size whose bodies are in memory at a time.
+#: Number of request bodies of the maximum size that may be in memory at a time.
 _BODIES = 2
-#: Seconds for a body to come, and bytes per second of it beyond those.
+#: Seconds to receive a body, and bytes per second for which more time is given.
 _BODY_S, _BODY_RATE = 30.0, 1_000_000
 
 
@@ -38,7 +38,7 @@ class Served:
     reward: Reward
     """The reward, made."""
     name: str
-    """Of the table, or an import string."""
+    """Name in the table, or an import string."""
     options: Mapping[str, Any]
     """Its options."""
     token: str | None = None
@@ -46,22 +46,18 @@ class Served:
     max_bytes: int = 256_000_000
     """The largest request body."""
     limits: Limits = field(default_factory=Limits)
-    """How much is scored at once, and may wait."""
+    """Limits of calls and of the queue."""
 
 
 class _Room:
-    """The bytes of bodies that may still come into memory."""
+    """The memory left for request bodies, in bytes."""
 
     def __init__(self, size: int) -> None:
         self._left = size
 
     @contextlib.contextmanager
     def taken(self, size: int) -> Iterator[None]:
-        """Keep so many bytes for a request until it is answered.
-
-        Raises:
-            _Refused: there are too few.
-        """
+        """Reserve bytes for a request until it is answered; refuse if too few are left."""
         if size > self._left:
             raise _Refused(429, f"the bodies of other requests leave {self._left} bytes, this needs {size}; ask again")
         self._left -= size
@@ -98,14 +94,14 @@ def make_app(served: Served) -> FastAPI:
 
     @app.exception_handler(_Refused)
     async def refuse(request: Request, refused: _Refused) -> JSONResponse:
-        """Say why there is no answer."""
+        """Answer with the reason of a refusal."""
         metrics.requests.labels(str(refused.status)).inc()
         more = {"retry-after": "1"} if refused.status == 429 else {}
         return JSONResponse({"detail": str(refused)}, status_code=refused.status, headers=more)
 
     @app.get(wire.HEALTH)
     def health() -> dict[str, str]:
-        """Say that the reward is loaded."""
+        """Report that the reward is loaded."""
         return {"status": "ready", "reward": served.name}
 
     @app.get(wire.METRICS, dependencies=[Depends(authorized)])
@@ -160,15 +156,15 @@ async def _scores(request: Request, served: Served, batcher: Batcher) -> Scores:
 
 def _size(request: Request, most: int) -> int:
     """Return the size limit of a request's body: its stated size, or the maximum."""
-    said = request.headers.get("content-length", "")
-    size = int(said) if said.isdecimal() and len(said) < 18 else most + bool(said)
+    stated = request.headers.get("content-length", "")
+    size = int(stated) if stated.isdecimal() and len(stated) < 18 else most + bool(stated)
     if size > most:
         raise _Refused(413, f"the body is larger than the {most} bytes that this server takes")
     return size
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """Return a request's body, read no further than is allowed."""
+    """Return a request's body, read within the limits of size and time."""
     parts, size = [], 0
     limit_s = _BODY_S + _size(request, most) / _BODY_RATE
     try:

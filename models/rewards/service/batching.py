@@ -18,21 +18,21 @@ from models.rewards.service.metrics import Metrics
 
 
 class BusyError(Exception):
-    """More samples wait than the queue takes."""
+    """The queue is full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much is scored at once, and how much may wait."""
+    """Limits of calls and of the queue."""
 
     batch_size: int | None = None
     """Rows per call of the reward; None: the reward's own."""
     join: int = 64
     """Samples of several requests that are scored together."""
     wait_s: float = 0.005
-    """How long a request waits for others to join it."""
+    """Seconds a request waits for others to join it."""
     waiting: int = 4096
-    """Samples that may wait; a request beyond that is refused, to be sent again."""
+    """Samples that may wait; a request beyond that is refused, and the client retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class Batcher:
         """Return the scores of a request's samples.
 
         Raises:
-            BusyError: too many wait already.
+            BusyError: too many samples wait already.
             FlowmillError: the reward failed for them.
-            OSError: the reward failed with one, which may pass.
+            OSError: the reward raised one, which may be temporary.
         """
         if self._waiting and self._waiting + len(batch) > self._limits.waiting:
             raise BusyError(f"{self._waiting} samples wait")
-        # Samples of one request are one group for a reward that compares them; those of two requests never are.
+        # A groupwise reward treats the samples of one request as one group.
         self._numbers += 1
         job = _Job(replace(batch, groups=[str(self._numbers)] * len(batch)), asyncio.get_running_loop().create_future())
         self._note(len(batch))
@@ -79,7 +79,7 @@ class Batcher:
                 await self._answer(alike)
 
     async def _gather(self) -> list[_Job]:
-        """Return the next request, and those that come soon after it."""
+        """Return the next request, and those that arrive within ``wait_s`` after it."""
         jobs = [await self._jobs.get()]
         until = time.monotonic() + self._limits.wait_s
         while sum(len(job.batch) for job in jobs) < self._limits.join:
@@ -90,10 +90,7 @@ class Batcher:
         return [job for job in jobs if not job.done.done()]
 
     async def _answer(self, jobs: Sequence[_Job]) -> None:
-        """Score requests together; where that fails, each alone, so that none fails for another's samples.
-
-        Errors go to the requests; this thread continues.
-        """
+        """Score requests together, or each alone if that fails; errors go to the requests."""
         (outcome,) = await asyncio.gather(_apart(self._score, jobs), return_exceptions=True)
         if not isinstance(outcome, BaseException):
             start = 0

@@ -1,4 +1,4 @@
-"""What goes over the wire between a run and a reward server: msgpack, never pickle, with a checksum of every body."""
+"""Wire format between a run and a reward server: msgpack, never pickle, with a checksum of every body."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from models.rewards.base import Batch, Needs, Scores
 SCORE, INFO, HEALTH, METRICS = "/v1/score", "/v1/info", "/health", "/metrics"
 TYPE = "application/msgpack"
 CHECKSUM = "x-flowmill-xxh3"
-#: Header of a request: which reward it wants, see ``identity``.
+#: Header of a request: the requested reward, see ``identity``.
 REWARD = "x-flowmill-reward"
 #: Environment variable with the token, on both sides.
 TOKEN = "FLOWMILL_REWARD_TOKEN"
 
-#: Rows of a message, texts of a row, and all values within a message together. Whatever is more is nobody's request.
+#: Maximum rows of a message, keys of a mapping, and values in a message; legitimate requests stay below.
 _MOST_ROWS, _MOST_KEYS, _MOST_VALUES = 1 << 16, 1 << 12, 1 << 21
 
 
 class WireError(ValueError):
-    """Bytes that are not what the protocol says."""
+    """Bytes that violate the protocol."""
 
 
 class _Message(BaseModel):
@@ -39,40 +39,40 @@ _Texts = Annotated[list[str], Field(max_length=_MOST_ROWS)]
 
 
 class ReferenceImage(_Message):
-    """An image that prompts start from."""
+    """A source image of prompts."""
 
     shape: Annotated[list[Annotated[int, Field(ge=1, le=1 << 16)]], Field(min_length=3, max_length=3)]
     """(H, W, 3)."""
     data: bytes
-    """Uint8, row after row."""
+    """Uint8, in C order."""
 
 
 class ScoreRequest(_Message):
     """Samples to score."""
 
     dtype: Literal["uint8", "float32", "text"]
-    """Of the media."""
+    """Dtype of the media."""
     shape: Annotated[list[Annotated[int, Field(ge=1, le=1 << 40)]], Field(min_length=1, max_length=8)]
-    """Of the media."""
+    """Shape of the media."""
     media: bytes | _Texts
-    """Row after row; a list where they are texts."""
+    """Values in C order; a list of texts."""
     prompts: _Texts
     """One per row."""
     metadata: Annotated[list[dict[str, Any]], Field(max_length=_MOST_ROWS)]
     """One per row."""
     images: Annotated[list[ReferenceImage], Field(max_length=_MOST_ROWS)] = []
-    """Each of those that prompts start from, once."""
+    """The source images, each once."""
     references: Annotated[list[list[Annotated[int, Field(ge=0)]]], Field(max_length=_MOST_ROWS)] = []
-    """Of every row which of these, in order; nothing where the reward does not ask for them."""
+    """Indices into ``images`` of every row's source images, in order; empty if the reward does not need them."""
 
 
 class ScoreAnswer(_Message):
-    """Their scores."""
+    """Scores of samples."""
 
     scores: bytes
     """Float32, little-endian."""
     notes: _Texts | None
-    """One per row, or nothing."""
+    """One per row, or None."""
 
 
 class NeedsFields(_Message):
@@ -88,14 +88,14 @@ class NeedsFields(_Message):
 
 
 class RewardInfo(_Message):
-    """What a server scores with."""
+    """The reward of a server."""
 
     name: str
-    """Of the table, or an import string."""
+    """Name in the table, or an import string."""
     options: dict[str, Any]
     """By name."""
     needs: NeedsFields
-    """What it needs of its caller."""
+    """Its needs."""
     perfect: float | None = Field(allow_inf_nan=False)
     """The score that counts as an exact match."""
     max_bytes: int = Field(ge=1)
@@ -103,7 +103,7 @@ class RewardInfo(_Message):
 
 
 def pack_request(batch: Batch) -> bytes:
-    """Return the body that asks for scores of samples."""
+    """Return the body of a request for the scores of samples."""
     texts = batch.media.dtype == object
     return _pack(
         {
@@ -118,7 +118,7 @@ def pack_request(batch: Batch) -> bytes:
 
 
 def distinct(references: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-    """Return the images that rows start from, each once: rows of one prompt have the very same."""
+    """Return the source images of rows, each once: rows of one prompt share the same objects."""
     return list({id(image): image for images in references for image in images}.values())
 
 
@@ -147,10 +147,10 @@ def _unpacked_references(request: ScoreRequest) -> list[list[np.ndarray]]:
 
 
 def unpack_request(body: bytes) -> Batch:
-    """Return the samples a body holds.
+    """Return the samples in a body.
 
     Raises:
-        WireError: it holds none, or they are not of the shape it says.
+        WireError: it has none, or they do not match its shape and dtype.
     """
     request = ScoreRequest.model_validate(_unpack(body))
     media, shape = request.media, tuple(request.shape)
@@ -175,16 +175,16 @@ def unpack_request(body: bytes) -> Batch:
 
 
 def pack_answer(scores: Scores) -> bytes:
-    """Return the body that answers with scores."""
+    """Return the body of a response with scores."""
     notes = None if scores.notes is None else list(scores.notes)
     return _pack({"scores": np.asarray(scores.values, "<f4").tobytes(), "notes": notes})
 
 
 def unpack_answer(body: bytes, count: int) -> Scores:
-    """Return the scores an answer holds.
+    """Return the scores in a response.
 
     Raises:
-        WireError: it holds another number of scores or remarks.
+        WireError: it has another number of scores or notes.
     """
     answer = ScoreAnswer.model_validate(_unpack(body))
     if len(answer.scores) != 4 * count:
@@ -195,27 +195,27 @@ def unpack_answer(body: bytes, count: int) -> Scores:
 
 
 def checksum(body: bytes) -> str:
-    """Return what the header of a body says about it."""
+    """Return the checksum of a body, for its header."""
     return xxhash.xxh3_128_hexdigest(body)
 
 
 def identity(name: str, options: Mapping[str, Any]) -> str:
-    """Return what tells a reward with its options from any other."""
+    """Return an identifier of a reward with its options."""
     return fingerprint([name, dict(options)])
 
 
 def needs_fields(needs: Needs) -> dict[str, Any]:
-    """Return what a reward needs of who asks for scores, as plain data."""
-    # Older versions know no rate; where none is asked for they need not. How ranks hold it is the server's affair.
+    """Return the needs of a reward that concern clients, as plain data."""
+    # Older versions have no field 'rate', so it is left out where not needed. Sharding concerns the server alone.
     left_out = {"watched_by", "spreads"} | ({"rate"} if needs.rate is None else set())
-    asked = {name: value for name, value in asdict(needs).items() if name not in left_out}
-    # Those of earlier versions know no 'samples', which are handed over as images are.
+    fields = {name: value for name, value in asdict(needs).items() if name not in left_out}
+    # Earlier versions do not know 'samples', which are passed like images.
     media = "images" if needs.media == "samples" else needs.media
-    return {**asked, "media": media, "columns": list(needs.columns)}
+    return {**fields, "media": media, "columns": list(needs.columns)}
 
 
 def needs_from(fields: Mapping[str, Any]) -> Needs:
-    """Return what a reward needs of plain data; on which device it works is the server's affair."""
+    """Return needs from plain data; the device concerns the server alone."""
     return Needs(**{**fields, "columns": tuple(fields["columns"]), "accelerated": False})
 
 
@@ -225,7 +225,7 @@ def _pack(message: Mapping[str, Any]) -> bytes:
 
 
 def why(error: Exception) -> str:
-    """Return what is wrong with a message, in a line, of however many things that are."""
+    """Return the first error of a message, in a line."""
     if not isinstance(error, ValidationError):
         return str(error)[:500]
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
@@ -233,7 +233,7 @@ def why(error: Exception) -> str:
 
 
 def _unpack(body: bytes) -> Any:
-    """Return what a body holds, counted while it is read: a byte of it may be an object of many."""
+    """Return the content of a body; values are counted during parsing, as a byte may become a large object."""
     values = 0
 
     def count(inner: Any) -> Any:
@@ -259,5 +259,5 @@ def _unpack(body: bytes) -> Any:
         raise WireError(f"not msgpack: {str(error)[:200]}") from None
 
 
-#: What reading a message raises when it is not one; pydantic's own among them.
+#: Errors raised by a malformed message.
 MALFORMED = (WireError, ValidationError)

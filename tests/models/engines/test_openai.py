@@ -167,7 +167,7 @@ def test_weights_are_proved_by_what_is_said_of_a_text(server: Engine, proof: str
         choice(prompt_logprobs=[None], logprobs={"token_logprobs": [None, -1.0]}),
     ):
         server.lie = lie
-        with pytest.raises(EngineError, match="does not say how likely the 17 tokens of a prompt are"):
+        with pytest.raises(EngineError, match="it has no log-probs of the 17 tokens of a prompt"):
             made(server, proof=proof).prove(ids, wanted)
     server.lie = choice(prompt_logprobs=[None, *[{}] * 20], logprobs={"token_logprobs": [None, *[None] * 20]})
     with pytest.raises(EngineError, match="None is the log-prob of a token"):

@@ -102,7 +102,7 @@ def test_what_cannot_be_loaded_is_named(folder: str, tmp_path: Path, monkeypatch
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="has safetensors weights"):
         make_reward("clip_score", {"model": str(tmp_path)})
-    with pytest.raises(ConfigError, match="Set 'device' beside 'options'"):
+    with pytest.raises(ConfigError, match="Set 'device' next to 'options'"):
         make_reward("clip_score", {"model": folder, "device": "cpu"})
     with pytest.raises(ConfigError, match="device of reward 'clip_score' is 'cuda', but torch finds no accelerator"):
         make_reward("clip_score", {"model": folder}, device="cuda")

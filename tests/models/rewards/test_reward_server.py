@@ -123,7 +123,7 @@ def test_a_late_answer_is_asked_again(server: Server) -> None:
 def test_what_stays_malformed_is_never_a_score(server: Server) -> None:
     with (
         spoiling(server.url, lambda number, body: body[:-1] + bytes([body[-1] ^ 1])) as url,
-        pytest.raises(RewardError, match=r"has given no answer for 1 s; the last: its answer is not what"),
+        pytest.raises(RewardError, match=r"has given no answer for 1 s; the last: its answer does not match"),
     ):
         score(remote(url, patience_s=1.0), "jpeg", samples(2))
 

@@ -133,7 +133,7 @@ def test_a_clip_of_one_frame_is_none() -> None:
     ("change", "message"),
     [
         ({"data_config": None}, "is not VideoReward's model_config.json"),
-        ({"data_config": {"fps": 2, "max_frame_pixels": 200704, "sample_type": "multi_pts"}}, "takes other frames"),
+        ({"data_config": {"fps": 2, "max_frame_pixels": 200704, "sample_type": "multi_pts"}}, "in another way"),
         ({"data_config": {"fps": 0, "max_frame_pixels": 200704}}, "that cannot be"),
     ],
 )

@@ -282,7 +282,7 @@ def test_numbers_that_transformers_writes_are_read(tmp_path: Path) -> None:
 def test_an_index_lists_files_of_its_folder(tmp_path: Path, entry: Any) -> None:
     write_language_model(tmp_path)
     change(tmp_path / "model.safetensors.index.json", weight_map={"weight": entry})
-    with pytest.raises(ConfigError, match=r"index\.json' says of 'weight' .*, not the name of a file beside it"):
+    with pytest.raises(ConfigError, match=r"index\.json' says of 'weight' .*, not the name of a file next to it"):
         check_model_folder(tmp_path, label="model.path")
 
 
