@@ -45,11 +45,7 @@ class AWM(ForwardProcess):
     Flow-Factory's EMA does with ``off_policy``. Without one the policy itself does."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         weightings = ("uniform", "t", "t2", "huber", "ghuber", "adaptive")
         if self.weighting not in weightings:
             raise ValueError(f"weighting is {self.weighting!r}; it must be one of {', '.join(weightings)}.")

@@ -37,11 +37,7 @@ class ForwardTimes:
     """The noise does not change from level to level."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if self.kind not in ("stratified", "grid", "logit_normal", "power"):
             raise ValueError(
                 f"times.kind is {self.kind!r}; it must be 'stratified', 'grid', 'logit_normal' or 'power'."

@@ -48,11 +48,7 @@ class CRD(ForwardProcess):
     """Keep the gradient out of the center, as the public code does."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if self.distance not in ("mse", "bce"):
             raise ValueError(f"distance is {self.distance!r}; it must be 'mse' or 'bce'.")
         if not (self.beta > 0 and self.scale > 0):

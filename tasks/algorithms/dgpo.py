@@ -34,11 +34,7 @@ class DGPO(ForwardProcess):
     Flow-Factory's EMA does with ``off_policy``. Without one the policy itself does."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not (self.beta > 0 and self.clip_range > 0):
             raise ValueError("beta and clip_range must be above 0.")
         self.check_kl()

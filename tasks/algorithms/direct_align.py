@@ -51,11 +51,7 @@ class DirectAlign(ForwardProcess):
     """Factor of the loss."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not 0 < self.step <= 1 or not self.scale > 0:
             raise ValueError(f"step is {self.step} and scale {self.scale}; 0 < step <= 1, and scale above 0.")
         if bool(self.positive) != bool(self.negative):

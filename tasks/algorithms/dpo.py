@@ -33,11 +33,7 @@ class DPO(ForwardProcess):
     error, see ``objectives.loser_share``; at 1 it has none there. The loss keeps its value. None: never."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not self.beta > 0:
             raise ValueError(f"beta is {self.beta}; it must be above 0.")
         if self.winner_margin is not None and not 0 <= self.winner_margin <= 1:

@@ -36,11 +36,7 @@ class FDFO:
     """Weight of mean (v - v_base)^2."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not self.clip_range > 0:
             raise ValueError(f"clip_range is {self.clip_range}; it must be above 0.")
         if self.kl_coef < 0:

@@ -32,11 +32,7 @@ class FlowDPPO(KL):
     """KL beyond which rows that push further are masked."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not self.threshold > 0:
             raise ValueError(f"threshold is {self.threshold}; it must be above 0.")
         self.check_kl()

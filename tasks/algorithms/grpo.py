@@ -54,11 +54,7 @@ class KL:
         )
 
     def check_kl(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if self.kl_coef < 0:
             raise ValueError(f"kl_coef is {self.kl_coef}; it must not be negative.")
         if self.kl not in ("gaussian", "flow_grpo", "velocity", "mean"):
@@ -97,11 +93,7 @@ class GRPO(KL):
     """Take the log-ratio from stored means of the behavior policy's steps, see ``transitions.log_ratio``."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not 0 < self.clip_range < 1:
             raise ValueError(f"clip_range is {self.clip_range}; it must lie between 0 and 1.")
         if self.reduce not in ("mean", "sum"):

@@ -31,11 +31,7 @@ class NFT(ForwardProcess):
     """How the behavior policy follows, see ``base.BehaviorDecay``: flat, rate, maximum, start."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not (self.beta > 0 and self.scale > 0):
             raise ValueError("beta and scale must be above 0.")
         self.check_kl()

@@ -28,11 +28,7 @@ class OnPolicyDistillation(KL):
     """Instead: the folder of a teacher for every one of ``prompts.sources``, by name."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if (self.teacher is None) == (not self.teachers):
             raise ValueError("it needs either 'teacher', a folder, or 'teachers', one for each of prompts.sources.")
         if not all(isinstance(folder, str) and name for name, folder in self.teachers.items()):

@@ -26,11 +26,7 @@ class PPO(TokenGRPO):
     """How far values may move from those that advantages were estimated with; None: as far as they will."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         TokenGRPO.__post_init__(self)
         if self.value_clip is not None and self.value_clip <= 0:
             raise ValueError(f"value_clip is {self.value_clip}; it must be above 0, or null.")

@@ -34,11 +34,7 @@ class RAM(ForwardProcess):
     """How the behavior policy follows, see ``base.BehaviorDecay``: flat, rate, maximum, start."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not self.multiplier > 0:
             raise ValueError(f"multiplier is {self.multiplier}; it must be above 0.")
         self.check_kl()

@@ -39,11 +39,7 @@ class ReFL(VelocityKL):
     """Factor of the loss."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if self.steps < 1 or not self.scale > 0:
             raise ValueError(f"steps is {self.steps} and scale {self.scale}; steps must be at least 1, scale above 0.")
         if self.truncate and self.steps == 1:

@@ -46,11 +46,7 @@ class RewardGradient(ForwardProcess):
     """c: how far samples are moved, in units of latents (whose std is about 1); with 'linear' a factor of the loss."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if self.target not in ("bounded", "linear"):
             raise ValueError(f"target is {self.target!r}; it must be 'bounded' or 'linear'.")
         if not self.strength > 0:

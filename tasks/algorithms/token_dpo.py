@@ -35,11 +35,7 @@ class TokenDPO:
     2404.19733)."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not self.beta > 0:
             raise ValueError(f"beta is {self.beta}; it must be above 0.")
         if self.form not in ("sigmoid", "hinge", "ipo"):

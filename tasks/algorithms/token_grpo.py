@@ -67,11 +67,7 @@ class TokenGRPO:
     """Weights outside are clipped (TIS), or count 0: of tokens (mask: IcePop), or of rows by their mean (mask_rows)."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         choices = {
             "normalization": ("token_mean", "sequence_mean", "constant"),
             "ratio": ("token", "sequence", "product"),
