@@ -1,7 +1,7 @@
 """Loss scaling for a float16 forward: small gradients would underflow to 0 in a half-precision backward.
 
-The scale is a power of two, so dividing by it in float32 is exact. Unlike ``torch.amp.GradScaler`` no update is skipped:
-the rows are in the store, so an update that overflows is computed again at a smaller scale.
+The scale is a power of two, so dividing by it in float32 is exact. ``torch.amp.GradScaler`` skips updates; here
+an update that overflows is computed again at a smaller scale, because its rows are in the store.
 """
 
 from __future__ import annotations

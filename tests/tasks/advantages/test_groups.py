@@ -310,7 +310,7 @@ def test_published_filter_by_hand() -> None:
         ("{below: 0.5}", "advantage.below is 0.5, but it only acts on samples below advantage.threshold"),
         ("{mode: best_worst, best_of: 4}", "advantage.best_of is 4, but advantage.mode 'best_worst'"),
         ("{mean: leave_one_out}", "Set advantage.std to 'none'"),
-        ("{std: none, epsilon: 1e-6}", "with advantage.std 'none' nothing is divided by"),
+        ("{std: none, epsilon: 1e-6}", "with advantage.std 'none' there is no divisor"),
         ("{group_mean_min: 2, group_mean_max: 1}", "no group could be trained on"),
         ("{soft_clip: 3, clip: 4}", "advantage.clip is 4.0, but with advantage.soft_clip 3.0"),
         ("{soft_clip: 3, mode: binary}", "advantage.mode 'binary' makes every advantage"),
