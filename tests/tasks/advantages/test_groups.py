@@ -312,7 +312,7 @@ def test_published_filter_by_hand() -> None:
         ("{mean: leave_one_out}", "Set advantage.std to 'none'"),
         ("{std: none, epsilon: 1e-6}", "with advantage.std 'none' there is no divisor"),
         ("{group_mean_min: 2, group_mean_max: 1}", "no group could be trained on"),
-        ("{soft_clip: 3, clip: 4}", "advantage.clip is 4.0, but with advantage.soft_clip 3.0"),
+        ("{soft_clip: 3, clip: 4}", "advantage.clip is 4.0, but advantage.soft_clip 3.0"),
         ("{soft_clip: 3, mode: binary}", "advantage.mode 'binary' makes every advantage"),
         ("{diversity: doubt}", "advantage.diversity is 'doubt', but that is no monitor"),
         ("{soft_clip: 0}", "advantage.soft_clip"),
