@@ -114,8 +114,8 @@ def _check_diversity(config: RunConfig) -> None:
         return
     if section.diversity not in labels:
         raise ConfigError(
-            f"advantage.diversity is '{section.diversity}', but that is no monitor whose scores could weigh "
-            f"advantages. {did_you_mean(section.diversity, labels)} Add one to monitors, {{name: diversity, options: "
+            f"advantage.diversity is '{section.diversity}', but no monitor has this name. "
+            f"{did_you_mean(section.diversity, labels)} Add one to monitors, {{name: diversity, options: "
             "{to: nearest}} for instance, or remove advantage.diversity."
         )
     if section.mode == "binary":
@@ -138,8 +138,8 @@ def _check_undivided(section: AdvantageSection) -> None:
     if section.std != "none":
         if section.mean == "leave_one_out":
             raise ConfigError(
-                f"advantage.mean is 'leave_one_out', but advantage.std is '{section.std}', with which the mean of the "
-                "others would be one more factor of the divisor. Set advantage.std to 'none', or mean to 'group'."
+                f"advantage.mean is 'leave_one_out', but advantage.std is '{section.std}', so the leave-one-out mean "
+                "would only change the scale. Set advantage.std to 'none', or mean to 'group'."
             )
         return
     for name in ("epsilon", "floor", "unbiased"):
@@ -155,7 +155,7 @@ def _check_running(section: AdvantageSection) -> None:
         if section.min_count > section.buffer:
             raise ConfigError(
                 f"advantage.min_count is {section.min_count} and advantage.buffer {section.buffer}, so no prompt would "
-                "ever have enough rewards for statistics of its own. Lower min_count to buffer or less."
+                "ever have enough rewards for its own statistics. Lower min_count to buffer or less."
             )
         return
     for name, value in (("buffer", section.buffer), ("min_count", section.min_count)):

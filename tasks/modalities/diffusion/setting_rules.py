@@ -94,7 +94,7 @@ def _states_need_steps_after_them(found: Combination) -> None:
         return
     lacks = "stores one step of each branch" if branches else f"stores none from 0 to {latest} of some samples"
     raise ConfigError(
-        f"{found.algorithm} goes on from stored states for {found.requires.calls} steps of rollout.steps "
+        f"{found.algorithm} continues from stored states for {found.requires.calls} steps of rollout.steps "
         f"{found.config.rollout.steps}, but {found.plan} {lacks}. Set rollout.plan to {{name: late, options: {{low: "
         f"{max(0, latest)}, high: {max(0, latest) + 1}}}}}, or lower the algorithm's steps."
     )

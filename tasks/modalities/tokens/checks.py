@@ -194,7 +194,7 @@ def _check_estimator(config: RunConfig, requires: Requirements) -> None:
     if requires.per_token and not made.per_token:
         raise ConfigError(
             f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' takes advantages of tokens. "
-            "Remove it, and the algorithm's own is taken."
+            "Remove it to use the algorithm's own."
         )
     if made.per_token and requires.normalization:
         raise ConfigError(

@@ -314,7 +314,7 @@ def test_published_filter_by_hand() -> None:
         ("{group_mean_min: 2, group_mean_max: 1}", "no group could be trained on"),
         ("{soft_clip: 3, clip: 4}", "advantage.clip is 4.0, but advantage.soft_clip 3.0"),
         ("{soft_clip: 3, mode: binary}", "advantage.mode 'binary' makes every advantage"),
-        ("{diversity: doubt}", "advantage.diversity is 'doubt', but that is no monitor"),
+        ("{diversity: doubt}", "advantage.diversity is 'doubt', but no monitor has this name"),
         ("{soft_clip: 0}", "advantage.soft_clip"),
         ("{best_of: 3}", "multiple of 2"),
     ],
