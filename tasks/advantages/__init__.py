@@ -1,5 +1,4 @@
-"""From rewards to advantages: within groups, or per token by an estimator of a table; and how far a reward is doubted.
+"""Computes advantages from rewards, within groups or per token, and flags samples whose reward is uncertain.
 
-Pure functions of tensors, and the estimators. What is done with advantages is the algorithms'; where they are stored is
-the stages'.
+Contains pure functions of tensors, and the table of estimators. Algorithms use the advantages; stages store them.
 """

@@ -1,6 +1,6 @@
-"""From what samples earned to the advantage of every token: a table of estimators, one small class each.
+"""Estimators that turn rewards into the advantage of every token: a table, one small class each.
 
-What an estimator reads decides which stages a run has, so nothing here takes torch before it is asked to compute.
+The inputs of an estimator decide which stages a run has, so this module imports torch only when it computes.
 
 Legend: N samples, T tokens.
 """
@@ -30,7 +30,7 @@ ESTIMATORS = Table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earned:
-    """What the samples of an epoch earned."""
+    """Rewards of the samples of an epoch, and the further inputs of an estimator."""
 
     scores: Tensor
     """(N,) float64: the weighted sum of rewards."""
@@ -39,60 +39,60 @@ class Earned:
     mask: Tensor
     """(N, T) bool: tokens the policy chose."""
     kl: Tensor | None
-    """(N, T) float64 of each token to the reference, where ``needs_reference``."""
+    """(N, T) float64 KL of each token to the reference, if ``needs_reference``."""
     values: Tensor | None
-    """(N, T) float64, where ``needs_values``."""
+    """(N, T) float64, if ``needs_values``."""
     kl_coef: float
     """Weight of the KL in this epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimated:
-    """What training takes."""
+    """Inputs of training."""
 
     advantages: Tensor
     """(N, T) float64."""
     returns: Tensor
-    """(N, T) float64: what a critic learns."""
+    """(N, T) float64: the target of a critic."""
 
 
 class Estimator:
-    """One way from rewards to advantages."""
+    """Computes advantages from rewards."""
 
     per_token: ClassVar[bool] = True
-    """Every token has an advantage of its own; else a sample has one, as the other settings of ``advantage`` say."""
+    """Every token has its own advantage; if False, each sample has one, shaped by the other ``advantage`` settings."""
     needs_values: ClassVar[bool] = False
-    """It reads a critic's values."""
+    """It uses a critic's values."""
 
     @property
     def needs_reference(self) -> bool:
-        """Whether it reads log-probs of the base model."""
+        """Whether it uses log-probs of the base model."""
         return False
 
     @property
     def adapts(self) -> bool:
-        """Whether its KL coefficient follows the KL of the epoch before."""
+        """Whether its KL coefficient adapts to the KL of the previous epoch."""
         return False
 
     def estimate(self, earned: Earned) -> Estimated:
         """Return advantages and returns of tokens.
 
         Raises:
-            TypeError: it has none.
+            TypeError: the estimator works on samples, not on tokens.
         """
         raise TypeError(f"{type(self).__name__} knows no tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group(Estimator):
-    """One advantage per sample, within its group: what all other settings of ``advantage`` are about."""
+    """One advantage per sample, within its group. All other settings of ``advantage`` apply to it."""
 
     per_token = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenEstimator(Estimator):
-    """What all estimators over tokens share: the KL to the base model as part of the reward."""
+    """Base of all estimators over tokens: the KL to the base model is part of the reward."""
 
     kl_coef: float = 0.0
     """Weight of the KL to the base model in the reward of every token; 0: none."""
@@ -104,11 +104,7 @@ class TokenEstimator(Estimator):
     """With target_kl: samples over which kl_coef would change by a fifth."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if self.kl not in ("k1", "k2", "k3"):
             raise ValueError(f"kl is {self.kl!r}; it must be 'k1', 'k2' or 'k3'.")
         if self.kl_coef < 0:
@@ -118,16 +114,16 @@ class TokenEstimator(Estimator):
 
     @property
     def needs_reference(self) -> bool:
-        """With a KL."""
+        """Whether the reward includes a KL."""
         return self.kl_coef > 0
 
     @property
     def adapts(self) -> bool:
-        """With a target."""
+        """Whether a target KL is set."""
         return self.target_kl is not None
 
     def next_kl_coef(self, kl_coef: float, kl: float, samples: int) -> float:
-        """Return the coefficient of the epoch that follows one of so many samples, whose KL was ``kl`` nats each."""
+        """Return the coefficient of the next epoch, after ``samples`` samples with a mean KL of ``kl`` nats."""
         from tasks.advantages.tokens import adapted_kl_coef
 
         assert self.target_kl is not None
@@ -141,7 +137,7 @@ class TokenEstimator(Estimator):
 
 @dataclass(frozen=True, kw_only=True)
 class GAE(TokenEstimator):
-    """Generalized advantages (arXiv 1506.02438) from a critic's values."""
+    """Generalized advantage estimation (arXiv 1506.02438) from a critic's values."""
 
     needs_values = True
     discount: float = 1.0
@@ -152,16 +148,12 @@ class GAE(TokenEstimator):
     """Advantages have mean 0 and variance 1 over all tokens of the epoch."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         super().__post_init__()
         _check_shares(discount=self.discount, decay=self.decay)
 
     def estimate(self, earned: Earned) -> Estimated:
-        """Return GAE of token rewards; returns are those of the advantages before they are whitened."""
+        """Return GAE of token rewards; returns use the advantages before whitening."""
         from tasks.advantages.tokens import gae, whitened
 
         assert earned.values is not None
@@ -172,7 +164,7 @@ class GAE(TokenEstimator):
 
 @dataclass(frozen=True, kw_only=True)
 class Reinforce(TokenEstimator):
-    """What follows each token, as it is (REINFORCE)."""
+    """The discounted return of each token, without a baseline (REINFORCE)."""
 
     discount: float = 1.0
     """gamma: how much less a later reward counts, per token."""
@@ -180,16 +172,12 @@ class Reinforce(TokenEstimator):
     """Advantages have mean 0 and variance 1 over all tokens of the epoch."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         super().__post_init__()
         _check_shares(discount=self.discount)
 
     def estimate(self, earned: Earned) -> Estimated:
-        """Return discounted returns, maybe whitened."""
+        """Return discounted returns, whitened if ``whiten``."""
         from tasks.advantages.tokens import discounted_returns, whitened
 
         returns = discounted_returns(self._rewards(earned), earned.mask, self.discount)
@@ -200,20 +188,16 @@ class Reinforce(TokenEstimator):
 class ReinforcePlusPlus(Reinforce):
     """REINFORCE++ (arXiv 2501.03262): returns whitened over all tokens of the epoch, no critic and no group.
 
-    With ``baseline: group`` the mean of its group is subtracted from each score first.
+    With ``baseline: group`` the group mean is subtracted from each score first.
     """
 
     whiten: bool = True
     """Advantages have mean 0 and variance 1 over all tokens of the epoch."""
     baseline: Literal["none", "group"] = "none"
-    """What is subtracted from scores before anything else."""
+    """Baseline that is subtracted from scores before anything else."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         super().__post_init__()
         if self.baseline not in ("none", "group"):
             raise ValueError(f"baseline is {self.baseline!r}; it must be 'none' or 'group'.")
@@ -232,9 +216,9 @@ class ReinforcePlusPlus(Reinforce):
 
 @dataclass(frozen=True, kw_only=True)
 class LeaveOneOut(TokenEstimator):
-    """RLOO (arXiv 2402.14740): a completion is one action; its baseline is the mean of the others of its group.
+    """RLOO (arXiv 2402.14740): a completion is one action; its baseline is the mean of the other samples of its group.
 
-    The KL of all its tokens is part of the score, as in TRL, so that the others' KL is part of the baseline.
+    The KL of all its tokens is part of the score, as in TRL, so the KL of the other samples is part of the baseline.
     """
 
     def estimate(self, earned: Earned) -> Estimated:
@@ -254,16 +238,16 @@ def _check_shares(**values: float) -> None:
 
 
 def make_estimator(config: RunConfig) -> Estimator:
-    """Return how a run's advantages are estimated.
+    """Return the advantage estimator of a run.
 
     Raises:
-        ConfigError: there is no such estimator, or an option cannot work.
+        ConfigError: the estimator does not exist, or an option is invalid.
     """
     found: Estimator = chosen(ESTIMATORS, config.advantage.estimator, label="advantage.estimator")
     return found
 
 
 def has_values(config: RunConfig) -> bool:
-    """Return whether a run has a stage of values: of a critic's, or of log-probs of the base model per token."""
+    """Return whether a run has a values stage, for a critic's values or per-token log-probs of the base model."""
     estimator = make_estimator(config)
     return estimator.needs_values or estimator.needs_reference

@@ -28,7 +28,7 @@ class GroupStatistics:
 
 
 def group_statistics(rewards: Tensor, groups: Tensor) -> GroupStatistics:
-    """Return statistics of (N,) rewards by (N,) group index in 0 .. G-1; two passes, so no cancellation."""
+    """Return statistics of (N,) rewards by (N,) group index in 0 .. G-1; two passes avoid cancellation."""
     values = rewards.double()
     count = torch.bincount(groups).double()
     total = torch.zeros_like(count).index_add_(0, groups, values)
@@ -41,13 +41,13 @@ def group_statistics(rewards: Tensor, groups: Tensor) -> GroupStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalizer:
-    """How centered rewards are divided; the public trainers differ in every part of it.
+    """How rewards are centered and divided; the public trainers differ in every part of it.
 
     Flow-GRPO: population std + 1e-4. DanceGRPO: unbiased std + 1e-8. Flow-Factory: max(population std, 1e-6).
     """
 
     std: Literal["group", "global", "none"] = "group"
-    """Whose standard deviation; 'none': nothing is divided by (Dr.GRPO, arXiv 2503.20783)."""
+    """Scope of the standard deviation; 'none' means no division (Dr.GRPO, arXiv 2503.20783)."""
     epsilon: float = 1e-4
     """Added to the std, or its lower bound."""
     floor: Literal["add", "max"] = "add"
@@ -55,8 +55,8 @@ class Normalizer:
     unbiased: bool = False
     """Divide squares by n - 1."""
     mean: Literal["group", "global", "leave_one_out"] = "group"
-    """Whose mean is subtracted: with a std over all that of all too (MMDanceGRPO: unbiased std, + 1e-8), or without a
-    std that of the others of the group (RLOO, arXiv 2402.14740)."""
+    """Scope of the mean. 'global' goes with a global std (MMDanceGRPO: unbiased std, + 1e-8); 'leave_one_out', the mean
+    of the other samples of the group, goes with no std (RLOO, arXiv 2402.14740)."""
 
     def scale(self, rewards: Tensor, groups: Tensor) -> Tensor:
         """Return the divisor of each of (N,) rewards, float64."""
@@ -64,13 +64,13 @@ class Normalizer:
             return self.divisor(rewards).expand(len(rewards))
         count = torch.bincount(groups).double()
         if self.std == "none":
-            # r - (n m - r) / (n - 1) = (r - m) n / (n - 1), so the mean of the others is a matter of scale alone.
+            # r - (n m - r) / (n - 1) = (r - m) n / (n - 1), so the leave-one-out mean only changes the scale.
             others = (count - 1) / count if self.mean == "leave_one_out" else torch.ones_like(count)
             return others[groups]
         return self._bounded(self._corrected(group_statistics(rewards, groups).std, count))[groups]
 
     def divisor(self, rewards: Tensor) -> Tensor:
-        """Return the divisor that (N,) rewards have together, a float64 scalar; one reward alone has the std 0."""
+        """Return the common divisor of (N,) rewards, a float64 scalar; the std of a single reward is 0."""
         values = rewards.double()
         return self._bounded(self._corrected(values.std(correction=0), torch.tensor(len(values)).double()))
 
@@ -78,18 +78,18 @@ class Normalizer:
         return std * torch.sqrt(count / (count - 1).clamp(min=1)) if self.unbiased else std
 
     def _bounded(self, std: Tensor) -> Tensor:
-        """Return the divisor; infinity without an epsilon where there is no spread, so that advantages are 0."""
+        """Return the divisor; infinity where std and epsilon are 0, so that advantages are 0."""
         found = std + self.epsilon if self.floor == "add" else std.clamp(min=self.epsilon)
         return torch.where(found > 0, found, torch.inf)
 
 
 def composed(values: Tensor, *, threshold: float | None = None, standardize: bool = False) -> Tensor:
-    """Return what is weighted of (N,) scores, float64; NaN where there is no score.
+    """Return (N,) scores as they enter the weighted sum, float64; NaN where there is no score.
 
     Args:
-        values: scores, NaN where there is none.
-        threshold: 1 where the score reaches it, else 0.
-        standardize: afterwards, (x - mean) / population std over all that have a score; zeros where all are equal.
+        values: scores, NaN if missing.
+        threshold: replaces scores: 1 where the score reaches it, else 0.
+        standardize: afterwards, (x - mean) / population std over all known scores; zeros if all are equal.
     """
     known = ~values.isnan()
     found = values.double()
@@ -105,15 +105,15 @@ def composed(values: Tensor, *, threshold: float | None = None, standardize: boo
 def contributions(parts: Sequence[Tensor], groups: Tensor) -> list[float] | None:
     """Return the share of each weighted reward in the spread of their sum within groups; shares add up to 1.
 
-    That of a reward is its covariance with the sum over the sum's variance: one that is the same for all of a group
-    contributes nothing, whatever its weight, and one that pulls against the others has a negative share.
+    The share of a reward is its covariance with the sum, divided by the variance of the sum. A reward that is constant
+    within groups has share 0, regardless of its weight. A reward that opposes the others has a negative share.
 
     Args:
         parts: per reward, (N,) weighted values.
         groups: (N,) group index in 0 .. G-1.
 
     Returns:
-        None where no group has any spread.
+        None if no group has any spread.
     """
     centered = []
     for part in parts:
@@ -125,10 +125,10 @@ def contributions(parts: Sequence[Tensor], groups: Tensor) -> list[float] | None
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, normalizer: Normalizer) -> Tensor:
-    """Return (N,) float64 advantages (r - mean) / scale; where all that the mean is of are equal they are exactly 0.
+    """Return (N,) float64 advantages (r - mean) / scale; exactly 0 where all rewards behind the mean are equal.
 
-    Flow-GRPO's ``PerPromptStatTracker.update`` with the default normalizer. A group whose rewards are all equal then
-    says nothing; with the mean of all it is above or below the others.
+    With the default normalizer this is Flow-GRPO's ``PerPromptStatTracker.update``: a group with equal rewards gets
+    advantages 0. With a global mean such a group lies above or below the others.
 
     Args:
         rewards: (N,) rewards.
@@ -153,18 +153,18 @@ def gdpo_advantages(
     """Return (N,) float64 GDPO advantages: each reward normalized in its group, summed, normalized over all.
 
     sum_k w_k (r_k - mean_g) / std_g, then (x - mean) / std over all samples: Flow-Factory's 'gdpo', in float64 and two
-    passes, where the public code's float32 sum of squares can go negative. A reward that is constant in a group says
-    nothing there; a group in which all are gets exactly 0.
+    passes, where the public code's float32 sum of squares can go negative. A reward that is constant in a group
+    contributes 0 there; a group in which all rewards are constant gets exactly 0.
 
-    A penalty P enters every term: w_k r_k - P takes the place of w_k r_k, in the units of the weighted sum. So with one
-    reward this is 'sum' up to the last division, whatever its weight; nothing is published for more.
+    A penalty P enters every term: w_k r_k - P replaces w_k r_k, in the units of the weighted sum. With one reward this
+    equals 'sum' up to the last division, regardless of its weight. No published method covers several rewards.
 
     Args:
         rewards: (N,) per reward model.
         weights: one per reward model; a reward of weight 0 is left out.
         groups: (N,) int64 group index.
         normalizer: the divisor, within groups and over all.
-        penalty: (N,) what is subtracted from each sample's weighted rewards.
+        penalty: (N,) amount subtracted from each sample's weighted rewards.
 
     Raises:
         ValueError: the normalizer's std is not the group's.
@@ -192,16 +192,16 @@ def running_advantages(
 ) -> Tensor:
     """Return (N,) float64 advantages from each prompt's last rewards, this epoch's included (DDPO's ``stat_tracking``).
 
-    (r - mean) / std, both of the prompt's last ``buffer`` rewards. Where those are all equal the advantage is exactly
-    0; a group that is constant now but was not before is above or below its past, and is not 0.
+    (r - mean) / std, both over the prompt's last ``buffer`` rewards. The advantage is exactly 0 if these are all equal.
+    A group that is constant in this epoch but was not before can get nonzero ones.
 
     Args:
         rewards: (N,) rewards of this epoch.
         groups: (N,) int64 group index in 0 .. G-1.
         history: per group, its prompt's rewards of earlier epochs, oldest first.
-        normalizer: the divisor; whose std it is, is said here.
-        buffer: how many of the last rewards count.
-        min_count: prompts with fewer use mean and std of the whole epoch.
+        normalizer: the divisor; its scope ``std`` is ignored.
+        buffer: the number of last rewards that count.
+        min_count: prompts with fewer rewards use mean and std of the whole epoch.
     """
     values = rewards.double()
     advantages = torch.zeros_like(values)
@@ -223,10 +223,9 @@ def shape_advantages(
     clip: float | tuple[float, float] = 5.0,
     soft_clip: float | None = None,
 ) -> Tensor:
-    """Return (N,) float32 advantages, clipped, with some set to 0 (which costs no forward) or to +-1.
+    """Return (N,) float32 advantages, clipped, with some set to 0 (which saves their forward) or to +-1.
 
-    Who is best and worst is decided before clipping, which makes samples equal that are not. Samples that are equal
-    before it rank by their position.
+    Samples are ranked before clipping, because clipping makes different advantages equal. Ties rank by position.
 
     Args:
         advantages: (N,).
@@ -268,12 +267,12 @@ def groups_within(rewards: Tensor, groups: Tensor, *, low: float | None, high: f
 
 
 def informative_groups(rewards: Tensor, groups: Tensor, counted: Tensor) -> Tensor:
-    """Return the groups whose rewards are not all equal, ascending: those that an advantage within groups comes from.
+    """Return the groups whose rewards are not all equal, ascending: only these have nonzero advantages within groups.
 
     Args:
         rewards: (N,).
         groups: (N,) int64 group index.
-        counted: (N,) bool: which rewards count; those of others may be NaN.
+        counted: (N,) bool: the rewards that count; all others may be NaN.
     """
     present, numbers = groups[counted].unique(return_inverse=True)
     saying: Tensor = present[~group_statistics(rewards[counted], numbers).constant]
@@ -281,13 +280,13 @@ def informative_groups(rewards: Tensor, groups: Tensor, counted: Tensor) -> Tens
 
 
 def diversity_weighted(advantages: Tensor, groups: Tensor, distances: Tensor) -> Tensor:
-    """Return (N,) float64 advantages, those above 0 times d over its group's mean (GARDO, arXiv 2512.24138).
+    """Return (N,) float64 advantages, with those above 0 multiplied by d / group mean of d (GARDO, arXiv 2512.24138).
 
     Args:
         advantages: (N,).
         groups: (N,) int64 group index.
-        distances: (N,) d >= 0, how unlike the others of its group a sample is; NaN where that is not known, which
-            weighs nothing, as does a group whose samples are all equal.
+        distances: (N,) d >= 0, the distance of a sample from the others of its group. The factor is 1 where it is
+            unknown (NaN), and in a group whose distances are all 0.
     """
     known = ~distances.isnan()
     count = torch.bincount(groups[known], minlength=int(groups.max()) + 1).double()

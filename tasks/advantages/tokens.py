@@ -1,7 +1,7 @@
 """Advantages of single tokens: rewards, GAE, returns, whitening. Pure: tensors in, tensors out, float64 inside.
 
-Legend: N samples, T tokens; ``mask`` (N, T) bool of tokens the policy chose, with gaps where it did not (what a tool
-said); results are 0 elsewhere, whatever stands there.
+Legend: N samples, T tokens; ``mask`` (N, T) bool of tokens the policy chose, with gaps for other tokens (such as tool
+outputs). Results are 0 outside the mask, and inputs there are ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, discount: float, decay
     """Return advantages and returns, (N, T) each (GAE, arXiv 1506.02438, eq. 16; verl's ``compute_gae``).
 
     From the last token back: delta = r + discount V_next - V, A = delta + discount decay A_next, return = A + V.
-    'Next' is the next chosen token, so gaps are crossed without decay; after the last there is nothing.
+    'Next' is the next chosen token, so gaps add no decay. After the last token V_next and A_next are 0.
 
     Args:
         rewards: (N, T).
@@ -58,7 +58,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, discount: float, decay
 
 
 def discounted_returns(rewards: Tensor, mask: Tensor, discount: float) -> Tensor:
-    """Return R = r + discount R_next, (N, T); see ``gae`` for what is next (REINFORCE++, arXiv 2501.03262)."""
+    """Return R = r + discount R_next, (N, T), with 'next' as in ``gae`` (REINFORCE++, arXiv 2501.03262)."""
     rewards = rewards.double()
     returns = torch.zeros_like(rewards)
     ahead = rewards.new_zeros(len(rewards))
@@ -70,14 +70,14 @@ def discounted_returns(rewards: Tensor, mask: Tensor, discount: float) -> Tensor
 
 
 def whitened(values: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
-    """Return (x - mean) / sqrt(var + 1e-8) over all chosen tokens, (N, T); one token alone, which has no spread, is 0.
+    """Return (x - mean) / sqrt(var + 1e-8) over all chosen tokens, (N, T); 0 for a single token.
 
     The variance is unbiased, as in ``masked_whiten`` of TRL and of verl.
 
     Args:
         values: (N, T).
         mask: (N, T).
-        shift_mean: without it the mean is added again.
+        shift_mean: if False, the mean is added back.
     """
     known = values.double()[mask]
     mean = known.mean() if len(known) else known.sum()
@@ -87,9 +87,9 @@ def whitened(values: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """Return 1 - Var(R - V) / Var(R) over chosen tokens: 0 of a critic that knows nothing, 1 of one that knows all.
+    """Return 1 - Var(R - V) / Var(R) over chosen tokens: 0 for an uninformed critic, 1 for a perfect one.
 
-    Where all returns are equal, but for rounding, there is nothing to explain: 0.
+    It is 0 if all returns are equal up to rounding.
     """
     wanted, guessed = returns.double()[mask], values.double()[mask]
     if not len(wanted) or float(wanted.std(correction=0)) <= 1e-12 * float(wanted.abs().max()):
@@ -98,7 +98,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
 
 def adapted_kl_coef(kl_coef: float, kl: float, *, target: float, samples: int, horizon: float) -> float:
-    """Return the coefficient after so many samples of a KL: c (1 + clip(kl / target - 1, +-0.2) n / horizon).
+    """Return the KL coefficient after n samples: c (1 + clip(kl / target - 1, +-0.2) n / horizon).
 
     Ziegler et al. (arXiv 1909.08593, section 2.2); ``AdaptiveKLController`` of TRL and verl.
     """
@@ -107,7 +107,7 @@ def adapted_kl_coef(kl_coef: float, kl: float, *, target: float, samples: int, h
 
 
 def overlong_penalty(lengths: Tensor, *, longest: int, buffer: int, factor: float) -> Tensor:
-    """Return what is added to the score of completions that near the limit, (N,) float64, 0 or less (DAPO, eq. 13).
+    """Return the penalty added to the score of completions near the limit, (N,) float64, 0 or less (DAPO, eq. 13).
 
     Args:
         lengths: (N,) tokens.

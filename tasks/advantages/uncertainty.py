@@ -1,4 +1,4 @@
-"""Which samples a reward can be trusted on: those that other rewards rank about as high. Pure, float64 inside.
+"""Finds samples whose reward is uncertain, because other rewards rank them lower. Pure, float64 inside.
 
 Legend: N samples of an epoch.
 """
@@ -22,7 +22,7 @@ def win_rates(values: Tensor) -> Tensor:
     ordered = scores.sort().values
     below = torch.searchsorted(ordered, scores, right=False)
     not_above = torch.searchsorted(ordered, scores, right=True)
-    # Of those equal to it one is the sample itself.
+    # One of the equal scores is the sample itself.
     beaten = (below + not_above - 1).double() / 2
     found[known] = beaten / max(1, len(scores) - 1)
     return found
@@ -31,14 +31,14 @@ def win_rates(values: Tensor) -> Tensor:
 def uncertain(optimized: Tensor, others: Sequence[Tensor], share: float) -> Tensor:
     """Return which samples the optimized reward ranks suspiciously high, (N,) bool.
 
-    u = w(optimized) - mean_m w(other_m), with w the win rate (GARDO, arXiv 2512.24138: its gate on the KL). Of the
-    samples with u >= 0 those above the 1 - share quantile are uncertain; the public code takes that quantile too, of
+    u = w(optimized) - mean_m w(other_m), with w the win rate (GARDO, arXiv 2512.24138: its gate on the KL). Among the
+    samples with u >= 0, those above the 1 - share quantile are uncertain. The public code takes the same quantile, of
     ranks within a batch.
 
     Args:
-        optimized: (N,) weighted sum of rewards, NaN where there is none.
-        others: (N,) each, scores that are not optimized; NaN where there is none.
-        share: of the samples with u >= 0, between 0 and 1.
+        optimized: (N,) weighted sum of rewards, NaN if missing.
+        others: (N,) each, scores that are not optimized; NaN if missing.
+        share: share of uncertain samples among those with u >= 0, between 0 and 1.
     """
     rates = torch.stack([win_rates(other) for other in others])
     gap = win_rates(optimized) - torch.nanmean(rates, dim=0)

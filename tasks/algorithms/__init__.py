@@ -1,6 +1,6 @@
 """Algorithms: one small file each.
 
-A new algorithm is one file here with a class that fulfils ``base.Algorithm``, and one line in the table.
+A new algorithm is one file here with a class that implements ``base.Algorithm``, and one line in the table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ALGORITHMS = Table(
     like="tasks.algorithms.base:Algorithm",
 )
 
-#: Those of causal language models: a name means the one of the run's kind.
+#: Algorithms of causal language models. The kind of the run's policy selects the table, so names may repeat.
 TOKEN_ALGORITHMS = Table(
     {
         "grpo": "tasks.algorithms.token_grpo:TokenGRPO",
@@ -50,5 +50,5 @@ _BY_KIND = {"tokens": TOKEN_ALGORITHMS}
 
 
 def algorithms_of(kind: str) -> Table:
-    """Return the algorithms of a kind of policy; of a kind of one's own only import strings lead to one."""
+    """Return the algorithms of a kind of policy; custom kinds use import strings instead of table names."""
     return _BY_KIND.get(kind, ALGORITHMS)

@@ -1,7 +1,7 @@
 """AWM, advantage-weighted matching (arXiv 2509.25050): the clipped policy ratio of a forward-process pseudo log-prob.
 
-The log-prob is minus the flow-matching error at the same level and noise, weighted in one of six ways. A row of
-advantage above 0 lowers its error, one below 0 raises it, one of advantage 0 has no part but the KL and is left out
+The log-prob is minus the flow-matching error at the same level and noise, weighted in one of six ways. Training lowers
+the error of rows with A > 0 and raises it for A < 0. Rows of advantage 0 contribute only to the KL, and are left out
 without one. Before the first update every ratio is exactly 1 and the loss is plain advantage-weighted matching.
 """
 
@@ -34,22 +34,18 @@ class AWM(ForwardProcess):
     clip_range: float = 1.0
     """Ratios are clipped to 1 +- clip_range."""
     surrogate: Literal["clip", "spo"] = "clip"
-    """PPO's loss, which lets go of ratios beyond the clip range, or SPO's, which pulls them back there."""
+    """PPO's loss, with no gradient for ratios beyond the clip range, or SPO's, which pulls them back."""
     weighting: Literal["uniform", "t", "t2", "huber", "ghuber", "adaptive"] = "uniform"
-    """Weighting of the error by time, see ``objectives.awm_log_prob``; or 'adaptive' by its own size too, see
+    """Weighting of the error by time, see ``objectives.awm_log_prob``; 'adaptive' also by its own size, see
     ``objectives.adaptive_error``."""
     power: float = 0.25
     """Exponent of 'ghuber'."""
     decay: Mapping[str, Any] = field(default_factory=dict)
-    """How the behavior policy follows, see ``base.BehaviorDecay``: flat, rate, maximum, start; it rolls out, as
-    Flow-Factory's EMA does with ``off_policy``. Without one the policy itself does."""
+    """Decay of the behavior policy, see ``base.BehaviorDecay``: flat, rate, maximum, start. The behavior policy makes
+    the rollouts, like Flow-Factory's EMA with ``off_policy``; without a decay the policy itself does."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         weightings = ("uniform", "t", "t2", "huber", "ghuber", "adaptive")
         if self.weighting not in weightings:
             raise ValueError(f"weighting is {self.weighting!r}; it must be one of {', '.join(weightings)}.")
@@ -62,7 +58,7 @@ class AWM(ForwardProcess):
 
     @property
     def requires(self) -> Requirements:
-        """Forward data and the behavior policy; for a KL the base model and samples of advantage 0 too."""
+        """Requires forward data and the behavior policy; a KL also the base model and samples of advantage 0."""
         return self.needs(levels=self.levels(), behavior=True, decay=decay_of(self.decay))
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:

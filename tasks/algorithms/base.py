@@ -1,4 +1,4 @@
-"""What an algorithm declares and computes. The training loop knows no algorithm by name.
+"""The interface of algorithms: their requirements, inputs and losses. The training loop knows no algorithm by name.
 
 Legend: B rows of a micro-batch, ... latent dims.
 """
@@ -18,30 +18,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardTimes:
-    """Noise levels at which a forward-process algorithm looks at each sample."""
+    """Noise levels at which a forward-process algorithm evaluates each sample."""
 
     count: int = 4
     """Levels per sample and epoch."""
     kind: Literal["stratified", "grid", "logit_normal", "power"] = "stratified"
-    """One draw per equal part of the range; the sampler's own levels in a drawn order; sigmoid of a normal draw; one
-    draw per equally likely part of the range where a level t is as likely as t^power."""
+    """'stratified': one draw per equal part of the range; 'grid': the sampler's own levels in random order;
+    'logit_normal': sigmoid of a normal draw; 'power': one draw per equally likely part of the range under a density
+    proportional to t^power."""
     low: float = 0.02
     """Smallest level, for 'stratified' and 'power'."""
     high: float = 0.98
     """Largest level, for 'stratified' and 'power'."""
     power: float = 1.0
-    """How much likelier noisy levels are, for 'power'; 0 is 'stratified'."""
+    """Exponent of the density for 'power': higher values draw noisy levels more often; 0 is 'stratified'."""
     shared: bool = False
-    """All samples of a group see the same levels and noise (algorithms that compare them do)."""
+    """All samples of a group use the same levels and noise (required by algorithms that compare them)."""
     constant_noise: bool = False
-    """The noise does not change from level to level."""
+    """All levels use the same noise."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if self.kind not in ("stratified", "grid", "logit_normal", "power"):
             raise ValueError(
                 f"times.kind is {self.kind!r}; it must be 'stratified', 'grid', 'logit_normal' or 'power'."
@@ -60,7 +57,7 @@ class ForwardTimes:
         return self.kind in ("stratified", "power")
 
     def level(self, position: int, draw: float) -> float:
-        """Return the level of one of ``count`` equally likely parts of the range, for a draw between 0 and 1."""
+        """Return a level in one of ``count`` equally likely parts of the range, for a draw between 0 and 1."""
         if self.kind == "power":
             exponent = self.power + 1
             low, high = self.low**exponent, self.high**exponent
@@ -70,7 +67,7 @@ class ForwardTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BehaviorDecay:
-    """How fast the policy that rolls out follows the one that is trained: behavior = d behavior + (1 - d) new.
+    """Rate at which the rollout policy follows the trained policy: behavior = d behavior + (1 - d) new.
 
     d = 0 before ``flat`` epochs, then min(start + rate (epoch - flat), maximum). DiffusionNFT's ``return_decay`` has
     the types 0 (none), 1 (rate 0.001, maximum 0.5) and 2 (flat 75, rate 0.0075, maximum 0.999), counted in its own
@@ -89,17 +86,17 @@ class BehaviorDecay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirements:
-    """What an algorithm needs from rollouts; ``flowmill check`` compares it with the config before any work."""
+    """Requirements of an algorithm on rollouts and models; ``flowmill check`` compares them with the config."""
 
     kind: str = "diffusion"
     """The kind of policies it trains: a name of the table, or "package.module:Class"."""
     data: Literal["transitions", "forward", "states"] = "transitions"
-    """Stored stochastic steps with log-probs, final latents noised anew, or stored states that denoising goes on
-    from."""
+    """Stored stochastic steps with log-probs, final latents that are noised again, or stored states from which
+    denoising continues."""
     times: ForwardTimes | None = None
     """Noise levels, for forward data."""
     unit: Literal["row", "pair", "group"] = "row"
-    """What must stay together in a batch: nothing, a group's best and worst sample, or a whole group."""
+    """The unit that must stay together in a batch: a row, a group's best and worst sample, or a whole group."""
     min_group_size: int = 1
     """Samples per prompt."""
     reference: bool = False
@@ -107,77 +104,77 @@ class Requirements:
     average: bool = False
     """Velocities of the moving average of the weights."""
     guided: bool = True
-    """All these velocities have the guidance of rollouts; otherwise none, whatever rollouts have."""
+    """All these velocities use the guidance of rollouts; if False, they use no guidance."""
     behavior: bool = False
-    """Velocities of the policy the rollouts were made with."""
+    """Velocities of the policy that made the rollouts."""
     decay: BehaviorDecay | None = None
-    """Rollouts are made with a policy that follows the trained one slowly; None: with the trained one."""
+    """The rollout policy follows the trained one slowly, with this decay; None: it is the trained one."""
     old_means: bool = False
     """Stored means of the behavior policy's steps."""
     finals: bool = False
-    """Final latents of every sample whose stored steps are trained."""
+    """Final latents of each sample whose stored steps are trained."""
     same_noise: bool = False
-    """Samples of a group that start from one initial noise."""
+    """Samples of a group start from the same initial noise."""
     densities: bool = False
-    """Log-probs that are those of the step's Gaussian, with its scale."""
+    """Log-probs must be those of the step's Gaussian, with its scale."""
     advantages: bool = True
     """Rewards enter the loss."""
     gradients: bool = False
     """Stored gradients of the rewards with respect to final latents."""
     rewards: int = 0
-    """About how many prompts the rewards themselves are asked of a sample at once, followed back through the decoder
-    while training; 0: they are not."""
+    """Approximate number of prompts per sample that rewards score at once during training, with a gradient through the
+    decoder; 0: training calls no rewards."""
     calls: int = 1
-    """Forwards with gradient that a row takes, one after the other; the state of a row has as many steps after it."""
+    """Consecutive forwards with gradient per row; the state of a row has at least as many steps after it."""
     once: bool = False
-    """Rows are trained on once: the loss has no optimum, so that every further pass moves as far again."""
+    """Each row is trained on once: the loss has no optimum, so every further pass moves the policy as far again."""
     notes: tuple[str, ...] = ()
-    """What a person should know who trains with it, a sentence or two each; ``flowmill check`` prints them."""
+    """Notes for users of the algorithm, a sentence or two each; ``flowmill check`` prints them."""
     per_token: bool = False
-    """Advantages are of tokens, not of samples."""
+    """Advantages are per token, not per sample."""
     critic: bool = False
-    """A critic is trained beside the policy; its values are what advantages are estimated from."""
+    """A critic is trained next to the policy; advantages are estimated from its values."""
     normalization: tuple[tuple[str, str], ...] = ()
-    """Settings of ``advantage`` that belong to it, as (name, value); others would make it another algorithm."""
+    """Required settings of ``advantage``, as (name, value); other values would make it another algorithm."""
     teachers: tuple[tuple[str, str], ...] = ()
-    """Folders of other models of the family whose velocities are needed, each with the name of the source of prompts
-    that is its own; that of an only one is empty."""
+    """Required teachers, as (prompt source, folder of a model of the same family); the source of a single teacher is
+    empty."""
     after: bool = False
-    """It has ``after(batch, models)``, which gives (B,) figures of rows once an update is done."""
+    """It has a method ``after(batch, models)``, which returns (B,) figures of rows after an update."""
     routes: bool = False
-    """Modalities may have advantages of their own, each of which trains its modality's log-prob."""
+    """Modalities may have separate advantages, each of which trains the log-prob of its modality."""
     zero_advantages: bool = False
-    """Rows with advantage 0 still contribute (a KL term does); otherwise they cost no forward."""
+    """Rows with advantage 0 contribute (to a KL term, for example); otherwise they are skipped."""
 
     @property
     def ends(self) -> bool:
-        """Whether training takes the end of a chain, or a prediction of it."""
+        """Whether training uses the end of a chain, or a prediction of it."""
         return self.data != "transitions" or self.finals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """B rows, parts of samples freely mixed; what else a row holds is its kind's."""
+    """B rows, parts of samples in any mix; subclasses add the fields of their kind."""
 
     weighed: ClassVar[bool] = False
-    """``importance`` says something of such rows."""
+    """``importance`` is meaningful for these rows."""
 
     advantages: Tensor
     """(B,) float32."""
     weights: Tensor
-    """(B,) float32: 1, or 0 for rows that only pad the batch to its fixed size."""
+    """(B,) float32: 1, or 0 for padding rows."""
     units: Tensor
-    """(B,) int64 number of the unit a row belongs to within the batch; padding rows share the last."""
+    """(B,) int64 index of a row's unit within the batch; padding rows share the last one."""
     importance: Tensor
-    """(B,) float32 truncated weight of the policy at the epoch's start against the behavior policy; 1 when fresh."""
+    """(B,) float32 truncated importance weight, policy at the epoch's start over behavior policy; 1 for fresh rows."""
     count: int
-    """Rows that do not only pad; they come first."""
+    """Number of rows without padding; they come first."""
     age: Tensor
-    """(B,) int64 epochs since the rollout; on the CPU, as only metrics ask."""
+    """(B,) int64 epochs since the rollout; on the CPU, for metrics only."""
     step: Tensor
-    """(B,) int64 which part of its sample a row is: a denoising step, the number of a noise level; on the CPU."""
+    """(B,) int64 denoising step or noise level index of a row within its sample; on the CPU."""
     keys: tuple[tuple[int, int], ...]
-    """(sample, position) of every row, to find what was computed for it before."""
+    """(sample, position) of each row, the key of cached results."""
 
 
 B = TypeVar("B", bound=Batch)
@@ -187,7 +184,7 @@ def expect(batch: Batch, kind: type[B]) -> B:
     """Return the batch as the kind an algorithm declared in ``requires.data``.
 
     Raises:
-        TypeError: it is another.
+        TypeError: the batch is of another kind.
     """
     if not isinstance(batch, kind):
         raise TypeError(f"this algorithm needs a {kind.__name__}, but got a {type(batch).__name__}")
@@ -196,22 +193,22 @@ def expect(batch: Batch, kind: type[B]) -> B:
 
 @dataclass(slots=True, kw_only=True)
 class Models:
-    """What an algorithm may ask for; what of the policy it may ask is its kind's."""
+    """The models of an algorithm; subclasses add the calls of their kind of policy."""
 
     trainable: Trainable
     """The policy being trained."""
     behavior: list[Tensor] = field(default_factory=list)
-    """Trained parameters of the policy the rollouts were made with."""
+    """Trained parameters of the policy that made the rollouts."""
     average: list[Tensor] | None = None
     """Moving average of the trained parameters, if one is kept."""
     on_policy: bool = False
-    """True while the trained policy still is the behavior policy."""
+    """True while the trained policy is still the behavior policy."""
     held: bool = False
-    """The policy stays as it is in this epoch, while what is trained beside it learns."""
+    """The policy does not change in this epoch; only the critic learns."""
     meter: Meter | None = None
-    """Counts backward passes, where somebody wants to know."""
+    """Counts backward passes, if set."""
     remembered: dict[tuple[int, int], Tensor] | None = None
-    """What the frozen reference makes of rows, where an epoch passes over them more than once; None: not kept."""
+    """Cached outputs of the frozen reference by row, if an epoch passes over rows more than once; None: no cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,13 +218,13 @@ class RowLoss:
     loss: Tensor
     """(B,) with gradient."""
     beside: Mapping[str, Tensor] = field(default_factory=dict)
-    """(B,) losses of what is trained beside the policy, by part: no parameter is in two of them."""
+    """(B,) losses of further trained models, by part; the parts share no parameters."""
     metrics: Mapping[str, Tensor]
     """(B,) figures per row without gradient; the loop reports their means.
 
-    ``gap`` is how far a row's behavior policy, as the rollout stored it, is from the policy as it is computed now, in
-    the unit of what the loss exponentiates or masks by; ``gap_limit`` of such an algorithm names the option it is
-    compared with.
+    ``gap`` is the distance between a row's behavior policy, as stored by the rollout, and the policy as computed now,
+    in the unit of the quantity that the loss exponentiates or masks by. The algorithm's ``gap_limit`` names the option
+    to compare it with.
     """
 
 
@@ -236,9 +233,9 @@ class Algorithm(Protocol):
 
     @property
     def requires(self) -> Requirements:
-        """What it needs."""
+        """Its requirements on rollouts and models."""
         ...
 
     def loss(self, batch: Batch, models: Models) -> RowLoss:
-        """Return the loss of every row."""
+        """Return the loss of each row."""
         ...

@@ -1,6 +1,6 @@
-"""Refuses settings of advantages and replay that would do nothing, or something else than they say. Pure.
+"""Refuses settings of advantages and replay that have no effect, or another effect than they name. Pure.
 
-One function per section of the config; ``tasks.checks.check`` calls them before any work.
+There is one function per config section; ``tasks.checks.check`` calls them before any work.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def check_advantage(config: RunConfig) -> None:
     _check_undivided(section)
     if section.mean == "global" and section.std != "global":
         raise ConfigError(
-            f"advantage.mean is 'global', but advantage.std is '{section.std}': what is left of a reward without the "
-            "mean of all is no matter of the spread of some. Set advantage.std to 'global', or mean to 'group'."
+            f"advantage.mean is 'global', but advantage.std is '{section.std}': rewards centered on the mean of all "
+            "samples need the std of all samples. Set advantage.std to 'global', or mean to 'group'."
         )
     if section.threshold is None and section.below != 0:
         raise ConfigError(
@@ -50,8 +50,8 @@ def check_advantage(config: RunConfig) -> None:
         )
     if section.mode == "best_worst" and section.best_of is not None:
         raise ConfigError(
-            f"advantage.best_of is {section.best_of}, but advantage.mode 'best_worst' keeps one sample on either side "
-            "whatever it says. Remove one of the two."
+            f"advantage.best_of is {section.best_of}, but advantage.mode 'best_worst' always keeps one sample on "
+            "either side. Remove one of the two."
         )
     _check_soft_clip(section)
     low, high = section.group_mean_min, section.group_mean_max
@@ -63,7 +63,7 @@ def check_advantage(config: RunConfig) -> None:
 
 
 def _check_estimated(config: RunConfig) -> None:
-    """Check that nothing is set of advantages of samples where there is one per token."""
+    """Check that no setting for advantages of samples is used with advantages of tokens."""
     section = config.advantage
     if not make_estimator(config).per_token:
         return
@@ -81,13 +81,13 @@ def _check_soft_clip(section: AdvantageSection) -> None:
         return
     if section.clip != AdvantageSection.model_fields["clip"].default:
         raise ConfigError(
-            f"advantage.clip is {section.clip}, but with advantage.soft_clip {section.soft_clip} that is what bounds "
-            "advantages. Remove one of the two."
+            f"advantage.clip is {section.clip}, but advantage.soft_clip {section.soft_clip} already bounds advantages. "
+            "Remove one of the two."
         )
     if section.mode in ("binary", "best_worst"):
         raise ConfigError(
             f"advantage.soft_clip is {section.soft_clip}, but advantage.mode '{section.mode}' makes every advantage 1, "
-            "0 or -1 whatever its size. Remove one of the two."
+            "0 or -1 regardless of its size. Remove one of the two."
         )
 
 
@@ -114,8 +114,8 @@ def _check_diversity(config: RunConfig) -> None:
         return
     if section.diversity not in labels:
         raise ConfigError(
-            f"advantage.diversity is '{section.diversity}', but that is no monitor whose scores could weigh "
-            f"advantages. {did_you_mean(section.diversity, labels)} Add one to monitors, {{name: diversity, options: "
+            f"advantage.diversity is '{section.diversity}', but no monitor has this name. "
+            f"{did_you_mean(section.diversity, labels)} Add one to monitors, {{name: diversity, options: "
             "{to: nearest}} for instance, or remove advantage.diversity."
         )
     if section.mode == "binary":
@@ -129,7 +129,7 @@ def _check_gdpo(section: AdvantageSection) -> None:
     if section.aggregation == "gdpo" and section.std != "group":
         raise ConfigError(
             f"advantage.std is '{section.std}', but advantage.aggregation 'gdpo' divides every reward by the std of "
-            "its group and their sum by that of the epoch, as Flow-Factory does whatever its global_std says. Set "
+            "its group and their sum by that of the epoch, as Flow-Factory does for either value of global_std. Set "
             "advantage.std to 'group', or the aggregation to 'sum'."
         )
 
@@ -138,15 +138,15 @@ def _check_undivided(section: AdvantageSection) -> None:
     if section.std != "none":
         if section.mean == "leave_one_out":
             raise ConfigError(
-                f"advantage.mean is 'leave_one_out', but advantage.std is '{section.std}', with which the mean of the "
-                "others would be one more factor of the divisor. Set advantage.std to 'none', or mean to 'group'."
+                f"advantage.mean is 'leave_one_out', but advantage.std is '{section.std}', so the leave-one-out mean "
+                "would only change the scale. Set advantage.std to 'none', or mean to 'group'."
             )
         return
     for name in ("epsilon", "floor", "unbiased"):
         value = getattr(section, name)
         if value != AdvantageSection.model_fields[name].default:
             raise ConfigError(
-                f"advantage.{name} is {value!r}, but with advantage.std 'none' nothing is divided by. Remove it."
+                f"advantage.{name} is {value!r}, but with advantage.std 'none' there is no divisor. Remove it."
             )
 
 
@@ -155,7 +155,7 @@ def _check_running(section: AdvantageSection) -> None:
         if section.min_count > section.buffer:
             raise ConfigError(
                 f"advantage.min_count is {section.min_count} and advantage.buffer {section.buffer}, so no prompt would "
-                "ever have enough rewards for statistics of its own. Lower min_count to buffer or less."
+                "ever have enough rewards for its own statistics. Lower min_count to buffer or less."
             )
         return
     for name, value in (("buffer", section.buffer), ("min_count", section.min_count)):
@@ -171,8 +171,8 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
 
     Args:
         config: the config.
-        requires: what its algorithm needs.
-        kernel: its rollouts' stochastic step; None where every step is a draw with a density.
+        requires: requirements of its algorithm.
+        kernel: the stochastic step of its rollouts; None if every step has a density.
 
     Raises:
         ConfigError: the algorithm or another setting leaves one without effect, or a weight has no meaning.
@@ -190,7 +190,7 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
     changed = [name for name, value in weights.items() if value != ReplaySection.model_fields[name].default]
     if requires.data != "transitions":
         changed = [*changed, *(() if section.proximal else ("proximal",))]
-        reason = f"optimize.algorithm '{algorithm}' looks at samples anew, and no log-probs of who made them enter it"
+        reason = f"optimize.algorithm '{algorithm}' does not use the log-probs of the policy that made the samples"
     else:
         changed = [] if section.proximal else changed
         reason = "it shapes importance weights, and there are none while optimize.replay.proximal is false"
@@ -206,15 +206,15 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
 
 
 def check_units(config: RunConfig, requires: Requirements, group: int) -> None:
-    """Check that what an algorithm compares fits a micro-batch.
+    """Check that the rows an algorithm compares fit in a micro-batch.
 
     Args:
         config: the config.
-        requires: what its algorithm needs.
+        requires: requirements of its algorithm.
         group: rows of a whole group.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: execution.micro_batch_size is too small.
     """
     size = config.execution.micro_batch_size
     needed = {"row": 1, "pair": 2, "group": group}[requires.unit]
@@ -243,8 +243,8 @@ def _check_choice(section: ReplaySection, requires: Requirements, algorithm: str
         return
     if requires.data == "forward":
         raise ConfigError(
-            f"optimize.replay.steps is {section.steps}, but optimize.algorithm '{algorithm}' noises final latents anew "
-            "and trains no steps. Remove optimize.replay.steps."
+            f"optimize.replay.steps is {section.steps}, but optimize.algorithm '{algorithm}' noises final latents "
+            "again and trains no steps. Remove optimize.replay.steps."
         )
     if section.steps >= steps:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What algorithms that climb the slope of rewards share. Pure; (B,) unless said.
+"""Functions shared by algorithms that follow the gradient of rewards. Pure; shapes are (B,) unless stated.
 
 Legend: B rows, ... latent dims.
 """
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def fooled_note(name: str) -> str:
-    """Return what a person should know who trains with an algorithm of this name."""
+    """Return the note on reward hacking for users of the algorithm with this name."""
     return (
-        f"optimize.algorithm '{name}' climbs the slope of the rewards, and finds what fools them sooner than "
-        "algorithms that compare samples: watch monitors that are not optimized, and set kl_coef where they fall."
+        f"optimize.algorithm '{name}' follows the gradient of the rewards, and learns to fool them sooner than "
+        "algorithms that compare samples: watch monitors that are not optimized, and set kl_coef if they fall."
     )
 
 
@@ -29,17 +29,17 @@ def reward_shortfall(rewards: Tensor, margin: float | None) -> Tensor:
 
 
 def scaled_slopes(slopes: Tensor, size: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return slopes scaled to a root mean square, their own root mean squares, and which rows have no slope.
+    """Return slopes scaled to a root mean square, their original root mean squares, and a mask of flat rows.
 
-    Slopes are scaled by a power of two before they are squared: no square underflows, and no other bit changes.
+    Slopes are scaled by a power of two before they are squared: no square underflows, and the scaling is exact.
 
     Args:
         slopes: (B, ...) gradients of rewards.
         size: root mean square of the result.
 
     Returns:
-        (B, ...), 0 for rows without a slope; (B,); and (B,) bool: all of a row is 0 or denormal, of which a direction
-        is rounding alone.
+        (B, ...), 0 for flat rows; (B,); and (B,) bool: all values of the row are 0 or denormal, so its direction would
+        be rounding noise.
     """
     largest = slopes.abs().flatten(1).amax(1)
     flat = largest < torch.finfo(slopes.dtype).tiny
@@ -56,9 +56,9 @@ def recovered(latents: Tensor, velocity: Tensor, noise: Tensor, level: Tensor, r
     Args:
         latents: x (B, ...).
         velocity: v (B, ...).
-        noise: eps (B, ...) that x was made with.
-        level: s, where x is.
-        reached: s_b, where the Euler step leads to, below or above it; below 1.
+        noise: eps (B, ...) that x was noised with.
+        level: s, the noise level of x.
+        reached: s_b < 1, the level after the Euler step, below or above s.
     """
     stepped = latents + expand(reached - level, latents) * velocity
     return (stepped - expand(reached, noise) * noise) / expand(1 - reached, latents)

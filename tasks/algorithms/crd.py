@@ -1,9 +1,9 @@
 """CRD, centered reward distillation (arXiv 2603.14128): match an implicit reward to the advantages within a group.
 
-The implicit reward of a sample is how much better the policy's error on it is than the behavior policy's. Both it and
-the preference are centered within the group, so the unknown normalizer cancels: samples above the group's center are
-to gain implicit reward, those below are to lose it. At the behavior policy all implicit rewards are 0, and a group
-whose advantages are all equal asks for no change: it is left out without a KL.
+The implicit reward of a sample is the error of the behavior policy on it minus that of the policy. It and the
+preference are centered within the group, so the unknown normalizer cancels. Training raises the implicit reward of
+samples above the group's center and lowers that of samples below it. At the behavior policy all implicit rewards are 0.
+A group whose advantages are all equal has no gradient, so it is left out unless there is a KL.
 """
 
 from __future__ import annotations
@@ -33,26 +33,23 @@ class CRD(ForwardProcess):
     scale: float = 5.0
     """Advantages of +-scale are the strongest preference, and the loss is multiplied by it."""
     distance: Literal["mse", "bce"] = "mse"
-    """How centered implicit rewards are compared with centered preferences."""
+    """Distance between centered implicit rewards and centered preferences."""
     temperature: float = -1.0
-    """Of the weights that center: below 0 uniform; above 0 softmax towards the best and the worst in turn; 0 softmax of
-    temperature 1 among the samples with positive and among those with negative advantages in turn."""
+    """Temperature of the centering weights. Below 0: uniform weights. Above 0: the mean of two losses, with softmax
+    weights towards the best and towards the worst samples. 0: the same with temperature 1, once over the samples with
+    positive and once over those with negative advantages."""
     public_pools: bool = False
-    """With temperature 0, tell the two kinds by preferences around 0 instead of 1/2, as the public code does: all but
-    advantages of -scale are positive, and none is negative."""
+    """With temperature 0, split the samples at preference 0 instead of 1/2, as the public code does: all advantages
+    except -scale count as positive, and none as negative."""
     adaptive: bool = True
     """Divide each error by its mean absolute error."""
     decay: Mapping[str, Any] = field(default_factory=dict)
-    """How the behavior policy follows, see ``base.BehaviorDecay``: flat, rate, maximum, start."""
+    """Decay of the behavior policy, see ``base.BehaviorDecay``: flat, rate, maximum, start."""
     detach_center: bool = False
     """Keep the gradient out of the center, as the public code does."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if self.distance not in ("mse", "bce"):
             raise ValueError(f"distance is {self.distance!r}; it must be 'mse' or 'bce'.")
         if not (self.beta > 0 and self.scale > 0):
@@ -63,7 +60,7 @@ class CRD(ForwardProcess):
 
     @property
     def requires(self) -> Requirements:
-        """Whole groups at shared noise, and the behavior policy; for a KL the base model and all groups."""
+        """Requires whole groups at shared noise and the behavior policy; a KL also the base model and all groups."""
         return self.needs(levels=self.levels(shared=True), unit="group", behavior=True, decay=decay_of(self.decay))
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
@@ -101,7 +98,7 @@ class CRD(ForwardProcess):
 
 
 def crd_error(velocity: Tensor, target: Tensor, *, adaptive: bool) -> Tensor:
-    """Return (B,) mean squared errors, each divided by its mean absolute error in float64 when adaptive."""
+    """Return (B,) mean squared errors; if ``adaptive``, each divided by its mean absolute error, in float64."""
     difference = velocity - target
     if not adaptive:
         return (difference**2).flatten(1).mean(1)

@@ -1,8 +1,8 @@
 """DGPO (Luo-Yihong/DGPO): a group-level preference of flow-matching errors, without a policy ratio.
 
-The loss w A d lowers the error d of rows with A > 0 and raises that of rows with A < 0. w, the same for all rows of a
-group, is a sigmoid of sum A (d - d_base): near 1 while the group's better samples are still fitted worse than by the
-base model, near 0 once they are fitted better, and 1/2 at the base model. A row of advantage 0 adds nothing but a KL;
+The loss w A d lowers the error d of rows with A > 0 and raises that of rows with A < 0. The weight w is shared within a
+group, a sigmoid of sum A (d - d_base): near 1 while the policy fits the group's better samples worse than the base
+model does, near 0 once it fits them better, and 1/2 at the base model. Rows of advantage 0 contribute only to the KL;
 a group of such rows is left out without one.
 """
 
@@ -28,17 +28,13 @@ class DGPO(ForwardProcess):
     beta: float = 100.0
     """Inverse temperature of the group weight."""
     clip_range: float = 1e-2
-    """A row whose error left 1 +- clip_range (as a ratio to the behavior policy) on its advantage's side is frozen."""
+    """A row is frozen if its ratio to the behavior policy left 1 +- clip_range on the side of its advantage."""
     decay: Mapping[str, Any] = field(default_factory=dict)
-    """How the behavior policy follows, see ``base.BehaviorDecay``: flat, rate, maximum, start; it rolls out, as
-    Flow-Factory's EMA does with ``off_policy``. Without one the policy itself does."""
+    """Decay of the behavior policy, see ``base.BehaviorDecay``: flat, rate, maximum, start. The behavior policy makes
+    the rollouts, like Flow-Factory's EMA with ``off_policy``; without a decay the policy itself does."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not (self.beta > 0 and self.clip_range > 0):
             raise ValueError("beta and clip_range must be above 0.")
         self.check_kl()
@@ -47,7 +43,7 @@ class DGPO(ForwardProcess):
 
     @property
     def requires(self) -> Requirements:
-        """Whole groups at shared, constant noise, the behavior policy and the base model; for a KL all groups."""
+        """Requires whole groups at shared, constant noise, the behavior policy and the base model; a KL all groups."""
         levels = self.levels(shared=True, constant_noise=True)
         decay = decay_of(self.decay)
         return self.needs(levels=levels, unit="group", behavior=True, reference=True, decay=decay)

@@ -1,4 +1,4 @@
-"""Rows of diffusion policies, and what an algorithm may ask of such a policy.
+"""Rows of diffusion policies, and the calls to such a policy that an algorithm can make.
 
 Legend: B rows of a micro-batch, ... latent dims.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subjects:
-    """What rewards are told of B rows, where they are asked while training."""
+    """Inputs of rewards for B rows, besides the latents, if an algorithm calls rewards during training."""
 
     prompts: tuple[str, ...]
     """B prompts."""
@@ -34,12 +34,12 @@ class Subjects:
     samples: tuple[str, ...]
     """B sample ids, for messages."""
     draws: tuple[int, ...]
-    """B numbers of the rows' own, of 63 bits, drawn from the run's seed: for what an algorithm chooses by chance."""
+    """B random 63-bit numbers, one per row, drawn from the run's seed, for random choices of an algorithm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Prompts that B samples are scored for, each with a factor of its score."""
+    """Prompts to score B samples with, and a factor for each score."""
 
     prompts: Sequence[str]
     """B prompts."""
@@ -48,7 +48,7 @@ class Question:
 
 
 class AsksRewards(Protocol):
-    """Asks a run's rewards what they say of latents."""
+    """Computes a run's rewards of latents."""
 
     def __call__(self, latents: Tensor, subjects: Subjects, questions: Sequence[Question]) -> Tensor:
         """Return (B,) float32 sums of the weighted rewards over all questions, with a gradient to (B, ...) latents."""
@@ -57,29 +57,29 @@ class AsksRewards(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionBatch(Batch):
-    """States of denoising, steps and samples freely mixed."""
+    """States of denoising, from any mix of steps and samples."""
 
     latents: Tensor
-    """(B, ...) float32 state the policy is asked about."""
+    """(B, ...) float32 input state of the policy."""
     grid: Grid
     """Noise levels of each row."""
     conditioning: Conditioning
     """B rows."""
     subjects: Subjects | None = None
-    """What rewards are told of the rows, if the algorithm asks them."""
+    """Inputs of rewards for the rows, if the algorithm calls rewards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBatch(DiffusionBatch):
-    """Stored states of rollouts, from which denoising goes on."""
+    """Stored states of rollouts, from which denoising continues."""
 
     levels: Tensor
-    """(B, K) float32 noise levels of the state, and of those that the next K - 1 steps of its schedule lead to."""
+    """(B, K) float32 noise levels of the state and of the states after each of the next K - 1 steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
-    """What belongs to each of M modalities of B rows."""
+    """Advantages and log-probs of each of M modalities of B rows."""
 
     advantages: Tensor
     """(B, M) float32."""
@@ -98,28 +98,28 @@ class TransitionBatch(DiffusionBatch):
     old_log_probs: Tensor
     """(B,) float32 behavior log-probs."""
     mean_std: Tensor
-    """(B,) mean noise std over all rows of the epoch that are trained; steps with more rows count more."""
+    """(B,) mean noise std over all trained rows of the epoch; steps with more rows count more."""
     mean_rectifier: Tensor
     """(B,) mean of ``transitions.rectifiers`` over the same rows."""
     old_means: Tensor | None = None
     """(B, ...) float32 means of the behavior policy's steps, if stored."""
     unconditional: Tensor | None = None
-    """(B, ...) float32 predictions for the negative prompt of the policy as it is now, if they are known."""
+    """(B, ...) float32 predictions of the current policy for the negative prompt, if known."""
     finals: Tensor | None = None
-    """(B, ...) float32 clean latents that the rows' samples were decoded as, if the algorithm compares them."""
+    """(B, ...) float32 clean latents from which the rows' samples were decoded, if the algorithm compares them."""
     sources: tuple[str, ...] | None = None
-    """B names of sources of prompts, where each has a teacher of its own."""
+    """B names of prompt sources, if each source has its own teacher."""
     own: Tensor | None = None
-    """(B,) bool: old log-probs and means are those of the policy as it is now; None: of no row."""
+    """(B,) bool: old log-probs and means are those of the current policy; None: for no row."""
     routed: Routed | None = None
-    """What belongs to each modality, where rewards name the one they judge."""
+    """Advantages and log-probs of each modality, if rewards name the modality they judge."""
 
     def apart(self, step: Gaussian, sizes: Sequence[int]) -> list[tuple[TransitionBatch, Gaussian]]:
-        """Return the rows of each modality and the policy's distribution of them, as if there were no other.
+        """Return, for each modality, its rows and the policy's distribution of its next latents.
 
         Args:
             step: the policy's distribution of the next latents.
-            sizes: how much of the first latent dim each modality takes.
+            sizes: the size of each modality along the first latent dim.
         """
         if self.routed is None:
             return [(self, step)]
@@ -145,10 +145,10 @@ class TransitionBatch(DiffusionBatch):
         return list(zip(parts, step.apart(sizes), strict=True))
 
     def anchored(self, step: Gaussian, log_probs: Tensor) -> TransitionBatch:
-        """Return the batch with the policy's own log-probs and means as the old ones, where those are its own.
+        """Return the batch with old log-probs and means replaced by the policy's current ones in rows with ``own``.
 
-        Before the first update they are equal but for the rounding between two forwards, of other sizes or in other
-        dtypes, which no ratio should be made of: it is exactly 1 there.
+        In these rows both differ only by the rounding of two forwards with different batch sizes or dtypes. After the
+        replacement the ratio is exactly 1 there.
 
         Args:
             step: the policy's distribution of the next latents.
@@ -169,7 +169,7 @@ class ForwardBatch(DiffusionBatch):
     """Final latents noised to a level: latents = (1 - t) clean + t noise with t = grid.sigma."""
 
     clean: Tensor
-    """(B, ...) float32 clean latents, at level 0, that the rollout's samples were decoded as."""
+    """(B, ...) float32 clean latents, at level 0, from which the rollout's samples were decoded."""
     noise: Tensor
     """(B, ...) float32 standard normal noise."""
     gradients: Tensor | None = None
@@ -177,20 +177,20 @@ class ForwardBatch(DiffusionBatch):
 
     @property
     def target(self) -> Tensor:
-        """The velocity that leads back to the sample, noise - clean."""
+        """The velocity towards the sample, noise - clean."""
         return self.noise - self.clean
 
 
 @dataclass(slots=True, kw_only=True)
 class DiffusionModels(Models):
-    """Velocities of the policy, and of what it is compared with."""
+    """Velocities of the policy and of the models it is compared with."""
 
     trainable: TrainableDenoiser
     """The policy being trained."""
     kernel: Kernel
     """The rollout's stochastic step."""
     rewards: AsksRewards | None = None
-    """Asks the rewards, if the algorithm does."""
+    """Computes rewards, if the algorithm calls them."""
 
     def velocity(self, batch: DiffusionBatch) -> Tensor:
         """Return (B, ...) velocities of the policy, with gradient."""
@@ -200,11 +200,11 @@ class DiffusionModels(Models):
         return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, conditioning)
 
     def modalities(self) -> Sequence[int]:
-        """Return how much of the first latent dim each modality takes; nothing where samples have one."""
+        """Return the size of each modality along the first latent dim; empty if samples have one modality."""
         return list(self.trainable.policy.modalities().values())
 
     def _computed(self, batch: DiffusionBatch) -> Tensor:
-        """Return velocities of whatever the parameters are now, nothing of which is known."""
+        """Return velocities of the current parameters, without cached predictions."""
         return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, batch.conditioning)
 
     def reference_velocity(self, batch: DiffusionBatch) -> Tensor:
@@ -218,10 +218,10 @@ class DiffusionModels(Models):
         return velocity
 
     def average_velocity(self, batch: DiffusionBatch) -> Tensor:
-        """Return (B, ...) velocities of the moving average as it is now, without gradient.
+        """Return (B, ...) velocities of the current moving average, without gradient.
 
         Raises:
-            RuntimeError: none is kept.
+            RuntimeError: no moving average is kept.
         """
         if self.average is None:
             raise RuntimeError("optimize.ema must be set for a comparison with the moving average")
@@ -246,7 +246,7 @@ class DiffusionModels(Models):
             own = torch.tensor([number for number, source in enumerate(sources) if source == name], dtype=torch.int64)
             own = own.to(batch.latents.device)
             if self.trainable.sharded:
-                # Ranks that compute in step ask every teacher, whatever rows they have.
+                # Ranks in lockstep call every teacher, even without rows for it.
                 found[own] = self.trainable.teacher_velocity(*rows, name)[own].to(found.dtype)
             elif len(own):
                 part = (batch.latents[own], batch.grid.sigma[own], batch.conditioning.rows(own))
@@ -257,16 +257,16 @@ class DiffusionModels(Models):
         """Return (B,) rewards of (B, ...) clean latents, with a gradient to them.
 
         Args:
-            latents: what a row's denoising is taken to end in.
+            latents: predicted end of each row's denoising.
             batch: the rows.
-            questions: what else than the rows' own prompts they are scored for.
+            questions: the prompts to score with; None: the rows' own prompts.
 
         Raises:
-            TypeError: the algorithm has not said in ``requires`` that it asks rewards.
+            TypeError: the algorithm does not declare in ``requires`` that it calls rewards.
         """
         subjects = batch.subjects
         if self.rewards is None or subjects is None:
-            raise TypeError("this algorithm asks rewards while training, but has not said so in 'requires'")
+            raise TypeError("this algorithm calls rewards during training, but does not declare it in 'requires'")
         own = [Question(prompts=subjects.prompts, factor=torch.ones_like(batch.weights))]
         return self.rewards(latents, subjects, own if questions is None else questions)
 

@@ -1,20 +1,19 @@
 """Direct-Align and SRPO (arXiv 2509.06942; Tencent-Hunyuan/SRPO, ``fastvideo/SRPO.py``): rewards at any noise level.
 
-Final latents x0 are noised with noise that is known, x = (1 - s) x0 + s eps. One Euler step of the policy leads from s
-to s_b, and what is then recovered with the same noise, x^ = (x + (s_b - s) v - s_b eps) / (1 - s_b), is nearly the
-image, however much noise there is: d x^ / d v = (s_b - s) / (1 - s_b). It is decoded and scored.
+Final latents x0 are noised with known noise, x = (1 - s) x0 + s eps. One Euler step of the policy leads from s to s_b.
+The image recovered with the same noise, x^ = (x + (s_b - s) v - s_b eps) / (1 - s_b), is close to the original at any
+noise level: d x^ / d v = (s_b - s) / (1 - s_b). It is decoded and scored.
 
-Without control words the reward of the prompt is climbed at s_b = s - ``step`` (Direct-Align). With words, a positive
-and a negative one drawn for each row, the reward is relative (SRPO): denoising to s - ``step`` climbs
-(1 + k) R(positive prompt) - R(negative prompt), and inverting to s + ``step``, the same step backwards, climbs
-(1 + k) R(negative prompt) - R(positive prompt), which holds the policy back from what the negative word stands for and
-from what the reward likes of any image. The public code has this for rewards that are a cosine of image and prompt,
-<image, (1 + k) text - text'>; for those the two are equal, and it means something for every reward that reads its
-prompt.
+Without control words the loss maximizes the reward of the prompt at s_b = s - ``step`` (Direct-Align). With control
+words, a positive and a negative one drawn for each row, the reward is relative (SRPO). Denoising to s - ``step``
+maximizes (1 + k) R(positive prompt) - R(negative prompt). Inverting to s + ``step``, the same step backwards, maximizes
+(1 + k) R(negative prompt) - R(positive prompt), which counteracts the negative word's content and the reward's general
+biases. The public code has this for rewards that are a cosine of image and prompt, <image, (1 + k) text - text'>. The
+form here equals it for such rewards, and is defined for every reward that reads its prompt.
 
-The loss is relu(margin - R), or -R without a margin, of both branches the mean. Both start from one state here, so one
-forward gives both; the public code has two states that end at one level, clips images to 0..1, where a pixel has no
-gradient, and takes the noise that its rollout began with.
+The loss is relu(margin - R), or -R without a margin, averaged over both branches. Here both start from one state, so
+one forward gives both. The public code has two states that end at one level, clips images to 0..1, where a clipped
+pixel has no gradient, and uses the initial noise of its rollout.
 """
 
 from __future__ import annotations
@@ -33,29 +32,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectAlign(ForwardProcess):
-    """One forward with gradient per row, and one of decoder and rewards; with control words two of those."""
+    """One forward with gradient per row, and one of decoder and rewards (two with control words)."""
 
     step: float = 0.25
-    """|s_b - s|, how far the policy's step leads; a level below it leads to 0, the image itself."""
+    """|s_b - s|, the size of the policy's step; a level below it leads to 0, the image itself."""
     positive: tuple[str, ...] = ()
-    """Control words of what is wanted; a prompt becomes 'WORD. PROMPT'."""
+    """Control words for wanted content; a prompt becomes 'WORD. PROMPT'."""
     negative: tuple[str, ...] = ()
-    """Control words of what is not."""
+    """Control words for unwanted content."""
     denoising: tuple[float, float] = (0.1, 0.25)
     """k while denoising, at ``times.low`` and ``times.high``; between them it is linear in the level."""
     inverting: tuple[float, float] = (0.3, 0.01)
     """k while inverting."""
     margin: float | None = None
-    """Reward above which nothing is learned any more; None: there is none."""
+    """Reward above which the loss is 0; None: no such limit."""
     scale: float = 1.0
     """Factor of the loss."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not 0 < self.step <= 1 or not self.scale > 0:
             raise ValueError(f"step is {self.step} and scale {self.scale}; 0 < step <= 1, and scale above 0.")
         if bool(self.positive) != bool(self.negative):
@@ -72,7 +67,7 @@ class DirectAlign(ForwardProcess):
 
     @property
     def requires(self) -> Requirements:
-        """Forward data, and the rewards; for a KL the base model or the average."""
+        """Requires forward data and the rewards; a KL also the base model or the average."""
         return self.needs(
             levels=self.levels(),
             rewards=2 if self.positive else 1,
@@ -83,7 +78,7 @@ class DirectAlign(ForwardProcess):
         )
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
-        """Return what the rewards lack of the margin, plus a KL if asked for."""
+        """Return the shortfall of the rewards from the margin, plus a KL if set."""
         rows = expect(batch, ForwardBatch)
         velocity, level = models.velocity(rows), rows.grid.sigma
         clean = recovered(rows.latents, velocity, rows.noise, level, (level - self.step).clamp(min=0))
@@ -100,7 +95,7 @@ class DirectAlign(ForwardProcess):
         return RowLoss(loss=self.add_kl(rows, models, velocity, self.scale * loss, metrics), metrics=metrics)
 
     def _prompts(self, rows: ForwardBatch) -> tuple[list[str], list[str]]:
-        """Return the prompts of rows with a positive and with a negative word before them."""
+        """Return the rows' prompts with a positive word in front, and with a negative one."""
         about = rows.subjects
         if about is None:
             raise TypeError("direct_align needs the prompts of its rows")

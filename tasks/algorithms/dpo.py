@@ -2,9 +2,9 @@
 
 -log sigmoid(-beta / 2 (m - m_ref)) with m = error of the better sample minus that of the worse: it falls as the policy,
 compared with the base model, fits the better sample more closely than the worse one, and is log 2 at the base model.
-Two samples of equal advantage are no pair: such a group is left out, or with a KL adds that alone.
+Two samples of equal advantage form no pair: such a group is left out, or contributes only its KL.
 
-Offline by nature: any stored trajectories will do, however old.
+The algorithm is offline: it can use stored trajectories of any age.
 """
 
 from __future__ import annotations
@@ -29,15 +29,11 @@ class DPO(ForwardProcess):
     beta: float = 2000.0
     """Inverse temperature; errors are means over latent dims, so it is large."""
     winner_margin: float | None = None
-    """Diffusion-SDPO's mu, 0 to 1: scale the worse sample's gradient down, as far as it would raise the better sample's
-    error, see ``objectives.loser_share``; at 1 it has none there. The loss keeps its value. None: never."""
+    """Diffusion-SDPO's mu, 0 to 1: scale the worse sample's gradient down where it would raise the better sample's
+    error, see ``objectives.loser_share``; at 1 it is 0 there. The loss keeps its value. None: no scaling."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not self.beta > 0:
             raise ValueError(f"beta is {self.beta}; it must be above 0.")
         if self.winner_margin is not None and not 0 <= self.winner_margin <= 1:
@@ -47,7 +43,7 @@ class DPO(ForwardProcess):
 
     @property
     def requires(self) -> Requirements:
-        """Pairs at shared noise, and the base model; for a KL groups without a pair too."""
+        """Requires pairs at shared noise and the base model; a KL also groups without a pair."""
         return self.needs(levels=self.levels(shared=True), unit="pair", reference=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
@@ -65,7 +61,7 @@ class DPO(ForwardProcess):
         return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)
 
     def _damped(self, rows: ForwardBatch, velocity: Tensor, sign: Tensor, metrics: dict[str, Tensor]) -> Tensor:
-        """Return the velocities, those of worse rows with a share of their gradient."""
+        """Return the velocities; the gradient of worse rows is scaled down."""
         if self.winner_margin is None:
             return velocity
         share = loser_share(velocity - rows.target, sign, rows.weights, rows.units, self.winner_margin)

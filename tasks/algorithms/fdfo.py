@@ -1,13 +1,13 @@
-"""FDFO, finite difference flow optimization (arXiv 2603.12893), re-derived from its formulas; its code is not free.
+"""FDFO, finite difference flow optimization (arXiv 2603.12893), derived from its formulas; its code is not free.
 
-Two samples that start from one noise and part by a little noise of their own are a finite difference of reward and
-image: dR = (R - R_mate) / 2, dx = (x0 - x0_mate) / 2. At every step v is to move by -u, u = dx / (mean dx^2 + 1e-6),
-as far as dR is positive: with the log-prob l = -mean (v - v_old + u)^2 the loss is SPO's of exp(l - l_old) and dR. At
-v_old its gradient is 2 dR u / D: velocities of the better sample go to its own image and away from its mate's, and
-those of the worse one, whose dR and dx both have the other sign, the same way.
+Two samples that start from the same noise and differ by little sampling noise give a finite difference of reward and
+image: dR = (R - R_mate) / 2, dx = (x0 - x0_mate) / 2. At every step v should move by -u, u = dx / (mean dx^2 + 1e-6),
+in proportion to dR. With the log-prob l = -mean (v - v_old + u)^2 the loss is SPO's loss of exp(l - l_old) and dR. At
+v_old its gradient is 2 dR u / D: velocities of the better sample move towards its own image and away from its mate's.
+Those of the worse sample move the same way, because its dR and dx both have the opposite sign.
 
-With ``advantage.std`` none, as published, dR is in the reward's unit, and so is ``clip_range``. A group of two is a
-pair; of larger ones the best and the worst sample are. No step needs a density: samplers of little noise are meant.
+With ``advantage.std`` none, as published, dR and ``clip_range`` are in the reward's unit. A group of two is a pair; in
+larger groups the best and the worst sample form the pair. Steps need no density; use samplers with little noise.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ class FDFO:
     """Weight of mean (v - v_base)^2."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not self.clip_range > 0:
             raise ValueError(f"clip_range is {self.clip_range}; it must be above 0.")
         if self.kl_coef < 0:
@@ -48,7 +44,7 @@ class FDFO:
 
     @property
     def requires(self) -> Requirements:
-        """Pairs from one start with their stored steps and ends, the behavior policy, for a KL the base model."""
+        """Requires pairs from one initial noise with steps and ends, and the behavior policy; a KL the base model."""
         wanted = self.kl_coef > 0
         return Requirements(
             unit="pair",
@@ -81,5 +77,5 @@ class FDFO:
 
 
 def _half_difference(values: Tensor, rows: TransitionBatch) -> Tensor:
-    """Return half of what (B,) or (B, ...) values of rows are above those of their mates."""
+    """Return half the difference between (B,) or (B, ...) values of rows and those of their mates."""
     return values - unit_sum(expand(rows.weights, values) * values, rows.units) / 2

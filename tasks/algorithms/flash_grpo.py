@@ -1,9 +1,9 @@
 """Flash-GRPO (arXiv 2605.15980): one trained step per prompt, and Flow-GRPO's advantages rectified by step.
 
 A is replaced by w / mean(w) A with w = std / |d mean / d v|, so that the gradient of a log-prob with respect to the
-velocity has one length at every step, where TempFlow-GRPO, whose weight is the std alone, makes noisy steps count more.
-The mean is over the rows that are trained; signs and rows of advantage 0 are as in Flow-GRPO, which this is where all
-train the same step. The paper draws one per prompt from the first half of the steps: plan ``subset``, ``count`` 1.
+velocity has the same length at every step. TempFlow-GRPO, with the std alone as weight, makes noisy steps count more.
+The mean is over the trained rows. Signs and rows of advantage 0 are as in Flow-GRPO; if all rows train the same step,
+it is Flow-GRPO. The paper draws one step per prompt from the first half: plan ``subset``, ``count`` 1.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlashGRPO(GRPO):
-    """Temporal gradient rectification, for every sampler and schedule; the public code has it as literals of one."""
+    """Temporal gradient rectification for all samplers and schedules; the public code has the literals of one."""
 
     @property
     def requires(self) -> Requirements:
-        """What Flow-GRPO needs, and log-probs with the scale of the step's noise, which the weight takes out."""
+        """Those of Flow-GRPO, and log-probs with the scale of the step's noise, which the weight removes."""
         return self.kl_needs(old_means=self.from_means, densities=True, routes=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:

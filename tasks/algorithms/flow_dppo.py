@@ -1,8 +1,8 @@
 """Flow-DPPO (arXiv 2606.11025): policy gradient without ratio clipping, masked where the policy diverged.
 
-A row counts unless its step is ``threshold`` or further (KL to the behavior step) from where it was and the row would
-push it further away: A > 0 with a ratio above 1, or A < 0 with one below. At the behavior policy no row is masked, and
-it is Flow-GRPO. Rows of advantage 0 have no part but the KL, and are left out without one.
+A row is masked if the KL of its step to the behavior step is at least ``threshold`` and the row would push the step
+further away: A > 0 with a ratio above 1, or A < 0 with a ratio below 1. At the behavior policy no row is masked, and
+the loss is Flow-GRPO's. Rows of advantage 0 contribute only to the KL, and are left out without one.
 """
 
 from __future__ import annotations
@@ -32,18 +32,14 @@ class FlowDPPO(KL):
     """KL beyond which rows that push further are masked."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not self.threshold > 0:
             raise ValueError(f"threshold is {self.threshold}; it must be above 0.")
         self.check_kl()
 
     @property
     def requires(self) -> Requirements:
-        """What Flow-GRPO needs, and the behavior policy's means."""
+        """Those of Flow-GRPO, and the behavior policy's means."""
         return self.kl_needs(old_means=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:

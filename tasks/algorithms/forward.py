@@ -1,4 +1,4 @@
-"""What the forward-process algorithms share: they noise final latents anew, and need neither log-probs nor an SDE."""
+"""Base classes of forward-process algorithms, which noise final latents again and need neither log-probs nor an SDE."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VelocityKL:
-    """Options and parts of an algorithm that may be held back by KLs of velocities."""
+    """Options and methods of algorithms with optional KLs of velocities."""
 
     kl_coef: float = 0.0
     """Weight of mean (v - v_base)^2."""
@@ -50,18 +50,18 @@ class VelocityKL:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardProcess(VelocityKL):
-    """Options and parts of an algorithm on forward-process samples."""
+    """Options and methods of algorithms on forward-process samples."""
 
     times: Mapping[str, Any] = field(default_factory=dict)
     """Noise levels, see ``base.ForwardTimes``: count, kind, low, high, power, shared."""
     guided: bool = True
-    """Velocities in the loss have the guidance of rollouts; false: they are conditional ones, at half the cost."""
+    """Velocities in the loss use the guidance of rollouts; false: conditional velocities, at half the cost."""
 
     def levels(self, **forced: Any) -> ForwardTimes:
-        """Return the noise levels; ``forced`` are what the algorithm itself demands.
+        """Return the noise levels; ``forced`` are values that the algorithm requires.
 
         Raises:
-            ValueError: an option is unknown or cannot work.
+            ValueError: an option is unknown or invalid.
         """
         try:
             return ForwardTimes(**{**self.times, **forced})
@@ -69,7 +69,7 @@ class ForwardProcess(VelocityKL):
             raise ValueError(f"times: {error}") from None
 
     def needs(self, *, levels: ForwardTimes, **further: Any) -> Requirements:
-        """Return requirements on forward data; a KL needs the base model, and all samples, whatever their advantage."""
+        """Return requirements on forward data; a KL needs the base model and also samples of advantage 0."""
         with_kl = self.kl_coef > 0 or self.ema_kl_coef > 0
         base: dict[str, Any] = {
             "data": "forward",

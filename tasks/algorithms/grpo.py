@@ -1,11 +1,11 @@
 """Flow-GRPO (arXiv 2505.05470): the clipped policy ratio of stored stochastic steps, with group advantages.
 
 The loss max(-A rho, -A clip(rho)) raises the log-prob of steps with A > 0 and lowers that of steps with A < 0, until
-the ratio has left the clip range on that side; rows of advantage 0 have no part but the KL, and are left out without
+the ratio leaves the clip range on that side. Rows of advantage 0 contribute only to the KL, and are left out without
 one.
 
-Where rewards name the modality they judge, it is the mean over modalities of this loss, each with its own advantage and
-the ratio of its own log-prob; the KL to the base model stays one of whole samples.
+If rewards name the modality they judge, the loss is the mean of this loss over modalities, each with its own advantage
+and the ratio of its own log-prob. The KL to the base model is still computed on whole samples.
 
 DanceGRPO (arXiv 2505.07818) is this with the sampler 'dance_sde'. One update per epoch is the on-policy case: every
 ratio is exactly 1 and the loss is plain policy gradient.
@@ -38,10 +38,10 @@ class KL:
     kl: Literal["gaussian", "flow_grpo", "velocity", "mean"] = "gaussian"
     """Scale of that KL, see ``objectives.policy_kl``."""
     kl_reference: Literal["base", "average"] = "base"
-    """What the KL is to: the base model, or the moving average of the weights."""
+    """Reference of the KL: the base model, or the moving average of the weights."""
 
     def kl_needs(self, *, old_means: bool, densities: bool = False, routes: bool = False) -> Requirements:
-        """Return the requirements of a clipped or masked ratio with this KL."""
+        """Return the requirements of a loss on policy ratios with this KL."""
         wanted, to_base = self.kl_coef > 0, self.kl_reference == "base"
         return Requirements(
             min_group_size=2,
@@ -54,11 +54,7 @@ class KL:
         )
 
     def check_kl(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if self.kl_coef < 0:
             raise ValueError(f"kl_coef is {self.kl_coef}; it must not be negative.")
         if self.kl not in ("gaussian", "flow_grpo", "velocity", "mean"):
@@ -89,19 +85,15 @@ class GRPO(KL):
     clip_range: float = 1e-4
     """Ratios are clipped to 1 +- clip_range; log-probs are means over dims, so this is small."""
     surrogate: Literal["clip", "spo"] = "clip"
-    """PPO's loss, which lets go of ratios beyond the clip range, or SPO's, which pulls them back there."""
+    """PPO's loss, with no gradient for ratios beyond the clip range, or SPO's, which pulls them back."""
     reduce: Literal["mean", "sum"] = "mean"
-    """Log-probs as means over latent dims (every public trainer), or as sums: the ratio of the densities, which needs
-    clip ranges like 0.2."""
+    """Log-probs as means over latent dims (every public trainer), or as sums, which give the ratio of the densities and
+    need clip ranges like 0.2."""
     from_means: bool = False
-    """Take the log-ratio from stored means of the behavior policy's steps, see ``transitions.log_ratio``."""
+    """Compute the log-ratio from stored means of the behavior policy's steps, see ``transitions.log_ratio``."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not 0 < self.clip_range < 1:
             raise ValueError(f"clip_range is {self.clip_range}; it must lie between 0 and 1.")
         if self.reduce not in ("mean", "sum"):
@@ -111,7 +103,7 @@ class GRPO(KL):
 
     @property
     def requires(self) -> Requirements:
-        """Log-probs, groups of two, the base model for a KL, stored means if asked for."""
+        """Requires log-probs and groups of two; a KL also the base model, ``from_means`` also stored means."""
         return self.kl_needs(old_means=self.from_means, densities=self.from_means or self.reduce == "sum", routes=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
@@ -119,7 +111,7 @@ class GRPO(KL):
         return self.ratio_loss(batch, models, lambda rows, step, log_ratio: (log_ratio, rows.advantages))
 
     def terms(self, rows: DiffusionBatch) -> int:
-        """Return what mean log-ratios are multiplied by: the number of latent dims for sums, else 1."""
+        """Return the factor of mean log-ratios: the number of latent dims for sums, else 1."""
         return rows.latents[0].numel() if self.reduce == "sum" else 1
 
     def ratio_loss(
@@ -128,7 +120,7 @@ class GRPO(KL):
         models: DiffusionModels,
         adjust: Callable[[TransitionBatch, Gaussian, Tensor], tuple[Tensor, Tensor]],
     ) -> RowLoss:
-        """Return the surrogate of the log-ratio and advantages that ``adjust`` makes of (rows, step, log-ratio)."""
+        """Return the surrogate loss of ``adjust(rows, step, log_ratio)``, a pair of log-ratio and advantages."""
         rows = expect(batch, TransitionBatch)
         velocity = models.velocity(rows)
         step = models.step(rows, velocity)
@@ -143,7 +135,7 @@ class GRPO(KL):
         step: Gaussian,
         adjust: Callable[[TransitionBatch, Gaussian, Tensor], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return loss and metrics of rows of one modality, or of whole samples."""
+        """Return loss and metrics of the rows of one modality, or of whole samples."""
         log_probs = step.log_prob(rows.next_latents)
 
         def exponent(rows: TransitionBatch) -> tuple[Tensor, Tensor]:
@@ -162,7 +154,7 @@ class GRPO(KL):
 
 
 def joined(parts: Sequence[tuple[Tensor, Mapping[str, Tensor]]]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean of the losses of modalities, and of their metrics, of gaps the largest."""
+    """Return the mean loss and the mean metrics over modalities; the gap is the largest one."""
     metrics = {name: torch.stack([each[name] for _, each in parts]).mean(0) for name in parts[0][1]}
     metrics["gap"] = torch.stack([each["gap"] for _, each in parts]).amax(0)
     return torch.stack([loss for loss, _ in parts]).mean(0), metrics

@@ -1,10 +1,10 @@
-"""GRPO-Guard (arXiv 2510.22319): Flow-GRPO with a log-ratio freed from its bias and scaled to the step's noise.
+"""GRPO-Guard (arXiv 2510.22319): Flow-GRPO with a bias-corrected log-ratio, scaled to the step's noise.
 
 The bias is per sample and the scale per row, so micro-batches may mix timesteps. ``divide_by_dt`` divides the loss by
 |dt| as Flow-GRPO's script does; Flow-Factory's does not, so their clip ranges differ (2e-6 and 1e-4).
 
-Signs and rows of advantage 0 are as in Flow-GRPO. Over the rollout's noise the guarded log-ratio has the mean 0, with
-``reduce: sum`` too, where log-ratio and bias both are sums. At the behavior policy it is exactly 0.
+Signs and rows of advantage 0 are as in Flow-GRPO. The guarded log-ratio has mean 0 over the rollout's noise, also with
+``reduce: sum``, where log-ratio and bias are both sums. At the behavior policy it is exactly 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GRPOGuard(GRPO):
 
     @property
     def requires(self) -> Requirements:
-        """What Flow-GRPO needs, and the behavior policy's means."""
+        """Those of Flow-GRPO, and the behavior policy's means."""
         return self.kl_needs(old_means=True, densities=True, routes=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:

@@ -1,10 +1,10 @@
-"""DiffusionNFT (arXiv 2509.16117): contrast an implicit better and worse policy on noised final latents.
+"""DiffusionNFT (arXiv 2509.16117): contrasts an implicit better and worse policy on noised final latents.
 
-Samples with a high advantage pull the velocity towards them, samples with a low one push the mirrored velocity.
-Rollouts are made, by any solver and without guidance, with a policy that follows the trained one by ``decay``.
+Samples with a high advantage pull the velocity towards them, samples with a low one pull the mirrored velocity.
+Rollouts use any solver, no guidance, and a policy that follows the trained one by ``decay``.
 
-A sample of advantage 0 weighs both sides equally, so it only pulls back to the behavior policy. Without a KL such
-samples are left out, which costs no forward; with one all samples are trained on, as the public code always does.
+A sample of advantage 0 weights both sides equally, so it only pulls back to the behavior policy. Such samples are
+skipped without a KL; with a KL all samples are trained, as in the public code.
 """
 
 from __future__ import annotations
@@ -24,18 +24,14 @@ class NFT(ForwardProcess):
     """``scripts/train_nft_sd3.py`` of the public code."""
 
     beta: float = 1.0
-    """How far the implicit policies lie from the behavior policy; 1 or 0.1 in the public configs."""
+    """Distance of the implicit policies from the behavior policy; 1 or 0.1 in the public configs."""
     scale: float = 5.0
     """Advantages of +-scale are the strongest preference, and the loss is multiplied by it."""
     decay: Mapping[str, Any] = field(default_factory=dict)
-    """How the behavior policy follows, see ``base.BehaviorDecay``: flat, rate, maximum, start."""
+    """Decay of the behavior policy, see ``base.BehaviorDecay``: flat, rate, maximum, start."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not (self.beta > 0 and self.scale > 0):
             raise ValueError("beta and scale must be above 0.")
         self.check_kl()
@@ -44,7 +40,7 @@ class NFT(ForwardProcess):
 
     @property
     def requires(self) -> Requirements:
-        """Forward data and the behavior policy; for a KL the base model and samples of advantage 0 too."""
+        """Requires forward data and the behavior policy; a KL also the base model and samples of advantage 0."""
         return self.needs(levels=self.levels(), behavior=True, decay=decay_of(self.decay))
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:

@@ -1,4 +1,4 @@
-"""Loss terms shared by algorithms. Pure: tensors in, tensors out; (B,) unless said.
+"""Loss terms shared by algorithms. Pure: tensors in, tensors out; shapes are (B,) unless stated.
 
 Legend: B rows, G units (pairs or groups) in a batch, ... latent dims.
 """
@@ -27,8 +27,8 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float) 
 def simple_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
     """Return -(A rho - |A| / (2 c) (rho - 1)^2), SPO's loss (arXiv 2401.16025), negated to minimize.
 
-    At rho = 1 its gradient is that of the clipped loss. It is least at 1 + c for A > 0 and at 1 - c for A < 0, where
-    the other begins to clip, and beyond it pulls back, where the other has no gradient.
+    At rho = 1 its gradient is that of the clipped loss. Its minimum is at 1 + c for A > 0 and at 1 - c for A < 0, where
+    the clipped loss starts to clip. Beyond it this loss pulls back, while the clipped loss has no gradient.
     """
     ratio = policy_ratio(log_ratio)
     return -advantages * ratio + advantages.abs() / (2 * clip_range) * (ratio - 1) ** 2
@@ -40,17 +40,13 @@ def ratio_surrogate(kind: str, log_ratio: Tensor, advantages: Tensor, clip_range
 
 
 def check_surrogate(kind: str) -> None:
-    """Check the option.
-
-    Raises:
-        ValueError: there is no such surrogate.
-    """
+    """Check the option."""
     if kind not in ("clip", "spo"):
         raise ValueError(f"surrogate is {kind!r}; it must be 'clip' or 'spo'.")
 
 
 def ratio_metrics(log_ratio: Tensor, clip_range: float) -> dict[str, Tensor]:
-    """Return row metrics of a policy ratio: its value and square, clipped high and low, and the k3 KL estimate.
+    """Return row metrics of a policy ratio: its value and square, whether it is clipped, and the k3 KL estimate.
 
     k3 = rho - 1 - log rho is an unbiased, non-negative estimate of KL(old || new) for samples of the old policy.
     """
@@ -65,13 +61,13 @@ def ratio_metrics(log_ratio: Tensor, clip_range: float) -> dict[str, Tensor]:
 
 
 def policy_kl(kind: str, new: Gaussian, reference: Gaussian, velocities: tuple[Tensor, Tensor]) -> Tensor:
-    """Return a KL to the reference at the same states; 0 where the two steps are equal, never below.
+    """Return a KL to the reference at the same states; 0 if the two steps are equal, never negative.
 
     Args:
         kind: 'gaussian', the true KL, mean (mu - mu')^2 / (2 std^2), std^2 = s^2 |dt| in an SDE's step (also
             Flow-GRPO's Wan script);
-            'flow_grpo', its image scripts' mean (mu - mu')^2 / (2 s^2), which leaves |dt| out; of a step that is no
-            SDE's (cps, ddim) those scripts know the std alone, so there it is 'gaussian';
+            'flow_grpo', the mean (mu - mu')^2 / (2 s^2) of its image scripts, which omits |dt|; for steps that are not
+            an SDE's (cps, ddim) those scripts have only the std, so it equals 'gaussian' there;
             'velocity', mean (v - v')^2 (Flow-Factory's 'v-based'); 'mean', mean (mu - mu')^2 (its 'x-based').
         new: step of the policy.
         reference: step of the reference from the same latents.
@@ -94,21 +90,21 @@ def squared_error(left: Tensor, right: Tensor) -> Tensor:
 def guarded_log_ratio(log_ratio: Tensor, mean: Tensor, old_mean: Tensor, std: Tensor, *, terms: int = 1) -> Tensor:
     """Return GRPO-Guard's S (log rho + b) with b = mean (mu - mu_old)^2 / (2 S^2) and S the step's noise std.
 
-    It equals mean_d xi_d (mu - mu_old)_d with the sampled noise xi: zero mean, where log rho has the mean -b
-    (public code: Flow-GRPO ``train_sd3_GRPO_Guard.py``, whose b is one number per batch by a reduction over all dims).
+    It equals mean_d xi_d (mu - mu_old)_d with the sampled noise xi, so its mean is 0, while that of log rho is -b.
+    Public code: Flow-GRPO ``train_sd3_GRPO_Guard.py``, whose b is one number per batch, reduced over all dims.
 
     Args:
         log_ratio: (B,) of densities, mean over dims times ``terms``.
         mean: (B, ...) of the policy's step.
         old_mean: (B, ...) of the behavior policy's step.
         std: (B,) of both.
-        terms: latent dims when the log-ratio is the sum over them, else 1; the bias is that many times larger too.
+        terms: latent dims if the log-ratio is the sum over them, else 1; the bias is multiplied by it too.
     """
     return std * (log_ratio + terms * squared_error(mean, old_mean) / (2 * std**2))
 
 
 def divergence_mask(ratio: Tensor, advantages: Tensor, divergence: Tensor, threshold: float) -> Tensor:
-    """Return Flow-DPPO's (arXiv 2606.11025) mask: 0 where the step diverged and the row pushes it further away."""
+    """Return Flow-DPPO's (arXiv 2606.11025) mask: 0 if the step diverged and the row pushes it further away."""
     away = ((advantages > 0) & (ratio > 1)) | ((advantages < 0) & (ratio < 1))
     return (~(away & (divergence >= threshold))).to(ratio.dtype)
 
@@ -131,7 +127,7 @@ def nft_loss(
         behavior: (B, ...) of the behavior policy.
         state: x_t (B, ...), x0 (B, ...), t (B,).
         weight: r.
-        beta: how far the two implicit policies lie from the behavior policy.
+        beta: distance of the two implicit policies from the behavior policy.
     """
     latents, clean, time = state
     positive = beta * velocity + (1 - beta) * behavior
@@ -143,7 +139,7 @@ def nft_loss(
 def awm_log_prob(error: Tensor, time: Tensor, weighting: str, power: float) -> Tensor:
     """Return AWM's pseudo log-prob of the flow-matching error m (Flow-Factory ``trainers/awm.py``).
 
-    In float64, where the device has it:
+    In float64, if the device supports it:
 
     'uniform' -m; 't' -t m; 't2' -t^2 m; 'huber' -(sqrt(m + 1e-10) - 1e-5) t;
     'ghuber' -((m + 1e-10)^p - 1e-10^p) t / p.
@@ -172,14 +168,14 @@ def dpo_loss(margin: Tensor, reference_margin: Tensor, beta: float) -> Tensor:
 
 
 def unit_sum(values: Tensor, units: Tensor) -> Tensor:
-    """Return each row's sum over the rows of its unit, of (B,) or (B, ...) values."""
+    """Return, for each row, the sum of (B,) or (B, ...) values over its unit."""
     shape = (int(units.max()) + 1, *values.shape[1:])
     totals = torch.zeros(shape, dtype=values.dtype, device=values.device)
     return totals.index_add(0, units, values)[units]
 
 
 def pair_sign(advantages: Tensor, units: Tensor) -> Tensor:
-    """Return 1 for the better and -1 for the worse row of each pair, 0 for both where their advantages are equal."""
+    """Return 1 for the better and -1 for the worse row of each pair, 0 for both if their advantages are equal."""
     count = int(units.max()) + 1
     lowest, highest = (
         torch.zeros(count, dtype=advantages.dtype, device=advantages.device).scatter_reduce(
@@ -193,14 +189,14 @@ def pair_sign(advantages: Tensor, units: Tensor) -> Tensor:
 def loser_share(residuals: Tensor, sign: Tensor, weights: Tensor, units: Tensor, margin: float) -> Tensor:
     """Return Diffusion-SDPO's lambda (arXiv 2511.03317) on worse rows of pairs, 1 on others, without gradient, (B,).
 
-    clip((1 - mu) <e_w, e_w> / <e_w, e_l>, 0, 1) where <e_w, e_l> > 0, else 1: the most of the worse sample's gradient
-    with which, to first order in the prediction, a step still lowers the better sample's error. The public code has one
-    lambda for all pairs of a micro-batch, which depends on who else is in it.
+    clip((1 - mu) <e_w, e_w> / <e_w, e_l>, 0, 1) where <e_w, e_l> > 0, else 1: the largest share of the worse sample's
+    gradient with which a step still lowers the better sample's error, to first order in the prediction. The public code
+    has one lambda for all pairs of a micro-batch, so it depends on the other rows of the batch.
 
     Args:
         residuals: (B, ...) prediction errors e.
-        sign: (B,) 1 for the better, -1 for the worse row of a pair, 0 where there is none.
-        weights: (B,) 0 for rows that only pad.
+        sign: (B,) 1 for the better, -1 for the worse row of a pair, 0 without a pair.
+        weights: (B,) 0 for padding rows.
         units: (B,) pair of each row.
         margin: mu.
     """
@@ -228,14 +224,14 @@ def dgpo_weight(advantages: Tensor, error: Tensor, reference_error: Tensor, unit
 def centered(values: Tensor, weights: Tensor, units: Tensor, *, detach: bool = False) -> Tensor:
     """Return values minus their weighted mean over their unit; the weights of a unit sum to 1.
 
-    ``detach`` keeps the gradient out of the mean, as Flow-Factory does; then it is not that of the loss.
+    ``detach`` stops the gradient through the mean, as Flow-Factory does; the result is not the gradient of the loss.
     """
     mean = unit_sum(weights * values, units)
     return values - (mean.detach() if detach else mean)
 
 
 def unit_uniform(units: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return weights that are equal within units and sum to 1 there, (B,)."""
+    """Return weights that are equal within each unit and sum to 1, (B,)."""
     ones = torch.ones(len(units), dtype=dtype, device=units.device)
     return ones / unit_sum(ones, units)
 
@@ -243,7 +239,7 @@ def unit_uniform(units: Tensor, dtype: torch.dtype) -> Tensor:
 def unit_softmax(values: Tensor, units: Tensor, temperature: float, among: Tensor | None = None) -> Tensor:
     """Return softmax(values / temperature) within units, (B,).
 
-    ``among`` (B,) bool restricts it to some rows; a unit that has none of them gets uniform weights.
+    ``among`` (B,) bool restricts it to some rows; a unit without such rows gets uniform weights.
     """
     logits = values / temperature
     if among is not None:

@@ -1,9 +1,9 @@
 """On-policy distillation: frozen teachers of the same family replay the states the student visited.
 
 The loss is the true Gaussian KL of student and teacher steps, mean (mu - mu_T)^2 / (2 s^2 |dt|): it falls as the
-student moves to the teacher and is 0 there. No reward enters it, so all samples count, whatever their advantage.
+student approaches the teacher and is 0 there. It uses no reward, so all samples count, regardless of their advantage.
 
-Flow-OPD (arXiv 2605.08063): a teacher for each source of prompts, and a KL to the base model beside.
+Flow-OPD (arXiv 2605.08063) has a teacher for each source of prompts, and also a KL to the base model.
 """
 
 from __future__ import annotations
@@ -20,19 +20,15 @@ from tasks.algorithms.grpo import KL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnPolicyDistillation(KL):
-    """The distillation loss of verl-omni's ``opd``, and of Flow-OPD's ``gkd`` but for |dt|, which that leaves out."""
+    """The distillation loss of verl-omni's ``opd``, and of Flow-OPD's ``gkd``, which omits |dt|."""
 
     teacher: FolderPlace | None = None
     """Local diffusers folder of the teacher; same family, latents and schedule as the student."""
     teachers: Mapping[str, FolderPlace] = field(default_factory=dict)
-    """Instead: the folder of a teacher for every one of ``prompts.sources``, by name."""
+    """Instead of ``teacher``: the folder of a teacher for each of ``prompts.sources``, by name."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if (self.teacher is None) == (not self.teachers):
             raise ValueError("it needs either 'teacher', a folder, or 'teachers', one for each of prompts.sources.")
         if not all(isinstance(folder, str) and name for name, folder in self.teachers.items()):
@@ -41,13 +37,13 @@ class OnPolicyDistillation(KL):
 
     @property
     def requires(self) -> Requirements:
-        """Stored stochastic steps of all samples, and the teachers; for a KL the base model or the average."""
+        """Requires stored stochastic steps of all samples and the teachers; a KL also the base model or the average."""
         teachers = tuple(self.teachers.items()) if self.teacher is None else (("", self.teacher),)
-        beside = self.kl_needs(old_means=False)
-        return replace(beside, min_group_size=1, teachers=teachers, zero_advantages=True, advantages=False)
+        base = self.kl_needs(old_means=False)
+        return replace(base, min_group_size=1, teachers=teachers, zero_advantages=True, advantages=False)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
-        """Return the KL to the teacher's step, and the other KL if asked for."""
+        """Return the KL to the teacher's step, plus the other KL if set."""
         rows = expect(batch, TransitionBatch)
         velocity = models.velocity(rows)
         loss = gaussian_kl(models.step(rows, velocity), models.step(rows, models.teacher_velocity(rows)))

@@ -1,7 +1,7 @@
-"""PPO for language models (arXiv 1707.06347, 2203.02155): a clipped policy, and a critic with clipped values beside it.
+"""PPO for language models (arXiv 1707.06347, 2203.02155): a clipped policy loss, and a critic with clipped values.
 
-Advantages and returns of every token are estimated from the critic's values and from rewards less the KL to the base
-model (``advantage.estimator: gae``). Policy and critic share no trained parameter; each has an optimizer of its own.
+Advantages and returns of each token are estimated from the critic's values and from rewards minus the KL to the base
+model (``advantage.estimator: gae``). Policy and critic share no trained parameters; each has its own optimizer.
 """
 
 from __future__ import annotations
@@ -19,30 +19,26 @@ from tasks.algorithms.tokens import TokenBatch, TokenModels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPO(TokenGRPO):
-    """The published objective, with a critic that learns."""
+    """The published objective, with a trained critic."""
 
     normalization: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     value_clip: float | None = 0.2
-    """How far values may move from those that advantages were estimated with; None: as far as they will."""
+    """Maximum change of values from those used for the advantages; None: no limit."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         TokenGRPO.__post_init__(self)
         if self.value_clip is not None and self.value_clip <= 0:
             raise ValueError(f"value_clip is {self.value_clip}; it must be above 0, or null.")
 
     @property
     def requires(self) -> Requirements:
-        """A critic; every sample, as it learns from those of advantage 0 too."""
+        """Requires a critic and all samples, because the critic also learns from those of advantage 0."""
         base = super(PPO, self).requires
         return replace(base, min_group_size=1, critic=True, zero_advantages=True)
 
     def loss(self, batch: Batch, models: TokenModels) -> RowLoss:
-        """Return the policy's loss of every row, 0 while it is held, and the critic's beside it."""
+        """Return the policy's loss of each row, 0 while the policy is held, and the critic's loss."""
         rows = expect(batch, TokenBatch)
         assert rows.values is not None
         assert rows.returns is not None
@@ -61,11 +57,11 @@ class PPO(TokenGRPO):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReinforcePP(TokenGRPO):
-    """REINFORCE++ (arXiv 2501.03262): PPO's clipped ratio without a critic, on advantages of its own estimator."""
+    """REINFORCE++ (arXiv 2501.03262): PPO's clipped ratio without a critic, with its own advantage estimator."""
 
     normalization: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
 
     @property
     def requires(self) -> Requirements:
-        """Advantages of tokens, of groups of any size."""
+        """Requires advantages of tokens; groups may have any size."""
         return replace(super(ReinforcePP, self).requires, min_group_size=1, per_token=True)

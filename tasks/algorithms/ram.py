@@ -1,11 +1,11 @@
 """RAM, reinforce adjoint matching (arXiv 2605.10759): regression on the base model's velocity, moved by the advantage.
 
-The loss mean (v - sg(v_base + m A ((eps - x0) - v_old)))^2 has one optimum: off the base model by m times the behavior
-policy's error, weighted by the advantage. Samples with A > 0 pull the velocity to themselves, those with A < 0 push it
-away, and those of advantage 0 pull it to the base model, so all samples are trained. 1 / m is the weight of a KL to the
-base model; there is no ratio and no clip. At v = v_old = v_base the gradient is m times that of AWM.
+The loss mean (v - sg(v_base + m A ((eps - x0) - v_old)))^2 has one optimum: the base model plus m times the behavior
+policy's error, weighted by the advantage. Samples with A > 0 attract the velocity, those with A < 0 repel it, and those
+of advantage 0 pull it to the base model, so all samples are trained. 1 / m is the weight of a KL to the base model;
+there is no ratio and no clip. At v = v_old = v_base the gradient is m times that of AWM.
 
-Noisy levels are drawn more often, and the policy that rolls out follows the trained one slowly.
+Noisy levels are drawn more often, and the rollout policy follows the trained one slowly.
 """
 
 from __future__ import annotations
@@ -23,22 +23,18 @@ from tasks.algorithms.objectives import squared_error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RAM(ForwardProcess):
-    """``scripts/training_sd3.py`` of the public code, as two other trainers state it; velocities have no guidance."""
+    """``scripts/training_sd3.py`` of the public code, according to two other trainers; velocities have no guidance."""
 
     times: Mapping[str, Any] = field(default_factory=dict)
-    """Noise levels, see ``base.ForwardTimes``; here of the kind 'power' and 8 per sample unless told."""
+    """Noise levels, see ``base.ForwardTimes``; the defaults here are kind 'power' and count 8."""
     multiplier: float = 100.0
-    """m: 100 for rewards like GenEval and OCR, 1000 for PickScore. Gradients grow with it: where their norm is clipped,
+    """m: 100 for rewards like GenEval and OCR, 1000 for PickScore. Gradients scale with it: if their norm is clipped,
     only the pull to the base model changes."""
     decay: Mapping[str, Any] = field(default_factory=lambda: {"rate": 0.01, "maximum": 0.9})
-    """How the behavior policy follows, see ``base.BehaviorDecay``: flat, rate, maximum, start."""
+    """Decay of the behavior policy, see ``base.BehaviorDecay``: flat, rate, maximum, start."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not self.multiplier > 0:
             raise ValueError(f"multiplier is {self.multiplier}; it must be above 0.")
         self.check_kl()
@@ -46,18 +42,18 @@ class RAM(ForwardProcess):
         decay_of(self.decay)
 
     def levels(self, **forced: Any) -> ForwardTimes:
-        """Return the noise levels, by default those published."""
+        """Return the noise levels, with the published ones as default."""
         return ForwardProcess.levels(self, **{"kind": "power", "count": 8, **self.times, **forced})
 
     @property
     def requires(self) -> Requirements:
-        """Forward data of all samples, the base model and the behavior policy."""
+        """Requires forward data of all samples, the base model and the behavior policy."""
         return self.needs(
             levels=self.levels(), behavior=True, reference=True, zero_advantages=True, decay=decay_of(self.decay)
         )
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
-        """Return the squared distance to the moved velocity, plus a KL if asked for."""
+        """Return the squared distance to the target velocity, plus a KL if set."""
         rows = expect(batch, ForwardBatch)
         velocity = models.velocity(rows)
         behavior, base = models.behavior_velocity(rows, velocity), models.reference_velocity(rows)

@@ -1,6 +1,6 @@
-"""How certain a mean over prompts is, and a difference of two. Pure: arrays in, numbers out, float64 inside.
+"""Confidence intervals of means over prompts, and tests of differences. Pure: arrays in, numbers out, float64 inside.
 
-Prompts are what is drawn: images of one prompt are not independent, so each prompt counts with its mean.
+The sampling unit is the prompt: images of one prompt are not independent, so each prompt counts with its mean.
 
 Legend: P prompts, R resamples.
 """
@@ -13,47 +13,47 @@ from statistics import NormalDist
 
 import numpy as np
 
-#: Resamples, and those that are held in memory at a time.
+#: Resamples in total, and in memory at a time.
 _RESAMPLES, _CHUNK = 10_000, 500
 
 
-#: Prompts below which no interval is given: none that is short enough to say something holds the mean in 95 % of cases.
+#: Minimum prompts for an interval: with fewer, no interval of useful width covers the mean in 95 % of cases.
 FEWEST = 20
-#: The quantiles' distance from the middle, of a standard normal.
+#: The 97.5 % quantile of a standard normal.
 _Z = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean with what is known of it."""
+    """A mean with its confidence interval."""
 
     mean: float
     """Mean over prompts."""
     low: float | None
-    """Lower end of its 95 % interval; None: there are too few prompts for one."""
+    """Lower end of its 95 % interval; None: too few prompts."""
     high: float | None
     """Upper end."""
 
     def within(self, least: float, most: float) -> Estimate:
-        """Return it cut at the ends of what a mean can be; one that lies beyond them is left as it is."""
+        """Return the estimate with its interval clipped to the range of a mean; unchanged if the mean is outside."""
         if self.low is None or self.high is None or not least <= self.mean <= most:
             return self
         return replace(self, low=max(self.low, least), high=min(self.high, most))
 
 
 def mean_with_interval(values: np.ndarray, *, bounds: tuple[float, float] | None = None, seed: int = 0) -> Estimate:
-    """Return the mean of (P,) prompts with its 95 % interval, from ``FEWEST`` prompts on.
+    """Return the mean of (P,) prompts with its 95 % interval, if there are at least ``FEWEST`` prompts.
 
-    Of values that are all 0 or 1, or at either bound, it is Wilson's (1927), which has a width where all are
-    equal too. Of others it is what Student's t and the studentized bootstrap (Efron and Tibshirani 1993, 12.5) cover
-    together: the first holds where values are spread evenly, the second where they lean to one side. It is cut at the
-    bounds: no mean lies beyond, so the interval holds it as often. Of equal values within bounds it is Wilson's too: no
-    values within bounds have a larger variance about their mean than those at the bounds.
+    If all values are 0 or 1, or at either bound, the interval is Wilson's (1927), which has a width for equal values
+    too. Otherwise it is the union of the intervals of Student's t and of the studentized bootstrap (Efron and
+    Tibshirani 1993, 12.5): the first is accurate for symmetric values, the second for skewed ones. It is clipped to the
+    bounds, which keeps its coverage because no mean lies outside. For equal values within bounds it is Wilson's too:
+    values at the bounds have the largest variance about their mean.
 
     Args:
         values: (P,) one per prompt.
-        bounds: lowest and highest value there can be; they are left out of account where a value lies beyond.
-        seed: of the resamples.
+        bounds: lowest and highest possible value; ignored if a value lies outside.
+        seed: seed of the resamples.
     """
     values = np.asarray(values, np.float64)
     mean, count = float(values.mean()), len(values)
@@ -72,14 +72,14 @@ def mean_with_interval(values: np.ndarray, *, bounds: tuple[float, float] | None
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:
-    """Return the interval of a share of ``count`` draws."""
+    """Return Wilson's interval of a share of ``count`` draws."""
     middle = share + _Z**2 / (2 * count)
     half = _Z * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
     return (middle - half) / (1 + _Z**2 / count), (middle + half) / (1 + _Z**2 / count)
 
 
 def _student(freedom: int) -> float:
-    """Return Student's 97.5 % quantile by its expansion (Abramowitz and Stegun 26.7.5), right to 1e-4 from 9 on."""
+    """Return Student's 97.5 % quantile by its expansion (Abramowitz and Stegun 26.7.5), within 1e-4 for 9 or more."""
     z = _Z
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
@@ -100,7 +100,7 @@ def _studentized(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 
 def chance_of_difference(differences: np.ndarray, *, seed: int = 0) -> float:
-    """Return the two-sided p-value of (P,) paired differences having the mean 0, by random flips of their signs.
+    """Return the two-sided p-value for (P,) paired differences with mean 0, by random sign flips.
 
     (1 + flips at least as far from 0) / (1 + flips): the permutation test of a paired design (Fisher 1935).
     """
@@ -111,6 +111,6 @@ def chance_of_difference(differences: np.ndarray, *, seed: int = 0) -> float:
     draw, extreme = np.random.default_rng(seed), 0
     for _ in range(_RESAMPLES // _CHUNK):
         signs = draw.integers(0, 2, (_CHUNK, len(differences))) * 2 - 1
-        # What equals the found one but for rounding counts.
+        # A mean that equals the observed one up to rounding counts.
         extreme += int((np.abs((signs * differences).mean(1)) >= found * (1 - 1e-12)).sum())
     return (1 + extreme) / (1 + _RESAMPLES)

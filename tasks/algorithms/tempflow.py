@@ -1,9 +1,9 @@
 """TempFlow-GRPO (arXiv 2508.04324): Flow-GRPO with each step's advantage weighted by its noise level.
 
 A is replaced by s sqrt(-dt) / mean(s sqrt(-dt)) A, so noisy, early steps count more and the sign stays. The mean is
-over the rows that are trained, so weights have the mean 1 whichever steps a plan draws for each group; where all
-samples have the same steps it is that of the schedule, which the public code writes as the literals 2.25, 1.73 and
-1.53 for three of them. With one trained step it is Flow-GRPO.
+over the trained rows, so weights have mean 1 for any steps that a plan draws for each group. If all samples have the
+same steps, it is the mean of the schedule, which the public code writes as the literals 2.25, 1.73 and 1.53 for three
+schedules. With one trained step it is Flow-GRPO.
 """
 
 from __future__ import annotations

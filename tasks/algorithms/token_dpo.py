@@ -1,10 +1,9 @@
 """DPO for language models (arXiv 2305.18290) on a group's best and worst text.
 
-The margin is what the policy gives the better text over the base model, less what it gives the worse; the loss falls
-as it grows.
-Two texts of equal advantage are no pair: such a group is left out.
+The margin is the log-ratio of policy and base model for the better text minus that for the worse one; the loss falls
+as it grows. Two texts of equal advantage form no pair: such a group is left out.
 
-Offline by nature: any stored texts will do, however old, as nothing of the policy that wrote them enters.
+The algorithm is offline: it can use stored texts of any age, because the loss does not use the policy that wrote them.
 """
 
 from __future__ import annotations
@@ -22,24 +21,19 @@ class TokenDPO:
     """The published objective; variants are its options."""
 
     beta: float = 0.1
-    """Inverse temperature: how dear it is to leave the base model. With 'ipo' 1 / (2 beta) is the margin to reach."""
+    """Inverse temperature, the cost of leaving the base model. With 'ipo' the target margin is 1 / (2 beta)."""
     form: Preference = "sigmoid"
     """Of a margin m: -log sigmoid(beta m); max(0, 1 - beta m) (SLiC, arXiv 2305.10425); (m - 1 / (2 beta))^2 (IPO,
     arXiv 2310.12036)."""
     length_normalized: bool = False
-    """Log-probs of a text are means over its tokens, not sums, so that long texts count no more."""
+    """Log-probs of a text are means over its tokens instead of sums, so that long texts do not count more."""
     label_smoothing: float = 0.0
-    """Share of pairs whose order is taken to be wrong, with 'sigmoid' (conservative DPO)."""
+    """Assumed share of pairs in the wrong order, with 'sigmoid' (conservative DPO)."""
     likelihood: float = 0.0
-    """Weight of -log p of the better text, mean over its tokens, which keeps it from growing unlikely (RPO, arXiv
-    2404.19733)."""
+    """Weight of -log p of the better text, mean over its tokens; keeps the text likely (RPO, arXiv 2404.19733)."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         if not self.beta > 0:
             raise ValueError(f"beta is {self.beta}; it must be above 0.")
         if self.form not in ("sigmoid", "hinge", "ipo"):
@@ -53,11 +47,11 @@ class TokenDPO:
 
     @property
     def requires(self) -> Requirements:
-        """Pairs, and the base model."""
+        """Requires pairs and the base model."""
         return Requirements(kind="tokens", data="forward", unit="pair", min_group_size=2, reference=True)
 
     def loss(self, batch: Batch, models: TokenModels) -> RowLoss:
-        """Return each pair's loss, on both of its rows, so that their mean is that of pairs."""
+        """Return each pair's loss on both of its rows, so the mean over rows equals the mean over pairs."""
         rows = expect(batch, TokenBatch)
         log_probs, entropy = models.log_probs(rows)
         log_probs, reference = rows.chosen(log_probs), rows.chosen(models.reference_log_probs(rows))
@@ -74,7 +68,7 @@ class TokenDPO:
         metrics = {
             "preferred": (margin > 0).float().detach(),
             "margin": margin.detach(),
-            # Of pairs, on both rows.
+            # Figures of pairs, on both rows.
             "better_gain": unit_sum(better * kept * rows.weights, rows.units),
             "worse_gain": unit_sum((1 - better) * kept * rows.weights, rows.units),
             "entropy": masked_mean(entropy, rows.mask),

@@ -1,9 +1,9 @@
 """GRPO for language models (DeepSeekMath, arXiv 2402.03300): the clipped ratio of every token, with group advantages.
 
-All tokens of a completion have its advantage. ``normalization`` says over what a row's tokens are averaged: all tokens
-of the update (DAPO, arXiv 2503.14476), the row's own (the paper), or a constant (Dr.GRPO, arXiv 2503.20783). Shares are
-told from the masks of the whole update, so micro-batches, ranks and padding change no loss. One update per epoch is the
-on-policy case: every ratio is exactly 1.
+All tokens of a completion have its advantage. ``normalization`` selects the divisor of a row's token sum: all tokens of
+the update (DAPO, arXiv 2503.14476), the row's own tokens (the paper), or a constant (Dr.GRPO, arXiv 2503.20783). Shares
+are computed from the masks of the whole update, so micro-batches, ranks and padding change no loss. One update per
+epoch is the on-policy case: every ratio is exactly 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tasks.algorithms.tokens import TokenBatch, TokenModels
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: How the KL to the base model is logged where its log-probs are stored.
+#: Logged estimates of the KL to the base model.
 _KLS: tuple[Estimator, ...] = ("k1", "k3")
 
 
@@ -46,32 +46,28 @@ class TokenGRPO:
     clip_high: float = 0.2
     """Ratios above 1 + clip_high are clipped."""
     normalization: Literal["token_mean", "sequence_mean", "constant"] = "sequence_mean"
-    """Mean over all tokens of the update, over each row's tokens, or sums over ``constant``."""
+    """Mean over all tokens of the update, over each row's tokens, or row sums divided by ``constant``."""
     constant: int | None = None
-    """What sums over a row are divided by, with normalization 'constant': the longest completion, say."""
+    """Divisor of row sums with normalization 'constant', for example the longest completion."""
     ratio: Literal["token", "sequence", "product"] = "token"
-    """A ratio per token, or of a row the geometric mean (GSPO) or the product of its tokens' (RLOO)."""
+    """One ratio per token, or per row: the geometric mean (GSPO) or the product (RLOO) of its tokens' ratios."""
     surrogate: Literal["clip", "cispo", "spo"] = "clip"
     """PPO's clipped surrogate, CISPO's clipped weights, or SPO's pull back to the clip range."""
     kl_coef: float = 0.0
     """Weight of the KL to the base model, in the loss."""
     kl: Estimator = "k3"
-    """How that KL is estimated per token."""
+    """Estimator of that KL per token."""
     kl_after: bool = False
-    """Tell the KL to the base model after each update too, of its first micro-batch: one more forward."""
+    """Also report the KL to the base model after each update, on its first micro-batch; takes one more forward."""
     tis: float | None = None
-    """Largest weight exp(old - sampled) that corrects tokens for another engine's rounding; none: not at all."""
+    """Largest weight exp(old - sampled) that corrects for the rounding of another engine; none: no correction."""
     tis_low: float = 0.0
-    """Least such weight."""
+    """Smallest such weight."""
     tis_outside: Correction = "clip"
-    """Weights outside are clipped (TIS), or count 0: of tokens (mask: IcePop), or of rows by their mean (mask_rows)."""
+    """Weights out of range are clipped (TIS), or set to 0 per token (mask: IcePop) or per row by mean (mask_rows)."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options."""
         choices = {
             "normalization": ("token_mean", "sequence_mean", "constant"),
             "ratio": ("token", "sequence", "product"),
@@ -95,7 +91,7 @@ class TokenGRPO:
 
     @property
     def requires(self) -> Requirements:
-        """Groups of two; for a KL the base model, and samples of advantage 0 too."""
+        """Requires groups of two; a KL also the base model and samples of advantage 0."""
         wanted = self.kl_coef > 0
         return Requirements(
             kind="tokens",
@@ -106,12 +102,12 @@ class TokenGRPO:
         )
 
     def loss(self, batch: Batch, models: TokenModels) -> RowLoss:
-        """Return the loss of every row, its tokens weighed as ``normalization`` says."""
+        """Return the loss of each row, with tokens weighted according to ``normalization``."""
         rows = expect(batch, TokenBatch)
         return self.of_log_probs(rows, models, *models.log_probs(rows))
 
     def of_log_probs(self, rows: TokenBatch, models: TokenModels, log_probs: Tensor, entropy: Tensor) -> RowLoss:
-        """Return the loss of every row whose (B, W) log-probs and entropies are known."""
+        """Return the loss of each row from its (B, W) log-probs and entropies."""
         log_probs = rows.chosen(log_probs)
         old = rows.chosen(rows.anchored(log_probs))
         log_ratio = self._log_ratio(log_probs, old, rows.mask)
@@ -145,7 +141,7 @@ class TokenGRPO:
         return RowLoss(loss=self._row(tokens, rows), metrics=metrics)
 
     def after(self, batch: Batch, models: TokenModels) -> dict[str, Tensor]:
-        """Return the KL to the base model of every row, mean over its tokens."""
+        """Return the KL to the base model of each row, as the mean over its tokens."""
         rows = expect(batch, TokenBatch)
         log_probs, reference = models.log_probs(rows)[0], models.reference_log_probs(rows)
         return {f"kl_after_{name}": masked_mean(token_kl(log_probs, reference, name), rows.mask) for name in _KLS}
@@ -189,7 +185,7 @@ class DAPO(TokenGRPO):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GSPO(TokenGRPO):
-    """GRPO with one ratio per row, the geometric mean of its tokens' (arXiv 2507.18071)."""
+    """GRPO with one ratio per row, the geometric mean of its tokens' ratios (arXiv 2507.18071)."""
 
     clip_low: float = 3e-4
     clip_high: float = 4e-4
@@ -206,49 +202,41 @@ class CISPO(TokenGRPO):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrGRPO(TokenGRPO):
-    """GRPO without what favors long wrong answers and easy prompts (arXiv 2503.20783): no std, sums over a constant."""
+    """GRPO without the bias to long wrong answers and easy prompts (arXiv 2503.20783): no std, sums over a constant."""
 
     normalization: Literal["token_mean", "sequence_mean", "constant"] = "constant"
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work, or rows are weighed by their lengths.
-        """
+        """Check the options."""
         TokenGRPO.__post_init__(self)
         if self.normalization != "constant":
             raise ValueError("normalization of dr_grpo is 'constant'; grpo has a choice of it.")
 
     @property
     def requires(self) -> Requirements:
-        """GRPO's, with rewards that only their group's mean is subtracted from."""
-        # The class that slots make anew is not the one that super() alone would know.
+        """Those of GRPO, with advantages that only subtract the group mean."""
+        # slots=True creates a new class, so super() without arguments would refer to the old one.
         return replace(super(DrGRPO, self).requires, normalization=(("std", "none"), ("mean", "group")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLOO(TokenGRPO):
-    """REINFORCE with the mean of the group's others as baseline (arXiv 2402.14740): a completion is one action.
+    """REINFORCE with the mean of the group's other samples as baseline (arXiv 2402.14740): a completion is one action.
 
-    Its ratio is the product of its tokens', clipped as TRL does where an epoch has several updates. With one update the
-    gradient is that of -A log p(completion).
+    Its ratio is the product of its tokens' ratios, clipped as in TRL if an epoch has several updates. With one update
+    the gradient is that of -A log p(completion).
     """
 
     ratio: Literal["token", "sequence", "product"] = "product"
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work, or tokens are weighed one by one.
-        """
+        """Check the options."""
         TokenGRPO.__post_init__(self)
         if (self.ratio, self.normalization, self.surrogate) != ("product", "sequence_mean", "clip"):
             raise ValueError("ratio, normalization and surrogate of rloo are fixed; grpo has a choice of them.")
 
     @property
     def requires(self) -> Requirements:
-        """GRPO's, with rewards that the mean of the others is subtracted from."""
-        # The class that slots make anew is not the one that super() alone would know.
+        """Those of GRPO, with advantages that subtract the leave-one-out mean."""
+        # slots=True creates a new class, so super() without arguments would refer to the old one.
         return replace(super(RLOO, self).requires, normalization=(("std", "none"), ("mean", "leave_one_out")))

@@ -1,6 +1,6 @@
 """Losses over tokens. Pure: tensors in, tensors out.
 
-Legend: B rows, W positions; ``mask`` (B, W) bool of tokens the policy chose. What stands elsewhere reaches no result.
+Legend: B rows, W positions; ``mask`` (B, W) bool of tokens the policy chose. Results ignore values outside the mask.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Preference = Literal["sigmoid", "hinge", "ipo"]
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the sum over chosen tokens, (B,); with ``where``, as NaN times 0 is NaN."""
+    """Return the sum over chosen tokens, (B,); uses ``where`` because NaN times 0 is NaN."""
     return torch.where(mask, values, torch.zeros_like(values)).sum(-1)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over chosen tokens, (B,); 0 for a row without any."""
+    """Return the mean over chosen tokens, (B,); 0 for a row without chosen tokens."""
     return masked_sum(values, mask) / mask.sum(-1).clamp(min=1)
 
 
@@ -48,8 +48,8 @@ def clipped_tokens(log_ratio: Tensor, advantages: Tensor, low: float, high: floa
     Args:
         log_ratio: (B, W).
         advantages: (B, W) or (B, 1).
-        low: how far below 1 a ratio still counts.
-        high: how far above.
+        low: distance of the lower bound from 1.
+        high: distance of the upper bound from 1.
     """
     ratio = policy_ratio(log_ratio)
     clipped = ratio.clamp(1 - low, 1 + high)
@@ -57,9 +57,9 @@ def clipped_tokens(log_ratio: Tensor, advantages: Tensor, low: float, high: floa
 
 
 def simple_tokens(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """Return -(r A - |A| / (2 c) (r - 1)^2) per token, (B, W) (SPO, arXiv 2401.16025, whose two bounds c are one).
+    """Return -(r A - |A| / (2 c) (r - 1)^2) per token, (B, W) (SPO, arXiv 2401.16025, which has a single bound c).
 
-    It is least where PPO's loss begins to clip: at 1 + high for A > 0 and at 1 - low for A < 0.
+    Its minimum is where PPO's loss starts to clip: at 1 + high for A > 0 and at 1 - low for A < 0.
 
     Args:
         log_ratio: (B, W).
@@ -75,17 +75,17 @@ def simple_tokens(log_ratio: Tensor, advantages: Tensor, low: float, high: float
 def sequence_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
     """Return GSPO's log-ratio (arXiv 2507.18071, eq. 7), (B, W): the row's mean, with each token's own gradient.
 
-    The value is the same for all tokens of a row; the gradient of token t is that of its log-prob, as in the form with
-    a stop-gradient (eq. 14), so that with one advantage per row both forms have the same total gradient.
+    The value is the same for all tokens of a row. The gradient of token t is that of its log-prob, as in the
+    stop-gradient form (eq. 14). With one advantage per row both forms have the same total gradient.
     """
     mean = masked_mean(log_probs.detach() - old, mask)
     return mean[:, None] + log_probs - log_probs.detach()
 
 
 def product_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """Return the log-ratio of whole rows, (B, W): the sum over chosen tokens, at every token, with the whole gradient.
+    """Return the log-ratio of whole rows, (B, W): the sum over chosen tokens, at every token, with its full gradient.
 
-    A mean over a row's tokens is then the row's own value, and its gradient that of log p(completion).
+    The mean over a row's tokens is then the row's value, and its gradient is that of log p(completion).
     """
     return masked_sum(log_probs - old, mask)[:, None].expand_as(log_probs)
 
@@ -97,7 +97,7 @@ def cispo_tokens(log_ratio: Tensor, advantages: Tensor, log_probs: Tensor, high:
         log_ratio: (B, W).
         advantages: (B, W) or (B, 1).
         log_probs: (B, W) with gradient.
-        high: how far above 1 a weight may be.
+        high: maximum distance of a weight above 1.
     """
     return -policy_ratio(log_ratio).clamp(max=1 + high).detach() * advantages * log_probs
 
@@ -105,19 +105,19 @@ def cispo_tokens(log_ratio: Tensor, advantages: Tensor, log_probs: Tensor, high:
 def sampler_weights(
     old: Tensor, sampled: Tensor, mask: Tensor, *, low: float, high: float, correction: Correction
 ) -> Tensor:
-    """Return what corrects tokens that were drawn by a sampler for being of the behavior policy, (B, W), no gradient.
+    """Return importance weights of the behavior policy over the sampler that drew the tokens, (B, W), without gradient.
 
-    Both have the same weights, but compute with other kernels: w = exp(old - sampled). Truncated importance sampling
-    clips it (F. Yao et al., 2025); IcePop leaves tokens out whose w is outside (Ling team, arXiv 2510.18855), and the
-    third form whole rows by the geometric mean of their w, as OpenRLHF's ``seq-mask-tis`` does.
+    Both have the same parameters, but use different kernels: w = exp(old - sampled). Truncated importance sampling
+    clips w (F. Yao et al., 2025). IcePop drops tokens with w out of range (Ling team, arXiv 2510.18855). The third form
+    drops whole rows by the geometric mean of their w, as OpenRLHF's ``seq-mask-tis`` does.
 
     Args:
-        old: (B, W) log-probs of the behavior policy, as training computes them.
-        sampled: (B, W) as the sampler did.
+        old: (B, W) log-probs of the behavior policy, as computed by training.
+        sampled: (B, W) log-probs as computed by the sampler.
         mask: see above.
-        low: least weight.
+        low: smallest weight.
         high: largest weight.
-        correction: what becomes of weights outside.
+        correction: treatment of weights out of range.
     """
     log_weight = torch.where(mask, old - sampled, 0.0).detach()
     weight = policy_ratio(log_weight)
@@ -130,13 +130,14 @@ def sampler_weights(
 def clipped_value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
     """Return 0.5 max((v - R)^2, (old + clip(v - old) - R)^2) per token, (B, W) (PPO's reference code; verl, OpenRLHF).
 
-    The larger of the two, so that a step towards R beyond the clip range has no gradient and one away from it has all.
+    It takes the larger of the two. Beyond the clip range, values that moved towards R have no gradient, and values that
+    moved away from R have the full gradient.
 
     Args:
         values: (B, W) with gradient.
-        old: (B, W) as they were when advantages were estimated.
+        old: (B, W) values at the time of advantage estimation.
         returns: (B, W).
-        clip: how far values may move from the old ones; None: as far as they will.
+        clip: maximum change of values from the old ones; None: no limit.
     """
     plain = (values - returns).square()
     if clip is None:
@@ -148,15 +149,15 @@ def clipped_value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float
 def preference_loss(margin: Tensor, beta: float, form: Preference, label_smoothing: float = 0.0) -> Tensor:
     """Return the loss of pairs, (B,), which falls as the margin grows, with 'ipo' up to 1 / (2 beta).
 
-    -log sigmoid(beta m) (DPO, arXiv 2305.18290, eq. 7), with label smoothing e (1 - e) of it and e of that of -m
-    (E. Mitchell, 2023); max(0, 1 - beta m) (SLiC, arXiv 2305.10425, eq. 7, with the base model's share as TRL has it);
-    (m - 1 / (2 beta))^2 (IPO, arXiv 2310.12036, eq. 17).
+    'sigmoid': -log sigmoid(beta m) (DPO, arXiv 2305.18290, eq. 7); label smoothing e gives (1 - e) loss(m) + e loss(-m)
+    (E. Mitchell, 2023). 'hinge': max(0, 1 - beta m) (SLiC, arXiv 2305.10425, eq. 7, relative to the base model as in
+    TRL). 'ipo': (m - 1 / (2 beta))^2 (IPO, arXiv 2310.12036, eq. 17).
 
     Args:
-        margin: (B,) log p / p_ref of the better less that of the worse.
+        margin: (B,) log p / p_ref of the better text minus that of the worse one.
         beta: inverse temperature.
-        form: which loss.
-        label_smoothing: share of pairs that are in the wrong order, with 'sigmoid'.
+        form: the loss.
+        label_smoothing: assumed share of pairs in the wrong order, with 'sigmoid'.
     """
     if form == "ipo":
         return (margin - 1 / (2 * beta)).square()

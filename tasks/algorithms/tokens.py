@@ -1,4 +1,4 @@
-"""Rows of causal language models, and what an algorithm may ask of such a policy.
+"""Rows of causal language models, and the calls to such a policy that an algorithm can make.
 
 Legend: B rows of a micro-batch, W positions.
 """
@@ -34,35 +34,35 @@ class TokenBatch(Batch):
     sampled_log_probs: Tensor
     """(B, W) float32 log-probs as the sampler computed them, 0 elsewhere."""
     share: Tensor
-    """(B,) float32: rows of the update over tokens that the policy chose in all of it."""
+    """(B,) float32: rows of the update divided by its tokens that the policy chose."""
     own: Tensor
-    """(B,) bool: old log-probs are those of the policy as it is now."""
+    """(B,) bool: old log-probs are those of the current policy."""
     token_advantages: Tensor | None = None
-    """(B, W) float32, where every token has an advantage of its own; 0 elsewhere."""
+    """(B, W) float32 if every token has its own advantage; 0 outside the mask."""
     returns: Tensor | None = None
-    """(B, W) float32 what a critic learns, where advantages are per token."""
+    """(B, W) float32 targets of the critic, if advantages are per token."""
     values: Tensor | None = None
-    """(B, W) float32 what the critic expected when advantages were estimated, where there is one."""
+    """(B, W) float32 values of the critic at the time of advantage estimation, if there is one."""
     reference: Tensor | None = None
-    """(B, W) float32 log-probs of the base model, where they were stored."""
+    """(B, W) float32 log-probs of the base model, if stored."""
 
     @property
     def by_token(self) -> Tensor:
-        """The (B, W) advantages of tokens, or one for all of a row, (B, 1)."""
+        """The (B, W) advantages of tokens, or one per row, (B, 1)."""
         return self.advantages[:, None] if self.token_advantages is None else self.token_advantages
 
     def chosen(self, values: Tensor) -> Tensor:
-        """Return (B, W) values with 0 where the policy chose no token, from where no gradient comes either."""
+        """Return (B, W) values with 0, and no gradient, outside the mask."""
         return torch.where(self.mask, values, torch.zeros_like(values))
 
     def anchored(self, log_probs: Tensor) -> Tensor:
-        """Return the (B, W) old log-probs; where they are the policy's own, exactly those it has now."""
+        """Return the (B, W) old log-probs, replaced by the policy's current ones in rows with ``own``."""
         return torch.where(self.own[:, None], log_probs.detach(), self.old_log_probs)
 
 
 @dataclass(slots=True, kw_only=True)
 class TokenModels(Models):
-    """Log-probs of the policy, and of what it is compared with."""
+    """Log-probs of the policy and of the models it is compared with."""
 
     trainable: TrainableLM
     """The policy being trained."""
@@ -76,9 +76,9 @@ class TokenModels(Models):
         return self.trainable.log_probs(batch.ids, self.temperature)
 
     def log_probs_and_values(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what ``log_probs`` does, and the critic's (B, W) values with gradient; no gradient joins the two.
+        """Return ``log_probs`` and the critic's (B, W) values with gradient; no gradient connects the two.
 
-        While the policy is held its log-probs have none.
+        While the policy is held, its log-probs have no gradient.
         """
         critic = self.critic
         assert critic is not None
@@ -91,7 +91,7 @@ class TokenModels(Models):
         return log_probs, entropy, critic.values(ids, hidden)
 
     def reference_log_probs(self, batch: TokenBatch) -> Tensor:
-        """Return the base model's (B, W) log-probs: those stored, else computed once per row and epoch."""
+        """Return the base model's (B, W) log-probs, stored or computed once per row and epoch."""
         if batch.reference is not None:
             return batch.reference
         known = self.remembered

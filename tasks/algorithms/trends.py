@@ -1,9 +1,9 @@
-"""Whether a series of means rises or falls for certain, however often it is looked at. Pure, float64 inside.
+"""Sequential tests for a rising or falling trend in a series of means. Pure, float64 inside.
 
-After every epoch the last means are tested for a trend by ranks (Mann 1945; Kendall 1975), for any distribution of the
-noise. Looks are paid for by alpha spending (Lan and DeMets 1983): the look after epoch n may err with a probability in
-proportion to 1 / (n (n - 1)), which adds up to ``FALSE_ALARMS`` over any number of epochs, and the windows of one look
-share it. So a monitor that is noise around one value is accused in at most that share of runs.
+After each epoch the last means are tested for a trend by ranks (Mann 1945; Kendall 1975), for any distribution of the
+noise. Repeated tests use alpha spending (Lan and DeMets 1983): the error probability of the test after epoch n is
+proportional to 1 / (n (n - 1)), which adds up to ``FALSE_ALARMS`` over any number of epochs. The windows of one test
+share it. So a monitor without a trend raises a false alarm in at most that share of runs.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Largest share of runs in which a monitor that does not fall, or a reward that does not rise, may be accused.
+#: Largest share of runs with a false alarm, about a monitor that does not fall or a reward that does not rise.
 FALSE_ALARMS = 0.05
-#: Means that are looked at together at most, and how few are enough.
+#: Maximum and minimum number of means in a test.
 LONGEST, _FEWEST = 64, 5
-#: Halves of a window are windows too, down to this length; from it on the noise's autocorrelation is estimated.
+#: Windows are halved down to this length; at this length or more the noise's autocorrelation is estimated.
 _SHORTEST = 8
-#: Share of the spread that is left of a curve's fit, below which noise of any autocorrelation explains no trend.
+#: Residual share of the variance after the fit of a curve, below which autocorrelation is ignored.
 _LEFT = 0.05
 
 
 def trend(values: Tensor) -> float:
     """Return the Mann-Kendall statistic: about standard normal without a trend, above 0 where values rise.
 
-    S, the pairs that rise less those that fall, moved by 1 towards 0, over its standard deviation (Kendall 1975, with
-    his correction for ties). Where the noise about a quadratic curve has a positive autocorrelation r from one epoch to
-    the next, the variance is (1 + r) / (1 - r) times as large (after Yue and Wang 2004).
+    S is the number of rising pairs minus the number of falling pairs. The statistic is S moved by 1 towards 0, divided
+    by its standard deviation (Kendall 1975, with his correction for ties). If the residuals of a quadratic curve have a
+    positive lag-1 autocorrelation r, the variance is multiplied by (1 + r) / (1 - r) (after Yue and Wang 2004).
 
     Args:
         values: (N,) means of equally distant epochs.
 
     Returns:
-        0 where all values are equal.
+        0 if all values are equal.
     """
     y, count = values.double(), len(values)
     surplus = float(torch.sign(y[None, :] - y[:, None]).triu(1).sum())
@@ -52,7 +52,7 @@ def trend(values: Tensor) -> float:
 
 
 def _autocorrelation(y: Tensor) -> float:
-    """Return the lag-1 autocorrelation, 0 to 0.95, of what (N,) values have besides a quadratic curve."""
+    """Return the lag-1 autocorrelation, 0 to 0.95, of the residuals of (N,) values from a quadratic curve."""
     if len(y) < _SHORTEST:
         return 0.0
     basis = _quadratics(len(y))
@@ -65,16 +65,16 @@ def _autocorrelation(y: Tensor) -> float:
 
 @lru_cache
 def _quadratics(count: int) -> Tensor:
-    """Return orthonormal quadratic curves over so many epochs, (N, 3) float64."""
+    """Return orthonormal quadratic curves over ``count`` epochs, (N, 3) float64."""
     x = torch.linspace(-1, 1, count, dtype=torch.float64)
     found: Tensor = torch.linalg.qr(torch.stack([torch.ones_like(x), x, x.square()], 1))[0]
     return found
 
 
 def chance_of_trend(values: Tensor, sign: int) -> float:
-    """Return how likely (N,) values without a trend rise (sign 1) or fall (-1) as much as these, or more.
+    """Return the one-sided p-value of a rise (sign 1) or fall (-1) of (N,) values, if they have no trend.
 
-    Of few values it is counted over all of their orders, of more it is the tail of ``trend``, which is no lighter.
+    For few values it is exact, counted over all orders; for more it is the tail of ``trend``, which is not smaller.
     """
     if len(values) >= _SHORTEST:
         return math.erfc(sign * trend(values) / math.sqrt(2)) / 2
@@ -86,7 +86,7 @@ def chance_of_trend(values: Tensor, sign: int) -> float:
 
 @lru_cache
 def _orders(repeats: tuple[int, ...]) -> list[int]:
-    """Return how many orders of values, each repeated so often, have 0, 1, 2, ... pairs that rise.
+    """Return the number of orders with 0, 1, 2, ... rising pairs, for values repeated ``repeats`` times.
 
     The coefficients of the Gaussian multinomial [n]! / ([m_1]! [m_2]! ...) in q, [k] = 1 + q + ... + q^(k - 1)
     (MacMahon 1913).
@@ -103,29 +103,29 @@ def _orders(repeats: tuple[int, ...]) -> list[int]:
 
 
 def correlation(one: Tensor, other: Tensor) -> float | None:
-    """Return Pearson's correlation of two (N,) tensors, None where either is constant, but for rounding, or empty."""
+    """Return Pearson's correlation of two (N,) tensors, or None if either is empty or constant up to rounding."""
     a, b = (values.double() - values.double().mean() for values in (one, other))
     for values, centered in ((one, a), (other, b)):
         if not len(values) or float(centered.abs().max()) <= 1e-12 * float(values.double().abs().max()):
             return None
-    # Squares of deviations of one size neither underflow nor overflow.
+    # Deviations scaled to at most 1 neither underflow nor overflow when squared.
     a, b = (centered / centered.abs().max() for centered in (a, b))
     return float((a * b).sum() / (a.norm() * b.norm()))
 
 
 def opposed_window(rising: Tensor, falling: Tensor, *, epochs: int | None = None) -> int | None:
-    """Return over how many of the last means one series certainly rose and the other fell; None: over no window.
+    """Return the number of last means over which one series significantly rose and the other fell; None: no window.
 
     Args:
-        rising: (N,) means of the last epochs; of these ``LONGEST`` count.
+        rising: (N,) means of the last epochs; the last ``LONGEST`` count.
         falling: (N,) means of the same epochs.
-        epochs: epochs up to the last of them, after each of which there was a look; None: N.
+        epochs: number of the last epoch; there was a test after each epoch; None: N.
     """
     epochs = len(rising) if epochs is None else epochs
     if len(rising) < _FEWEST:
         return None
     sizes = _windows(min(len(rising), LONGEST))
-    # Over all epochs from the fewest on these add up to FALSE_ALARMS, as 1 / (n (n - 1)) = 1 / (n - 1) - 1 / n.
+    # The sum over epochs from _FEWEST on is FALSE_ALARMS, because 1 / (n (n - 1)) = 1 / (n - 1) - 1 / n.
     allowed = FALSE_ALARMS * (_FEWEST - 1) / (epochs * (epochs - 1)) / len(sizes)
 
     for size in sizes:
@@ -135,7 +135,7 @@ def opposed_window(rising: Tensor, falling: Tensor, *, epochs: int | None = None
 
 
 def _windows(longest: int) -> list[int]:
-    """Return the lengths of windows, the longest first, each half of the one before."""
+    """Return the window lengths, the longest first, each half of the previous one."""
     found = [longest]
     while found[-1] // 2 >= _SHORTEST:
         found.append(found[-1] // 2)
@@ -143,12 +143,12 @@ def _windows(longest: int) -> list[int]:
 
 
 def first_opposed(rising: Tensor, falling: Tensor) -> int | None:
-    """Return after how many of (N,) means ``opposed_window`` first finds one; None: never."""
+    """Return the number of (N,) means after which ``opposed_window`` first finds a window; None: never."""
     stops = range(_FEWEST, len(rising) + 1)
     return next((stop for stop in stops if opposed_window(rising[:stop], falling[:stop]) is not None), None)
 
 
 def ends(values: Tensor) -> tuple[float, float]:
-    """Return the means of the first and of the last fourth of (N,) values, of one value at least."""
+    """Return the means of the first and the last quarter of (N,) values, each at least one value."""
     size = max(1, len(values) // 4)
     return float(values[:size].mean()), float(values[-size:].mean())

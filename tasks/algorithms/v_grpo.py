@@ -1,8 +1,8 @@
-"""V-GRPO (arXiv 2604.23380): AWM whose errors are divided by their own size, at levels and noise a group shares.
+"""V-GRPO (arXiv 2604.23380): AWM with errors divided by their own size, at levels and noise shared within a group.
 
-The log-prob is -t mean e^2 / mean |e| with the flow-matching error e, the divisor without gradient. Samples that are
-compared are looked at through the same noise at the same levels, one level in each part of the range. Published are
-``advantage.soft_clip`` 3 and one update per epoch, where every ratio is exactly 1 and no clip acts.
+The log-prob is -t mean e^2 / mean |e| with the flow-matching error e, the divisor without gradient. Samples of a group
+are evaluated with the same noise at the same levels, one level in each part of the range. The paper uses
+``advantage.soft_clip`` 3 and one update per epoch, where every ratio is exactly 1 and the clip has no effect.
 Signs and rows of advantage 0 are as in AWM.
 """
 
@@ -17,11 +17,11 @@ from tasks.algorithms.base import ForwardTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VGRPO(AWM):
-    """The surrogate as a third-party trainer has it, ratio by ratio of a level; the paper means errors over levels."""
+    """The surrogate of a third-party trainer, with one ratio per level; the paper averages errors over levels."""
 
     weighting: Literal["uniform", "t", "t2", "huber", "ghuber", "adaptive"] = "adaptive"
-    """As of AWM."""
+    """Weighting of the error, see ``awm.AWM``."""
 
     def levels(self, **forced: Any) -> ForwardTimes:
-        """Return the noise levels, the same for all of a group."""
+        """Return the noise levels, shared within a group."""
         return AWM.levels(self, **{"shared": True, **self.times, **forced})

@@ -1,8 +1,8 @@
-"""The kinds of policies that stages sample, train and show: one room each.
+"""The kinds of policies that stages sample, train and show: one folder each.
 
-Stages, the training loop, stores and reports ask a kind and never which one it is. What a kind adds to the identity of
-artifacts is ``tasks.specs.modalities``'s. A new kind is a folder here, an identity there, and a line in both tables;
-one of your own is a class with the methods of both, named in ``model.kind``.
+Stages, the training loop, stores and reports call the interface of a kind and do not depend on a specific one. The
+parts of artifact identities that depend on the kind are in ``tasks.specs.modalities``. A new kind is a folder here, an
+identity there, and a line in both tables. A custom kind is a class with the methods of both, named in ``model.kind``.
 """
 
 from __future__ import annotations

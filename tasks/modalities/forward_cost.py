@@ -18,13 +18,13 @@ class Cost:
     rollout_forwards: int
     """Rows through the policy per epoch's rollouts (twice as many with guidance)."""
     optimize_rows: int
-    """(sample, step) rows trained per epoch at most; rows of zero-advantage groups are left out."""
+    """Maximum (sample, step) rows trained per epoch; training skips rows of zero-advantage groups."""
     optimize_forwards: int
-    """Rows through policy and critic with gradient per epoch at most, guidance included."""
+    """Maximum rows through policy and critic with gradient per epoch, guidance included."""
     reference_forwards: int
     """Rows through the base model per epoch, while the policy is trained."""
     value_forwards: int = 0
-    """Rows through critic and base model per epoch, in the stage of values."""
+    """Rows through critic and base model per epoch, in the values stage."""
     evaluate_forwards: int
     """Rows through the policy per evaluation."""
     updates: int
@@ -32,7 +32,7 @@ class Cost:
     shards_per_epoch: int
     """Trajectory shards per epoch."""
     latent_bytes_per_epoch: int | None
-    """Bytes of stored latents per epoch, predictions included; None while the model's latent shape is not known."""
+    """Bytes of stored latents per epoch, predictions included; None if the model's latent shape is unknown."""
     latent_bytes: int | None
     """Bytes of stored latents in the whole run."""
     stores_latents: bool = True
@@ -42,9 +42,9 @@ class Cost:
     reference: bool
     """Whether the base model's velocities are needed."""
     drawing_forwards: int = 0
-    """Rows through the model that draws texts per epoch (twice as many with guidance)."""
+    """Rows through the model that renders texts per epoch (twice as many with guidance)."""
     depicting_forwards: int = 0
-    """Rows through it per evaluation."""
+    """Rows through the model that renders texts per evaluation."""
 
     @property
     def latent_bytes_per_million(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Gradients of rewards: what they are computed with, and stored ones, summed as training wants them."""
+"""Gradients of rewards: requests and results of their computation, and weighted sums of stored ones for training."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def no_slopes(config: RunConfig) -> ConfigError:
-    """Return the refusal of rewards with gradients by a kind whose samples have none."""
+    """Return the error for reward gradients of a kind whose samples have none."""
     return ConfigError(
-        f"Samples of the kind '{kind_name(config)}' are no numbers that a reward could be followed back to. Choose an "
-        "optimize.algorithm that needs no gradients."
+        f"Samples of the kind '{kind_name(config)}' have no gradients of rewards. Choose an optimize.algorithm that "
+        "needs no gradients."
     )
 
 
@@ -31,16 +31,16 @@ class RewardGradients:
     """The gradients of all rewards at the samples of one epoch or more."""
 
     parts: Sequence[tuple[float, StoredGradients]]
-    """Weight and gradients of every reward."""
+    """Weight and gradients of each reward."""
 
     def has(self, sample_id: str) -> bool:
-        """Return whether a reward says something of a sample."""
+        """Return whether a sample has a nonzero gradient of a reward with nonzero weight."""
         return any(weight != 0 and stored.rms(sample_id) > 0 for weight, stored in self.parts)
 
     def of(self, sample_id: str) -> np.ndarray:
         """Return the (...) float32 weighted sum at a sample that ``has`` one.
 
-        Of several it is 0 where they cancel: no more is left than their rounding.
+        The sum of several gradients is 0 if they cancel up to rounding.
         """
         found = [(weight, stored.of(sample_id)) for weight, stored in self.parts if weight != 0]
         terms = [np.float32(weight) * gradient for weight, gradient in found if gradient is not None]
@@ -52,10 +52,10 @@ class RewardGradients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardGradientRequest:
-    """What a reward is followed back with."""
+    """Inputs of the computation of a reward's gradients."""
 
     config: RunConfig
-    """The run's."""
+    """The run's config."""
     host: ModelHost
     """Holds the models of the process."""
     section: RewardSection
@@ -64,9 +64,9 @@ class RewardGradientRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardGradientResult:
-    """Where a reward of B samples leads back to."""
+    """Scores and gradients of a reward for B samples."""
 
     values: np.ndarray
     """(B,) float32 scores."""
     gradients: np.ndarray
-    """(B, ...) float32 gradients with respect to what the sampling ended in."""
+    """(B, ...) float32 gradients with respect to the final samples."""

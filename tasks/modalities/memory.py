@@ -9,17 +9,17 @@ from typing import Any, Protocol
 from configs.execution import ExecutionSection
 from configs.schema import RunConfig
 
-#: Bytes of a number by dtype.
+#: Bytes per value by dtype.
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-#: Bytes of a trained number, of its gradient, and of copies of it: float32 all.
+#: Bytes per trained value, and per value of its gradient and copies: all float32.
 MASTER = 4
-#: Blocks that ``fully_shard`` has whole at a time: the one that computes, and the next.
+#: Blocks that ``fully_shard`` gathers at a time: the active one and the next.
 WHOLE_BLOCKS = 2
 #: Name of reward models in accounts.
 REWARD_MODELS = "models of rewards"
-#: Micro-batches in host memory while training: the one at work, and those that are read before they are needed.
+#: Micro-batches in host memory while training: the active one and the prefetched ones.
 READ_AHEAD = 3
-#: Numbers that are stepped at a time where parameters or moments lie in host memory; a parameter with more is alone.
+#: Maximum values per optimizer step group if parameters or moments are in host memory; a larger parameter is alone.
 AT_A_TIME = 1 << 27
 
 
@@ -28,9 +28,9 @@ class OptimizerSizes:
     """Sizes of an optimizer's state."""
 
     moment_bytes: float
-    """Bytes of one moment of one number."""
+    """Bytes per value of one moment."""
     fuses: bool
-    """``execution.fused_adamw`` does something."""
+    """``execution.fused_adamw`` has an effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Memory(Protocol):
 
     @property
     def parameters(self) -> int:
-        """Of the policy."""
+        """Parameters of the policy."""
 
     @property
     def trained(self) -> int:
@@ -60,11 +60,11 @@ class Memory(Protocol):
 
     @property
     def phases(self) -> Mapping[str, int]:
-        """Memory of every phase."""
+        """Memory of each phase."""
 
     @property
     def lines(self) -> Mapping[str, Mapping[str, int]]:
-        """Its parts in words, by phase; empty phases are left out."""
+        """The parts of the memory by label and phase, without empty phases."""
 
     @property
     def between(self) -> int:
@@ -72,7 +72,7 @@ class Memory(Protocol):
 
     @property
     def host(self) -> Mapping[str, int]:
-        """Host memory by content, the most of one rank."""
+        """Host memory by content, the maximum of one rank."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -99,22 +99,22 @@ class Placed:
     host: int
     """In host memory."""
     pinned: int
-    """The pinned part of it: parameters and gradients, and moments that are brought to the device for a step."""
+    """The pinned part of it: parameters and gradients, and moments that move to the device for a step."""
     saved: int
-    """Gradients, moments and averages, wherever they lie."""
+    """Gradients, moments and averages, on the device or in host memory."""
 
     @classmethod
     def of(
         cls, execution: ExecutionSection, optimizer: OptimizerSizes, *, weights: int, trained: int, copies: int
     ) -> Placed:
-        """Return where ``execution.offload`` has it.
+        """Return the placement under ``execution.offload``.
 
         Args:
             execution: the section.
-            optimizer: which.
-            weights: bytes of all that ranks hold together.
-            trained: numbers of them that are trained.
-            copies: float32 copies of those, which lie where the weights do: gradients and averages.
+            optimizer: sizes of the optimizer's state.
+            weights: bytes of all weights, over all ranks.
+            trained: number of trained values.
+            copies: float32 copies of the trained values next to the weights: gradients and averages.
         """
         parts, moments = execution.holders, 2 * optimizer.moment_bytes * trained
         own, saved, rest = weights // parts, int(trained * MASTER * copies + moments) // parts, int(moments) // parts
@@ -129,21 +129,21 @@ class Placed:
 
     @property
     def lines(self) -> Mapping[str, int]:
-        """Its host memory in words."""
+        """Its host memory by label."""
         return {"offloaded, pinned": self.pinned, "offloaded": self.host - self.pinned}
 
 
 def step_bytes(config: RunConfig, trained: int, parts: int, optimizer: OptimizerSizes) -> int:
-    """Return the bytes that the exchange of gradients and the optimizer's step take, when activations are gone.
+    """Return the bytes of the gradient exchange and the optimizer's step, after activations are freed.
 
     Args:
         config: the config.
-        trained: numbers that are trained.
-        parts: ranks that hold them together.
-        optimizer: which.
+        trained: number of trained values.
+        parts: ranks that the values are sharded over.
+        optimizer: sizes of the optimizer's state.
     """
     execution = config.execution
-    # With ddp gradients are exchanged as one buffer.
+    # With ddp the gradient exchange uses one buffer.
     exchange = trained * MASTER if execution.ranks > 1 and execution.strategy == "ddp" else 0
     fusing = MASTER if optimizer.fuses and not execution.fused_adamw else 0
     if not execution.offload:
@@ -155,7 +155,7 @@ def step_bytes(config: RunConfig, trained: int, parts: int, optimizer: Optimizer
 
 
 def less_to_sample(config: RunConfig) -> str:
-    """Return changes if the weights alone do not fit while sampling."""
+    """Return remedies if the weights alone do not fit while sampling."""
     execution = config.execution
     if execution.sampling == "spread":
         return "take more or larger GPUs"

@@ -46,9 +46,9 @@ class SampleRequest:
     prompt: StoredPrompt
     """Its prompt."""
     replica: int
-    """Which of the prompt's samples."""
+    """Index of the sample within its prompt."""
     name: str
-    """Its id; the prefix of their ids if one job gives several."""
+    """Id of the sample; if one job gives several, the prefix of their ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,9 @@ class SamplingContext:
     host: ModelHost
     """Holds its models."""
     policy: ArtifactRef
-    """The policy that makes them."""
+    """The policy that makes the samples."""
     epoch: int
-    """Of the rollout, or after which the policy is evaluated."""
+    """Epoch of the rollout, or the last epoch before the evaluation."""
 
     @property
     def config(self) -> RunConfig:
@@ -94,12 +94,12 @@ class ValueRequest:
     policy: ArtifactRef
     """The policy that the epoch trains, with its critic."""
     values: bool
-    """A critic's values are asked for."""
+    """Compute a critic's values."""
     reference: bool
-    """Log-probs of the base model are asked for."""
+    """Compute log-probs of the base model."""
 
     def load(self) -> None:
-        """Load the models, whole on every rank; all ranks ask together, once."""
+        """Load the models, whole on every rank; all ranks must call this together, once."""
         self.host.assemble(self.policy, Weights.TRAINED)
         if self.values:
             self.host.critic.of(self.policy).gather()
@@ -112,13 +112,13 @@ class Training:
     context: RunContext
     """The run."""
     host: ModelHost | None
-    """Holds its models; None where no batch is asked for."""
+    """Holds its models; None if no batches are needed."""
     epoch: int
     """The epoch."""
     predicted: bool
-    """The policy that is trained made all samples, as it is."""
+    """The trained policy, with its current weights, made all samples."""
     gradients: RewardGradients | None = None
-    """Gradients of rewards at the samples, where the algorithm needs them."""
+    """Gradients of rewards at the samples, if the algorithm needs them."""
 
     @property
     def config(self) -> RunConfig:
@@ -151,15 +151,15 @@ class Kind(ABC):
     """How policies of one kind make samples, are trained, and are shown."""
 
     encodes: ClassVar[bool] = True
-    """Prompts are encoded ahead, into the embedding cache."""
+    """Prompts are encoded in advance, into the embedding cache."""
     per_token: ClassVar[bool] = False
-    """Every entry of a sample's log-probs is a choice that can have an advantage of its own."""
+    """Each entry of a sample's log-probs is a choice that can have its own advantage."""
     writes: ClassVar[bool] = False
-    """Samples are texts, which an image model can draw."""
+    """Samples are texts, which an image model can render."""
     draws: ClassVar[bool] = False
-    """It can draw texts."""
+    """It can render texts."""
     sampling_parts: ClassVar[frozenset[Part]]
-    """Parts of the model that make samples; the others may leave the device meanwhile."""
+    """Parts of the model that make samples; the others may leave the device during sampling."""
     training_parts: ClassVar[frozenset[Part]]
     """Parts of the model that are trained."""
     exporting_parts: ClassVar[frozenset[Part]]
@@ -168,7 +168,7 @@ class Kind(ABC):
     """Remedies for too little memory while sampling, a sentence each."""
 
     def longest(self, config: RunConfig) -> int | None:
-        """Return how many choices a sample may have that ends by itself; None where all have equally many."""
+        """Return the maximum number of choices of a sample; None if all samples have the same number."""
         return None
 
     @abstractmethod
@@ -176,33 +176,33 @@ class Kind(ABC):
         """Check the settings of this kind; ``requires`` are its algorithm's needs.
 
         Raises:
-            ConfigError: something cannot work.
+            ConfigError: a setting or combination is invalid.
         """
 
     @abstractmethod
     def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
-        """Return the cost of a run whose config was checked; ``prompts`` is their number by split."""
+        """Return the cost of a run with a checked config; ``prompts`` holds the number of prompts by split."""
 
     def memory(
         self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
     ) -> Memory | None:
-        """Return the memory of a rank, from the model's architecture alone; None where that is not known.
+        """Return the memory of a rank, from the model's architecture alone; None if the architecture is unknown.
 
         Args:
-            config: a config that was checked.
+            config: a checked config.
             requires: its algorithm's needs.
             optimizer: sizes of its optimizer's state.
-            reference: the base model is compared with.
+            reference: the loss compares with the base model.
         """
         return None
 
     def drawing_memory(self, config: RunConfig) -> DrawingMemory | None:
-        """Return the memory of rendering texts with the renderer's config; None where the model is not known."""
+        """Return the memory of rendering texts with the renderer's config; None if the model is unknown."""
         return None
 
     @abstractmethod
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
-        """Return one row of every conditioning tensor per prompt; asked only where ``encodes``."""
+        """Return one row of each conditioning tensor per prompt; called only if ``encodes``."""
 
     def cut_notes(self, host: ModelHost, prompts: Sequence[Prompt]) -> list[str]:
         """Return notes on prompts that are longer than the encoders read, a sentence each."""
@@ -219,13 +219,13 @@ class Kind(ABC):
     def add_examples(  # noqa: B027
         self, config: RunConfig, folder: Path, samples: Sequence[Sample], *, before: int
     ) -> None:
-        """Write the first samples of an evaluation as files that a person opens, where there is such a form.
+        """Write the first samples of an evaluation as files for viewing, if the kind has such a format.
 
         Args:
             config: the run's config.
-            folder: where files go.
-            samples: those that this shard has of the first.
-            before: how many of the first others have.
+            folder: target folder.
+            samples: this shard's part of the first samples.
+            before: number of the first samples in other shards before it.
         """
 
     @abstractmethod
@@ -238,7 +238,7 @@ class Kind(ABC):
 
     @abstractmethod
     def trial(self, config: RunConfig) -> np.ndarray:
-        """Return one made-up sample as a reward gets it, (1, ...): only that it can be scored means something."""
+        """Return one synthetic sample as a reward receives it, (1, ...), to test that it can be scored."""
 
     @abstractmethod
     def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
@@ -247,7 +247,7 @@ class Kind(ABC):
         Args:
             shard: the shard.
             needs: the reward's needs.
-            recent: the media of all rows, where this process has just made them.
+            recent: the media of all rows, if this process has just made them.
         """
 
     @abstractmethod
@@ -255,27 +255,27 @@ class Kind(ABC):
         """Write a preview of the first samples of an evaluation, one verdict each, if the kind has one.
 
         Args:
-            folder: where files go.
+            folder: target folder.
             batch: the reward's inputs.
             verdicts: its remark and score for each shown sample.
             texts: the rendered texts, if they differ from the prompts.
         """
 
     def texts(self, shard: TrajectoryShard) -> list[str]:
-        """Return the texts of samples, one each; asked only where ``writes``.
+        """Return the texts of samples, one each; called only if ``writes``.
 
         Raises:
-            CorruptError: one is not stored, or the file is damaged.
+            CorruptError: a text is missing, or the file is damaged.
         """
         raise NotImplementedError
 
     def draw(self, renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
-        """Return images of texts by a frozen model, (B, H, W, 3) uint8; asked only where ``draws``.
+        """Return images of texts by a frozen model, (B, H, W, 3) uint8; called only if ``draws``.
 
         Args:
             renderer: the model.
             texts: at most ``execution.rollout_batch_size``.
-            seeds: of the noise they begin with.
+            seeds: seeds of the initial noise.
         """
         raise NotImplementedError
 
@@ -283,9 +283,9 @@ class Kind(ABC):
         """Return a function from stored states (N, ...) of a sample to (N, H, W, 3) or (N, F, H, W, 3) uint8.
 
         Raises:
-            StoreError: samples of this kind have no states that can be seen.
+            StoreError: samples of this kind have no states that can be shown.
         """
-        raise StoreError(f"Samples of the kind '{kind_name(config)}' have no states between that could be shown.")
+        raise StoreError(f"Samples of the kind '{kind_name(config)}' have no intermediate states to show.")
 
     @abstractmethod
     def training_set(
@@ -297,10 +297,10 @@ class Kind(ABC):
         """Return ``values`` and ``reference_log_probs`` of samples, a float32 row each, None if not needed.
 
         Raises:
-            ConfigError: samples of this kind have none.
+            ConfigError: samples of this kind have no values.
         """
         raise ConfigError(
-            f"advantage.estimator asks for values, which samples of the kind '{kind_name(valuing.context.config)}' do "
+            f"advantage.estimator needs values, which samples of the kind '{kind_name(valuing.context.config)}' do "
             "not have. Set it to 'group'."
         )
 
@@ -312,25 +312,25 @@ class Kind(ABC):
             batch: the samples; media are their final latents, (B, ...).
 
         Raises:
-            ConfigError: samples of this kind have no such end.
+            ConfigError: samples of this kind have no gradients.
         """
         raise no_slopes(following.config)
 
     def asked_parts(self, config: RunConfig) -> frozenset[Part]:
-        """Return the model parts that calling rewards while training needs."""
+        """Return the model parts that reward calls during training need."""
         return frozenset()
 
     def give_rewards(self, models: Models, host: ModelHost) -> None:
-        """Let an algorithm ask the run's rewards, with gradients.
+        """Give an algorithm access to the run's rewards, with gradients.
 
         Raises:
-            ConfigError: samples of this kind are nothing that gradients lead back to.
+            ConfigError: samples of this kind have no gradients.
         """
         raise no_slopes(host.config)
 
     @abstractmethod
     def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> Models:
-        """Return the models an algorithm may call: the policy, and further trained models by name."""
+        """Return the models an algorithm can call: the policy, and further trained models by name."""
 
     @abstractmethod
     def export(self, exporting: ExportRequest, folder: Path) -> None:
@@ -341,7 +341,7 @@ def make_kind(config: RunConfig) -> Kind:
     """Return the kind of a run's policy.
 
     Raises:
-        ConfigError: there is no such kind.
+        ConfigError: the kind does not exist.
     """
     found: Kind = create(KINDS, kind_name(config), {}, label="model.kind")
     return found

@@ -1,4 +1,4 @@
-"""Data of rows of earlier epochs: log-probs and means under the policy the epoch starts from, importance weights.
+"""Data of replayed rows: log-probs and means under the policy the epoch starts from, and importance weights.
 
 Legend: B rows of a micro-batch, D latent dims.
 """
@@ -19,10 +19,10 @@ Key = tuple[int, int]
 
 
 class RowFile:
-    """One float32 array of equal shape per row, in a file: memory does not grow with the rows."""
+    """One float32 array of equal shape per row, in a file, so memory does not grow with the number of rows."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        """Bind to an empty file that is open for reading and writing; the caller closes it."""
+        """Bind to an empty file, open for reading and writing; the caller closes it."""
         self._file = file
         self._places: dict[Key, int] = {}
         self._shape: tuple[int, ...] = ()
@@ -49,17 +49,17 @@ class Proximal:
     log_probs: Mapping[Key, float]
     """Log-prob of each row, mean over latent dims."""
     means: RowFile | None
-    """Mean of each row's step, where the algorithm compares means."""
+    """Mean of each row's step, if the algorithm compares means."""
     dims: int
     """D."""
 
 
 def importance_weights(gaps: Mapping[Key, float], dims: int, section: ReplaySection) -> dict[Key, float]:
-    """Return the truncated weight min(w, max_importance) of rows against the policy that made them.
+    """Return the truncated weight min(w, max_importance) of rows over the policy that made them.
 
-    With g the mean over D dims of log p_proximal - log p_behavior, as log-probs are kept everywhere here:
-    'density' is the ratio of densities, exp(D g) of a step, exp(D sum g) over a sample's steps;
-    'tempered' is its D-th root, exp(g), and for a sample the geometric mean over its S steps, the root of order S D.
+    g is log p_proximal - log p_behavior, averaged over D dims like all log-probs here.
+    'density' is the ratio of densities: exp(D g) for a step, exp(D sum g) over a sample's steps.
+    'tempered' is its D-th root, exp(g); for a sample, the geometric mean over its S steps, the root of order S D.
 
     Args:
         gaps: (sample, position) -> g.

@@ -1,4 +1,4 @@
-"""Reads the samples of many shards: columns at once, payloads of a few shards at a time."""
+"""Reads the samples of many shards: all columns at once, payloads of a few shards at a time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RaggedArray:
 
     @property
     def sizes(self) -> np.ndarray:
-        """(N,) length of every list."""
+        """(N,) length of each list."""
         return np.diff(self._offsets)
 
     @property
@@ -46,8 +46,8 @@ class RaggedArray:
 class SampleReader:
     """The samples of many shards, numbered in order.
 
-    Tables are read once. Payload files are opened when one of their samples is asked for, and those not used for
-    longest are closed again, so memory does not grow with the number of shards.
+    Tables are read once. Payload files are opened on first use, and the least recently used ones are closed, so memory
+    does not grow with the number of shards.
     """
 
     def __init__(self, shards: Sequence[TrajectoryShard], *, max_open: int = 64) -> None:
@@ -82,7 +82,7 @@ class SampleReader:
         """Return a stored array of a sample, read-only.
 
         Raises:
-            CorruptError: it is not stored, or differs from the commit.
+            CorruptError: the array is missing, or differs from the commit.
         """
         number = bisect_right(self._starts, sample) - 1
         if number != self._last:

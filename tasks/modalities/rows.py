@@ -1,4 +1,4 @@
-"""Which rows enter which optimizer update, as arrays of integers: planning an epoch costs little at any size.
+"""Assigns rows to optimizer updates, as arrays of integers, so planning is cheap for epochs of any size.
 
 A row is one (sample, position): position i is the i-th trained step of a stored chain, or the i-th noise level of a
 forward-process sample. Rows that must stay together (a pair, a group) form a unit.
@@ -20,7 +20,7 @@ class Units:
     """A sequence of units."""
 
     rows: np.ndarray
-    """(R, 2) int64: sample and position of every row, unit after unit."""
+    """(R, 2) int64: sample and position of each row, unit after unit."""
     bounds: np.ndarray
     """(U + 1,) int64: unit i has the rows bounds[i] to bounds[i + 1]."""
 
@@ -36,7 +36,7 @@ class Units:
         """Return some units, in the order of their numbers (N,)."""
         sizes = self.sizes[order]
         bounds = np.concatenate([[0], np.cumsum(sizes)])
-        # Row j of the result is row (j - its unit's new start) of the unit it belongs to.
+        # Row j of the result is row (j - the new start of its unit) of that unit.
         inner = np.arange(bounds[-1]) - np.repeat(bounds[:-1], sizes)
         return Units(self.rows[np.repeat(self.bounds[:-1][order], sizes) + inner], bounds)
 
@@ -56,14 +56,14 @@ def single_rows(samples: np.ndarray, positions: np.ndarray) -> Units:
 
 
 def rows_among(units: Units, plan: Sequence[Units]) -> Units:
-    """Return the units of one row each whose rows are in some of a plan."""
+    """Return those of the single-row units whose rows are in a plan."""
     wanted = {key for part in plan for key in map(tuple, part.rows.tolist())}
     kept = [number for number, key in enumerate(map(tuple, units.rows.tolist())) if key in wanted]
     return units.take(np.asarray(kept, np.int64))
 
 
 def joint_rows(members: Sequence[Sequence[int]], positions: np.ndarray) -> Units:
-    """Return one unit per position of the samples in each entry of ``members``, which all have equally many."""
+    """Return one unit per entry of ``members`` and position; the samples of an entry have equally many positions."""
     blocks = [
         np.stack(np.broadcast_arrays(np.asarray(samples)[None, :], np.arange(count)[:, None]), axis=2)
         for samples in members
@@ -75,10 +75,10 @@ def joint_rows(members: Sequence[Sequence[int]], positions: np.ndarray) -> Units
 
 
 def plan_updates(units: Units, *, updates: int, inner_epochs: int, seed: int, epoch: int) -> list[Units]:
-    """Return the units of every optimizer update, in order.
+    """Return the units of each optimizer update, in order.
 
-    Each inner epoch is a seeded permutation of all units cut into ``updates`` nearly equal parts; empty parts are left
-    out. The order does not depend on shards, ranks or restarts, so the number of updates done is all a resume needs.
+    Each inner epoch is a seeded permutation of all units, cut into ``updates`` nearly equal parts without empty parts.
+    The order does not depend on shards, ranks or restarts, so a resume needs only the number of updates done.
     """
     plan: list[Units] = []
     for inner in range(inner_epochs):
@@ -88,21 +88,22 @@ def plan_updates(units: Units, *, updates: int, inner_epochs: int, seed: int, ep
 
 
 def row_counts(size: int) -> list[int]:
-    """Return the numbers of rows that micro-batches of at most ``size`` rows may have: sixteenths of it, at least 4.
+    """Return the row counts of micro-batches of at most ``size`` rows: multiples of a sixteenth of it, at least 4.
 
-    Kernels differ with the number of rows, so there are few; one alone would have an update of 1.1 sizes computed as 2.
+    There are few counts because kernels differ with the number of rows. With a single count, an update of 1.1 times
+    ``size`` would be computed as 2.
     """
     unit = max(4, -(-size // 16))
     return sorted({*range(unit, size, unit), size})
 
 
 def padded(rows: int, size: int) -> int:
-    """Return how many rows a micro-batch has that holds so many, at most ``size``: the others only pad."""
+    """Return the row count of a micro-batch of at most ``size`` rows that holds ``rows``, padding included."""
     return next(count for count in row_counts(size) if count >= rows)
 
 
 def micro_batches(units: Units, size: int) -> list[Units]:
-    """Return consecutive units packed into as few micro-batches of at most ``size`` rows as can be, of like sizes.
+    """Return consecutive units packed into the fewest micro-batches of at most ``size`` rows, of similar sizes.
 
     Raises:
         ConfigError: a unit is larger than a micro-batch.
@@ -124,7 +125,7 @@ def micro_batches(units: Units, size: int) -> list[Units]:
 def _packed(units: Units, size: int) -> list[Units]:
     packed, start = [], 0
     while start < len(units):
-        # The last unit that ends within ``size`` rows of this micro-batch's first.
+        # The last unit that ends within ``size`` rows of the start of this micro-batch.
         stop = int(np.searchsorted(units.bounds, units.bounds[start] + size, side="right")) - 1
         packed.append(units.slice(start, stop))
         start = stop

@@ -1,4 +1,4 @@
-"""Micro-batches: rows joined with advantages, read from the shards, and put on the training device.
+"""Sample sets: join rows with advantages, read them from the shards, and make micro-batches on the training device.
 
 Legend: N samples, B rows of a micro-batch.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SampleSet(ABC):
-    """The samples of one or more epochs with their advantages; payloads stay in their files until asked for."""
+    """The samples of one or more epochs with their advantages; payloads are read from files on demand."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class SampleSet(ABC):
         Args:
             shards: the shards, opened.
             advantages: their advantages.
-            ahead: every epoch was rolled out with a policy so many epochs older than the one before it.
-            device: where batches go; the CPU when absent.
+            ahead: number of epochs by which the rollout policy is older than the policy before its epoch.
+            device: the device of batches; None: the CPU.
 
         Raises:
             CorruptError: a sample has no advantage.
@@ -62,20 +62,20 @@ class SampleSet(ABC):
         self.advantages: np.ndarray = advantages.column("advantage").to_numpy()[order]
         """(N,) float32; NaN for samples that are left out."""
         self.rewards: np.ndarray = advantages.column("reward").to_numpy()[order]
-        # Policies are numbered by the epoch they come out of; epoch n starts from number n - 1.
+        # Policy n is the result of epoch n; epoch n starts from policy n - 1.
         start = int(self.reader.epochs.max(initial=1)) - 1
         self.ages: np.ndarray = start - np.maximum(self.reader.epochs - 1 - ahead, 0)
-        """(N,) how much older than the policy this epoch starts from the one is that made each sample, in epochs."""
+        """(N,) age of the policy that made each sample, in epochs before the policy this epoch starts from."""
         self._importance: dict[tuple[int, int], float] = {}
         self._replayed: np.ndarray = self.reader.epochs < self.reader.epochs.max(initial=0)
-        """(N,) which samples are of earlier epochs."""
+        """(N,) bool: samples of earlier epochs."""
         self._left_out: np.ndarray = np.zeros(len(self._replayed), bool)
-        """(N,) which of them are not trained on again."""
+        """(N,) bool: those of them that are not trained again."""
         self._before: int | None = None
-        """Step at which training on them ends."""
+        """First step of replayed samples that is not trained; None: all are."""
 
     def steps(self, rows: np.ndarray) -> np.ndarray:
-        """Return the denoising step of rows (B, 2), or the number of their noise level."""
+        """Return the denoising step of rows (B, 2), or the index of their noise level."""
         return rows[:, 1]
 
     def prompts_of(self, rows: np.ndarray) -> list[str]:
@@ -83,21 +83,21 @@ class SampleSet(ABC):
         return [self.reader.prompt_ids[number] for number in self.reader.prompt_rows[rows[:, 0]]]
 
     def changed_policy(self) -> None:  # noqa: B027 - most have nothing that depends on it
-        """Hear that the policy is another than the one that made the samples."""
+        """Handle a change of the policy, which now differs from the one that made the samples."""
 
     def begin_update(self, units: Units) -> None:  # noqa: B027 - most weigh all rows alike
-        """Hear which rows make the next update, before any batch of it is read."""
+        """Handle the start of an update with these units, before its first batch is read."""
 
     @abstractmethod
     def positions(self) -> np.ndarray:
-        """Return how many rows each sample has, (N,)."""
+        """Return the number of rows of each sample, (N,)."""
 
     @abstractmethod
     def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> Batch:
-        """Return the batch of rows (B, 2); ``common`` are the fields every batch has."""
+        """Return the batch of rows (B, 2); ``common`` holds the fields of every batch."""
 
     def units(self, requires: Requirements) -> Units:
-        """Return units of rows that must stay together; samples of advantage 0 only if the algorithm wants them."""
+        """Return units of rows that must stay together; samples of advantage 0 only if the algorithm uses them."""
         if requires.unit == "row":
             return self._early(single_rows(np.flatnonzero(self.live(requires)), self.positions()))
         chosen = [self._pair(members) if requires.unit == "pair" else members for members in self._groups()]
@@ -105,7 +105,7 @@ class SampleSet(ABC):
         return self._early(joint)
 
     def choose(self, section: ReplaySection, requires: Requirements) -> None:
-        """Leave out samples of earlier epochs, and their late steps, as the section says."""
+        """Leave out samples of earlier epochs, and their late steps, according to the section."""
         self._before = section.steps
         if section.share == 1:
             return
@@ -114,25 +114,25 @@ class SampleSet(ABC):
             parts = [[sample] for members in groups for sample in members] if requires.unit == "row" else groups
             earned = np.array([self.rewards[members].astype(np.float64).mean() for members in parts])
             kept = math.ceil(section.share * len(parts))
-            # Of equal rewards the first are taken.
+            # Ties go to the first.
             for number in np.argsort(-earned, kind="stable")[kept:]:
                 self._left_out[parts[number]] = True
 
     def _early(self, units: Units) -> Units:
-        """Return the units none of whose rows is a late step of an earlier epoch."""
+        """Return the units without rows that are late steps of an earlier epoch."""
         if self._before is None or not len(units):
             return units
         late = self._replayed[units.rows[:, 0]] & (self.steps(units.rows) >= self._before)
         return units.take(np.flatnonzero(~np.logical_or.reduceat(late, units.bounds[:-1])))
 
     def live(self, requires: Requirements) -> np.ndarray:
-        """Return which samples can contribute, (N,) bool: those of advantage 0 only if the algorithm wants them."""
+        """Return the mask of samples that can contribute, (N,) bool; advantage 0 counts if the algorithm uses it."""
         known = ~np.isnan(self.advantages) & ~self._left_out
         live: np.ndarray = (self.says_something() | requires.zero_advantages) & known
         return live
 
     def says_something(self) -> np.ndarray:
-        """Return which samples have an advantage other than 0, (N,) bool."""
+        """Return the mask of samples with a nonzero advantage, (N,) bool."""
         found: np.ndarray = self.advantages != 0
         return found
 
@@ -140,12 +140,12 @@ class SampleSet(ABC):
         """Return a micro-batch of a fixed size; missing rows repeat the last one with weight 0.
 
         Args:
-            units: units with at most ``size`` rows together.
+            units: units with at most ``size`` rows in total.
             size: rows of the batch.
         """
         count, padding = len(units.rows), size - len(units.rows)
         rows = np.concatenate([units.rows, np.repeat(units.rows[-1:], padding, axis=0)])
-        # Padding is a unit of its own, so that sums over units do not see it.
+        # Padding is a separate unit, so sums over units exclude it.
         numbers = np.concatenate([np.repeat(np.arange(len(units)), units.sizes), np.full(padding, len(units))])
         device = self.device
         keys = [(int(sample), int(position)) for sample, position in rows]
@@ -177,17 +177,17 @@ class SampleSet(ABC):
         return requires.zero_advantages or bool((advantages != nothing).any())
 
     def _pair(self, members: Sequence[int]) -> list[int]:
-        """Return the best and the worst; rewards decide among advantages that clipping or a mode made equal."""
+        """Return the best and the worst sample; rewards break ties of advantages."""
         ordered = sorted(members, key=lambda sample: (float(self.advantages[sample]), float(self.rewards[sample])))
         return [ordered[-1], ordered[0]]
 
 
 class Correctable(SampleSet):
-    """Samples whose rows of older policies can be made rows of the policy that an epoch starts from."""
+    """Samples whose old log-probs can be recomputed with the policy that an epoch starts from."""
 
     @abstractmethod
     def stale(self, requires: Requirements) -> Units:
-        """Return the rows made by an older policy that can contribute."""
+        """Return the rows of older policies that can contribute."""
 
     @abstractmethod
     def recompute(
@@ -198,18 +198,18 @@ class Correctable(SampleSet):
         Args:
             stale: the rows.
             models: the policy, of the kind's ``Models``.
-            size: rows per micro-batch at most.
-            file: takes arrays, where the algorithm compares more than log-probs.
-            idle: micro-batches that are computed and forgotten, where ranks compute in step.
+            size: maximum rows per micro-batch.
+            file: stores arrays, if the algorithm compares more than log-probs.
+            idle: micro-batches to compute and discard, if ranks run in lockstep.
         """
 
     @abstractmethod
     def correct(self, proximal: Proximal, section: ReplaySection) -> None:
-        """Set the result of ``recompute`` as old values of stale rows, and weigh those against their behavior."""
+        """Set the result of ``recompute`` as old values of stale rows, and set their importance weights."""
 
 
 def lists_of(table: pa.Table, name: str) -> np.ndarray | None:
-    """Return a column of lists of equal length as (N, M) float32, NaN where there is none; None without the column."""
+    """Return a column of lists of equal length as (N, M) float32, NaN for nulls; None without the column."""
     if name not in table.column_names:
         return None
     rows = table.column(name).to_pylist()
@@ -218,7 +218,7 @@ def lists_of(table: pa.Table, name: str) -> np.ndarray | None:
 
 
 def index_of(values: np.ndarray, device: torch.device) -> Tensor:
-    """Return whole numbers on a device."""
+    """Return integers as int64 on a device."""
     return moved(torch.from_numpy(np.asarray(values, np.int64)), device)
 
 

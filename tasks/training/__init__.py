@@ -1,1 +1,1 @@
-"""The optimize stage: stored trajectories and advantages in, the next policy version out."""
+"""Trains the next policy version from stored trajectories and advantages (the optimize stage)."""

@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter, arxiv.org/abs/1711.05101), as torch has it."""
+"""AdamW (Loshchilov and Hutter, arxiv.org/abs/1711.05101), from torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's, float32 moments."""
+    """torch's AdamW, with float32 moments."""
 
     moment_bytes = 4.0
     fuses = True
@@ -37,8 +37,8 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def begin(self, parameter: nn.Parameter) -> None:
-        """Give a parameter the moments it has before its first step."""
-        # A fused optimizer counts its steps where it works, the others on the CPU.
+        """Create the initial moments of a parameter."""
+        # A fused optimizer counts its steps on the device, the others on the CPU.
         counted_on = parameter.device if self.defaults["fused"] else torch.device("cpu")
         self.state[parameter] = {
             "step": torch.zeros((), device=counted_on),
@@ -47,5 +47,5 @@ class AdamW(torch.optim.AdamW):
         }
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return the moments of a parameter, by kind, as stored; nothing before its first step."""
+        """Return the moments of a parameter, by kind, as stored; empty before its first step."""
         return dict(self.state.get(parameter, {}))

@@ -1,4 +1,4 @@
-"""AdamW whose moments take a byte per number (torchao's, after Dettmers et al., arxiv.org/abs/2110.02861)."""
+"""AdamW with one byte per moment value (torchao's, after Dettmers et al., arxiv.org/abs/2110.02861)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from torchao.optim.subclass_8bit import OptimState8bit  # type: ignore[import-un
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: Numbers that share a scale: at most, as bitsandbytes has them, and at least, below which scales cost too much.
+#: Values that share a scale: at most (as in bitsandbytes) and at least (below it, scales take too much memory).
 _LARGEST, _SMALLEST = 256, 16
 #: Parameters with fewer numbers keep float32 moments, as in bitsandbytes.
 _FEWEST = 4096
 
 
 class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
-    """torchao's, with blocks that end where rows do: ranks that share rows then round as one process does."""
+    """torchao's AdamW8bit with blocks that end at row ends, so ranks that share rows round like one process."""
 
     moment_bytes = 1 + 4 / _LARGEST
     fuses = False
@@ -39,13 +39,13 @@ class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
         Args:
             parameters: float32.
             section: the settings.
-            fused: must be False; torchao compiles a step of its own.
+            fused: must be False; torchao compiles its own step.
         """
         assert not fused
         super().__init__(parameters, **adamw_settings(section))
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Change the parameters; without an accelerator uncompiled, as each shape takes seconds to compile."""
+        """Change the parameters. Without an accelerator the step is not compiled: each shape would take seconds."""
         compiled = torch.accelerator.is_available()
         with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
             value: float | None = super().step(closure)
@@ -58,7 +58,7 @@ class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
 
     @torch.no_grad()
     def begin(self, parameter: nn.Parameter) -> None:
-        """Give a parameter the moments it has before its first step."""
+        """Create the initial moments of a parameter."""
         self.state[parameter] = {
             "step": torch.zeros(()),
             "exp_avg": self._new_buffer(parameter, True),
@@ -66,9 +66,9 @@ class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
         }
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return the moments of a parameter, by kind, as stored; nothing before its first step.
+        """Return the moments of a parameter, by kind, as stored; empty before its first step.
 
-        Of moments in 8 bits: ``codes`` (uint8, of the parameter's shape) and ``scale`` (float32, (rows, blocks)).
+        An 8-bit moment is stored as ``codes`` (uint8, the parameter's shape) and ``scale`` (float32, (rows, blocks)).
         """
         found: dict[str, Tensor] = {}
         for kind, value in self.state.get(parameter, {}).items():
@@ -83,7 +83,7 @@ class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
         return found
 
     def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
-        """Return zeros for one moment of a parameter, in 8 bits where its rows divide into blocks."""
+        """Return zeros for one moment of a parameter, in 8 bits if its rows divide into blocks."""
         held = p.to_local() if isinstance(p, DTensor) else p
         block = block_size(p.shape)
         if block is None:
@@ -93,7 +93,7 @@ class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
 
 
 def block_size(shape: torch.Size) -> int | None:
-    """Return how many numbers of a parameter share a scale: a power of two that divides a row; None: float32."""
+    """Return the number of values that share a scale: a power of two that divides a row; None: float32."""
     if len(shape) < 2 or shape.numel() < _FEWEST:
         return None
     row, block = shape[1:].numel(), _LARGEST

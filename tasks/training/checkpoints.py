@@ -1,4 +1,4 @@
-"""Checkpoints within an epoch, written and committed while training goes on."""
+"""Checkpoints within an epoch, written and committed while training continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.training.state import StateCopy
 
 
 class Checkpoints:
-    """Takes one checkpoint at a time; the next waits until the one before is committed."""
+    """Takes one checkpoint at a time; the next waits until the previous one is committed."""
 
     def __init__(self, store: ArtifactStore, ref: ArtifactRef, ranks: Ranks) -> None:
         """Bind to the policy that is trained.
@@ -23,7 +23,7 @@ class Checkpoints:
         Args:
             store: where checkpoints are committed.
             ref: the policy.
-            ranks: those that train together, on a channel of their own.
+            ranks: the ranks that train together, on a separate channel.
         """
         self._store, self._ref, self._ranks = store, ref, ranks
         self._behind = BackgroundCommit()
@@ -35,9 +35,9 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for pending writes; an error of training takes precedence.
+        """Wait for pending writes; after an error of training only if there are no other ranks.
 
-        Then other ranks may have failed too, and waiting for them would delay this rank's error.
+        Other ranks may have failed too, and waiting for them would delay this rank's error.
         """
         if error is None:
             self._behind.wait()
@@ -45,7 +45,7 @@ class Checkpoints:
 
     def take(self, state: TrainerState, update: int) -> None:
         """Copy the state after ``update`` updates and commit it in the background; all ranks do this together."""
-        # Ahead of the copy: there is memory for one.
+        # Wait before copying: memory suffices for one copy.
         self._behind.wait()
         with ExitStack() as stack:
             folder = stack.enter_context(self._store.root.staging())

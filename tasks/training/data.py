@@ -1,4 +1,4 @@
-"""The training data of an epoch and its updates, from stored artifacts, without a model."""
+"""The training data of an epoch and the plan of its updates, from stored artifacts, without a model."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class TrainingData:
             context: the run.
             kind: the policy's kind.
             epoch: the epoch.
-            inputs: the policy before, then trajectories, advantages and, where there are such, gradients of this
-                epoch and of those replayed.
+            inputs: the previous policy, then trajectories, advantages and, if stored, gradients of this epoch and of
+                the replayed ones.
         """
         self.context, self.kind, self.config, self.epoch = context, kind, context.config, epoch
         self.policy, *rest = inputs
-        # Of every epoch trajectories and advantages, then a gradient of each reward, where there are such.
+        # Each epoch has trajectories, advantages and, if stored, the gradient of each reward.
         each = 2 + (len(self.config.rewards) if has_gradients(self.config) else 0)
         self._trajectories, self._advantages = rest[::each], rest[1::each]
         self._gradients = [rest[start + 2 : start + each] for start in range(0, len(rest), each)]
@@ -55,7 +55,7 @@ class TrainingData:
         return make_algorithm(self.config)
 
     def samples(self, host: ModelHost | None = None) -> SampleSet:
-        """Return the samples; without a host no batch can be asked for."""
+        """Return the samples; batches need a host."""
         shards = [shard for ref in self._trajectories for shard in self._open(ref)]
         advantages = pa.concat_tables([self._earned(ref) for ref in self._advantages])
         training = Training(
@@ -72,21 +72,21 @@ class TrainingData:
         return found
 
     def _earned(self, advantages: ArtifactRef) -> pa.Table:
-        """Return the advantages of samples, with those of tokens or modalities if there are any."""
+        """Return the advantages of samples, and of tokens or modalities if stored."""
         store = self.context.store
         table = read_rows(store, advantages)
-        beside = ["token_advantages"] * make_estimator(self.config).per_token
-        beside += ["modality_advantages"] * any(reward.modality is not None for reward in self.config.rewards)
-        for kind in beside:
+        further = ["token_advantages"] * make_estimator(self.config).per_token
+        further += ["modality_advantages"] * any(reward.modality is not None for reward in self.config.rewards)
+        for kind in further:
             parts = read_rows(store, advantages, kind)
             if parts.column("sample_id") != table.column("sample_id"):
-                raise CorruptError(f"{advantages} has {kind.replace('_', ' ')} of others than its samples.")
+                raise CorruptError(f"{advantages} has {kind.replace('_', ' ')} of samples other than its own.")
             for name in parts.column_names[1:]:
                 table = table.append_column(parts.schema.field(name), parts.column(name))
         return table
 
     def _followed(self) -> RewardGradients:
-        """Return the gradients of all rewards, of each over all epochs."""
+        """Return the gradients of all rewards, each over all epochs."""
         store, rewards = self.context.store, self.config.rewards
         parts = [
             (reward.weight, StoredGradients(store, [refs[number] for refs in self._gradients]))
@@ -95,7 +95,7 @@ class TrainingData:
         return RewardGradients(parts=parts)
 
     def plan(self, samples: SampleSet) -> list[Units]:
-        """Return the units of every update."""
+        """Return the units of each update."""
         units = samples.units(self.algorithm.requires)
         if not len(units):
             self.context.reporter.message(
@@ -106,14 +106,14 @@ class TrainingData:
         return plan_updates(units, updates=updates, inner_epochs=inner, seed=seed, epoch=self.epoch)
 
     def updates_of(self, sample_id: str) -> list[int]:
-        """Return which updates of the epoch, counted from 0, a sample enters."""
+        """Return the updates of the epoch, counted from 0, that train a sample."""
         samples = self.samples()
         (numbers,) = np.nonzero(pc.equal(samples.reader.sample_ids, sample_id).to_numpy())
         return [i for i, units in enumerate(self.plan(samples)) if np.isin(units.rows[:, 0], numbers).any()]
 
     @property
     def _predicted(self) -> bool:
-        """Whether the trained policy made all samples, so that its stored predictions still hold."""
+        """Whether the trained policy made all samples, so that their stored predictions are still valid."""
         made_by_it = self.config.optimize.replay is None and not self.config.execution.ahead
         return made_by_it and self._stored_predictions
 

@@ -1,4 +1,4 @@
-"""The training of one epoch: rows of the stored trajectories, in micro-batches, through the configured algorithm."""
+"""Trains one epoch: runs the stored trajectories, in micro-batches of rows, through the configured algorithm."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TrainingEpoch:
         Args:
             data: the training data.
             host: holds the models.
-            ref: the policy that training makes; checkpoints are its.
+            ref: the policy that training makes, which owns the checkpoints.
         """
         self._data, self._host, self._ref = data, host, ref
         self._context, self._config, self._epoch = data.context, data.config, data.epoch
@@ -92,11 +92,11 @@ class TrainingEpoch:
         return self._host.ranks.sharing(self._config.execution.context_parallel)
 
     def _state(self) -> TrainerState:
-        """Return the trainer as the policy before left it."""
+        """Return the trainer state at the end of the previous policy's training."""
         before = self._data.policy
         trainable = self._host.borrow(before)
         kept, self._host.trainer = self._host.trainer, None
-        if kept is not None and kept.policy == str(before) and self._holds_beside(cast(Kept, kept)):
+        if kept is not None and kept.policy == str(before) and self._holds_extra(cast(Kept, kept)):
             return cast(Kept, kept).state(trainable)
         section = self._config.optimize
         parameters = trainable.parameters()
@@ -105,16 +105,16 @@ class TrainingEpoch:
         optimizer = make_optimizer(parameters, section, self._config.execution, device=self._host.device)
         state = TrainerState(trainable, optimizer, ema, 0, scale=scale)
         if self._data.algorithm.requires.critic:
-            state.beside["critic"] = self._critic(self._host.critic.borrow(before))
+            state.extra_parts["critic"] = self._critic(self._host.critic.borrow(before))
         folder = policy_folder(self._context.store, before)
         if (folder / METRICS).exists():
             read_state(state, folder)
             state.metrics.clear()
         return state
 
-    def _holds_beside(self, kept: Kept) -> bool:
-        """Return whether the host still holds the further trained models; they are borrowed then."""
-        return all(part.trainable is self._host.critic.borrow(self._data.policy) for part in kept.beside.values())
+    def _holds_extra(self, kept: Kept) -> bool:
+        """Borrow the further trained models; return whether they are the kept ones."""
+        return all(part.trainable is self._host.critic.borrow(self._data.policy) for part in kept.extra_parts.values())
 
     def _critic(self, trainable: Trainable) -> TrainedPart:
         section = critic_settings(self._config.optimize, self._config.critic)
@@ -127,19 +127,19 @@ class TrainingEpoch:
         )
 
     def _models(self, state: TrainerState, requires: Requirements) -> Models:
-        """Return the models the algorithm may call; behavior weights, base model and teachers only if it needs them."""
+        """Return the models of the algorithm; behavior weights, base model and teachers only if it needs them."""
         if requires.reference:
             self._host.give_reference(state.trainable)
         for name, folder in requires.teachers:
             self._host.give_teacher(state.trainable, folder, name)
         average = state.ema.values if state.ema is not None else None
         trainable = state.trainable
-        beside = {name: part.trainable for name, part in state.beside.items()}
-        models = self._data.kind.models(self._config, trainable, beside)
+        further = {name: part.trainable for name, part in state.extra_parts.items()}
+        models = self._data.kind.models(self._config, trainable, further)
         models.held = requires.critic and self._epoch <= self._config.critic.alone_epochs
         models.average, models.meter = average, trainable.policy.meter
         if self._config.optimize.inner_epochs > 1 and not trainable.sharded:
-            # Ranks in lockstep cannot skip a forward that only one of them has cached.
+            # Ranks in lockstep cannot skip a forward that only some of them have cached.
             models.remembered = {}
         if requires.rewards:
             self._data.kind.give_rewards(models, self._host)
@@ -160,7 +160,7 @@ class TrainingEpoch:
     def _corrected(
         self, samples: SampleSet, models: Models, requires: Requirements, plan: Sequence[Units]
     ) -> Iterator[None]:
-        """Give rows of older policies, inside, the log-probs and means of the policy this epoch starts from."""
+        """Inside, replace old log-probs and means of stale rows with those of the policy this epoch starts from."""
         section = self._config.optimize.replay
         if section is None and self._config.execution.ahead:
             section = ReplaySection(epochs=0)
@@ -175,7 +175,7 @@ class TrainingEpoch:
                 stale, idle = self._own_stale(samples.stale(requires), plan, models)
                 kept = file if requires.old_means else None
                 proximal = samples.recompute(stale, models, size=size, file=kept, idle=idle)
-            # The weight of a whole sample is made of all its rows, which may be other ranks' to train.
+            # The weight of a whole sample needs all its rows, and other ranks may train some of them.
             everything = section.level == "sequence" and ranks.shares > 1
             known = ranks.gather_parts(proximal.log_probs) if everything else proximal.log_probs
             samples.correct(replace(proximal, log_probs=known), section)
@@ -196,7 +196,7 @@ class TrainingEpoch:
     def _behavior(
         self, state: TrainerState, models: Models, requires: Requirements
     ) -> Mapping[str, torch.Tensor] | None:
-        """Return the policy that rolls out next, where it follows the trained one slowly."""
+        """Return the weights of the next rollout's policy, if it follows the trained one slowly."""
         decay = requires.decay(self._epoch) if requires.decay is not None else 0.0
         if decay == 0.0:
             return None
@@ -221,7 +221,7 @@ class TrainingEpoch:
             checkpoints.take(state, done)
 
     def _warn_of_gap(self, first: Mapping[str, float]) -> None:
-        """Say where the policy, before it has learned, computes other log-probs than it did in the rollout."""
+        """Warn if log-probs before the first update differ from the rollout's by more than the algorithm's limit."""
         name = getattr(self._data.algorithm, "gap_limit", "")
         limit = getattr(self._data.algorithm, name, math.inf)
         if first.get("replay_gap_max", 0.0) > limit:

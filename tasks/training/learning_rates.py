@@ -1,4 +1,4 @@
-"""The learning rate of every update: a pure function of its number, so a restart needs no state."""
+"""The learning rate of each update: a pure function of its number, so a restart needs no state."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from configs.schema import OptimizeSection
 def learning_rate(section: OptimizeSection, done: int) -> float:
     """Return the learning rate of the update that follows ``done`` updates of the run.
 
-    Warm-up: (done + 1) / (warmup_updates + 1) of the rate, so that the first update learns already and the first one
-    after the warm-up has all of it; torch's ``LinearLR(start_factor=1 / (W + 1), total_iters=W)``. Then, with progress
-    p = (done - W) / (total_updates - W) up to 1, the rest falls from 1 to ``final``: linearly, or as
-    (1 + cos(pi p)) / 2 (arXiv 1608.03983, eq. 5; torch's ``CosineAnnealingLR``). After total_updates it stays.
+    During warm-up the factor of the rate is (done + 1) / (W + 1), W = warmup_updates: it is above 0 at the first update
+    and 1 at the first one after the warm-up (torch's ``LinearLR(start_factor=1 / (W + 1), total_iters=W)``). Then, with
+    progress p = (done - W) / (total_updates - W) up to 1, the factor falls from 1 to ``final``, linearly or as
+    (1 + cos(pi p)) / 2 (arXiv 1608.03983, eq. 5; torch's ``CosineAnnealingLR``). After total_updates it is constant.
     """
     schedule = section.schedule
     if schedule is None:

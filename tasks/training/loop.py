@@ -1,4 +1,4 @@
-"""The training loop: accumulate, reduce, clip, step, average. It knows no algorithm and no model family.
+"""The training loop: accumulate, reduce, clip, step, average. It is independent of algorithms and model families.
 
 Legend: B rows of a micro-batch.
 """
@@ -30,7 +30,7 @@ from tasks.training.loss_scaling import LossScale, unscale
 from tasks.training.metrics import LARGEST, RowFigures, entry
 from tasks.training.optimizers import MomentOptimizer
 
-#: Micro-batches that are read before they are needed.
+#: Micro-batches that are prefetched.
 _AHEAD = 2
 
 
@@ -41,11 +41,11 @@ class TrainedPart:
     trainable: Trainable
     """Its parameters change in place."""
     optimizer: MomentOptimizer
-    """Over them."""
+    """Optimizer of these parameters."""
     learning_rate: Callable[[int], float]
-    """Updates done -> the rate of the next."""
+    """Updates done -> the rate of the next update."""
     max_grad_norm: float
-    """Gradients are clipped to this norm, apart from all others."""
+    """Gradients of this part alone are clipped to this norm."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class TrainerState:
     trainable: Trainable
     """The policy; its parameters change in place."""
     optimizer: MomentOptimizer
-    """Over the trained parameters."""
+    """Optimizer of the trained parameters."""
     ema: Ema | None
     """The moving average, if one is kept."""
     total_updates: int
@@ -64,7 +64,7 @@ class TrainerState:
     """One entry per update of this epoch."""
     scale: LossScale | None = None
     """Scale of the loss, with a float16 forward."""
-    beside: dict[str, TrainedPart] = field(default_factory=dict)
+    extra_parts: dict[str, TrainedPart] = field(default_factory=dict)
     """Further trained models, by name."""
 
     @property
@@ -75,17 +75,17 @@ class TrainerState:
     @property
     def everything(self) -> list[torch.nn.Parameter]:
         """All trained parameters."""
-        return [*self.parameters, *(each for part in self.beside.values() for each in part.trainable.parameters())]
+        return [*self.parameters, *(each for part in self.extra_parts.values() for each in part.trainable.parameters())]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the rows of an update are read."""
+    """Functions that read the rows of an update."""
 
     read: Callable[[Units], Batch]
     """Units -> micro-batch, padded."""
     begin: Callable[[Units], None] = lambda units: None
-    """Hears the units of an update before any batch of it is read."""
+    """Called with the units of an update before its first batch is read."""
 
 
 def run_updates(
@@ -100,34 +100,34 @@ def run_updates(
     ranks: Ranks,
     after_update: Callable[[int], None],
 ) -> None:
-    """Run the updates of an epoch that are not done yet (``len(state.metrics)`` are).
+    """Run the remaining updates of an epoch; ``len(state.metrics)`` are already done.
 
     Args:
         state: changed in place.
         algorithm: gives the loss of each row.
         models: the models the algorithm may call.
-        plan: units of every update.
-        reading: gives micro-batches.
-        micro_batch_size: rows per micro-batch at most.
+        plan: units of each update.
+        reading: reads micro-batches.
+        micro_batch_size: maximum rows per micro-batch.
         section: optimizer settings.
-        ranks: micro-batches are dealt out to ranks in turn.
+        ranks: micro-batches are distributed to ranks round-robin.
         after_update: called with the number of updates done.
 
     Raises:
-        FlowmillError: a loss or gradient is not finite; nothing of it is kept.
+        FlowmillError: a loss or gradient is not finite; the update is discarded.
     """
     for number in range(len(state.metrics), len(plan)):
         reading.begin(plan[number])
         rows = len(plan[number].rows)
         chunks = micro_batches(plan[number], micro_batch_size)
         own = dealt(chunks, ranks)
-        # Ranks that hold weights together compute in step: one that is short of rows takes some that do not count.
+        # Ranks with sharded weights run in lockstep: a rank with too few micro-batches adds some that do not count.
         idle = -(-len(chunks) // ranks.shares) - len(own) if state.trainable.sharded else 0
         ahead = partial(_with_idle, partial(read_ahead, reading.read, [*own, *[chunks[0]] * idle]), len(own))
         means = _gradients(state, algorithm, models, ahead, rows=rows, ranks=ranks)
         gradient_norm = number_of(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
         _check_finite(means, gradient_norm, number)
-        _step_beside(state, means, number)
+        _step_extra_parts(state, means, number)
         means["lr"] = learning_rate(section, state.total_updates)
         state.optimizer.set_learning_rate(means["lr"])
         state.optimizer.step()
@@ -145,7 +145,7 @@ def run_updates(
 
 @torch.no_grad()
 def _measured(algorithm: Any, models: Models, batch: Batch, ranks: Ranks, *, counts: bool) -> dict[str, float]:
-    """Return means of an algorithm's metrics of rows after an update, over all ranks' batches that count."""
+    """Return the means of the algorithm's metrics after an update, over the batches of all ranks that count."""
     found = algorithm.after(batch, models)
     rows = batch.count if counts and ranks.counts else 0
     sums = [float(values[:rows].double().sum()) for values in found.values()]
@@ -153,9 +153,9 @@ def _measured(algorithm: Any, models: Models, batch: Batch, ranks: Ranks, *, cou
     return {name: total / number for name, total in zip(found, totals, strict=True)}
 
 
-def _step_beside(state: TrainerState, means: dict[str, float], number: int) -> None:
-    """Clip and step the further trained models, each by itself; record gradient norm and rate."""
-    for name, part in state.beside.items():
+def _step_extra_parts(state: TrainerState, means: dict[str, float], number: int) -> None:
+    """Clip and step each further trained model separately; record its gradient norm and rate."""
+    for name, part in state.extra_parts.items():
         parameters = part.trainable.parameters()
         norm = number_of(torch.nn.utils.clip_grad_norm_(parameters, part.max_grad_norm))
         _check_finite(means, norm, number)
@@ -167,19 +167,19 @@ def _step_beside(state: TrainerState, means: dict[str, float], number: int) -> N
 
 
 def dealt(chunks: Sequence[Units], ranks: Ranks) -> Sequence[Units]:
-    """Return the micro-batches of an update that this rank works on."""
+    """Return this rank's micro-batches of an update."""
     return chunks[ranks.share :: ranks.shares]
 
 
 def _with_idle(batches: Callable[[], Iterable[Batch]], count: int) -> Iterator[Batch]:
-    """Yield batches; those after ``count`` of them do not count."""
+    """Yield batches; those after the first ``count`` get weight 0."""
     for place, batch in enumerate(batches()):
         yield batch if place < count else replace(batch, weights=torch.zeros_like(batch.weights), count=0)
 
 
 def read_ahead(batches: Callable[[Units], Batch], chunks: Sequence[Units]) -> Iterator[Batch]:
-    """Yield the batch of every chunk in order, while a thread reads the next ones from the store."""
-    # Device and OpenMP's number of threads are kept per thread.
+    """Yield the batch of each chunk in order, while a thread prefetches the next ones from the store."""
+    # The current device and OpenMP's thread count are per thread.
     with ThreadPoolExecutor(1, initializer=as_here()) as pool:
         waiting = deque(pool.submit(batches, chunk) for chunk in chunks[:_AHEAD])
         for chunk in [*chunks[_AHEAD:], *[None] * _AHEAD]:
@@ -200,10 +200,10 @@ def _gradients(
     rows: int,
     ranks: Ranks,
 ) -> dict[str, float]:
-    """Leave the gradient of the mean loss over all ranks' rows in the parameters; return metric means.
+    """Set the parameters' gradients of the mean loss over all ranks' rows; return metric means.
 
-    Where a float16 backward overflows, the same rows are computed again at a smaller scale. All ranks hold the same
-    summed gradient, so they agree on it.
+    If a float16 backward overflows, the same rows are computed again at a smaller scale. All ranks see the same summed
+    gradient, so they agree on this.
     """
     figures = RowFigures(rows, first=not state.metrics)
     if state.scale is None:
@@ -221,7 +221,7 @@ def _gradients(
         if finite or state.scale.exhausted or not math.isfinite(means["loss"]):
             break
         state.scale, overflows = state.scale.smaller(), overflows + 1
-        for optimizer in (state.optimizer, *(part.optimizer for part in state.beside.values())):
+        for optimizer in (state.optimizer, *(part.optimizer for part in state.extra_parts.values())):
             optimizer.zero_grad(set_to_none=True)
     means |= {"loss_scale": factor, "overflows": float(overflows)}
     state.scale = state.scale.after_update()
@@ -236,7 +236,7 @@ def _accumulate(
     ranks: Ranks,
     factor: float = 1.0,
 ) -> None:
-    """Backpropagate ``factor`` times the mean loss over all rows of the update; note the figures of every row."""
+    """Backpropagate ``factor`` times the mean loss over all rows of the update; record the figures of each row."""
     for number, batch in enumerate(batches):
         ranks.pulse.at(f"micro-batch {number + 1} of an update of {figures.rows} rows")
         result = algorithm.loss(batch, models)
@@ -244,14 +244,14 @@ def _accumulate(
         loss = (rows * batch.weights * batch.importance).sum() / figures.rows * factor
         with backward(models.meter):
             loss.backward()  # type: ignore[no-untyped-call]
-        beside = {f"{name}_loss": values for name, values in result.beside.items()}
-        figures.add(batch, {"loss": result.loss, **beside, **result.metrics})
+        further = {f"{name}_loss": values for name, values in result.beside.items()}
+        figures.add(batch, {"loss": result.loss, **further, **result.metrics})
 
 
 def _reduce(figures: RowFigures, ranks: Ranks) -> dict[str, float]:
     """Return metrics of the rows of all ranks."""
     totals = figures.totals() if ranks.counts else {}
-    # A rank may have had rows that others had not.
+    # Ranks may have different metrics, because they train different rows.
     names = ranks.gather_names(list(totals))
     values = torch.tensor([totals.get(name, 0.0) for name in names], dtype=torch.float64)
     largest = torch.tensor([name.startswith(LARGEST) for name in names])

@@ -1,7 +1,7 @@
 """Loss scaling for a float16 forward: small gradients would underflow to 0 in a half-precision backward.
 
-A power of two, so that taking it off again in float32 changes no bit. Unlike ``torch.amp.GradScaler`` nothing is
-skipped: the rows of an update are in the store, so an update that overflows is computed again at a smaller scale.
+The scale is a power of two, so dividing by it in float32 is exact. ``torch.amp.GradScaler`` skips updates; here
+an update that overflows is computed again at a smaller scale, because its rows are in the store.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from models.weights.sharding import local, number
 if TYPE_CHECKING:
     from torch import nn
 
-#: Exponents tried in turn at an overflow lie this far apart.
+#: Decrease of the exponent after an overflow.
 _STEP = 2
-#: Updates without overflow after which the scale doubles; a run has hundreds, pre-training hundred thousands.
+#: Updates without overflow after which the scale doubles; a run has only hundreds of updates.
 _PATIENCE = 100
 _LARGEST = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScale:
-    """The scale of the next update; a new one is made, none is changed."""
+    """The scale of the next update (immutable)."""
 
     exponent: int = 16
-    """Losses are multiplied by two to this power, and by the number of rows they are divided by."""
+    """Losses are multiplied by 2 to this power, and by the row count that the mean divides by."""
     quiet: int = 0
     """Updates since the last overflow or growth."""
 
     def factor(self, rows: int) -> float:
         """Return the factor of an update's mean loss.
 
-        The number of rows, rounded up to a power of two, is part of it: the backward of each row then works in the same
-        range however many rows share the update.
+        It includes the number of rows, rounded up to a power of two, so that each row's backward works in the same
+        range for any number of rows.
         """
         return float(2.0 ** (self.exponent + (rows - 1).bit_length()))
 
@@ -47,19 +47,19 @@ class LossScale:
         return LossScale(exponent=max(0, self.exponent - _STEP))
 
     def after_update(self) -> LossScale:
-        """Return the scale of the update after one that did not overflow."""
+        """Return the scale that follows an update without overflow."""
         if self.quiet + 1 < _PATIENCE:
             return LossScale(exponent=self.exponent, quiet=self.quiet + 1)
         return LossScale(exponent=min(_LARGEST, self.exponent + 1))
 
     @property
     def exhausted(self) -> bool:
-        """True where no smaller scale is left to try."""
+        """True if no smaller scale is left to try."""
         return self.exponent == 0
 
 
 def loss_scale(dtype: str) -> LossScale | None:
-    """Return the scale a run starts with for a forward in ``dtype``; None where none is needed."""
+    """Return the initial scale for a forward in ``dtype``; None if none is needed."""
     return LossScale() if dtype == "float16" else None
 
 

@@ -1,6 +1,6 @@
-"""Figures of an update, from those of its rows: they stay on the device until the update is over, then move at once.
+"""Metrics of an update, aggregated from row figures that stay on the device until the update ends.
 
-Reading a number after every micro-batch would make an accelerator wait each time.
+Reading a number after each micro-batch would stall the accelerator each time.
 
 Legend: B rows of a micro-batch, R rows of this rank in an update.
 """
@@ -20,9 +20,9 @@ from tasks.algorithms.base import Batch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Figures with this prefix are the largest of all rows; the others are means.
+#: Figures with this prefix are maxima over all rows; the others are means.
 LARGEST = "max/"
-#: Weights below it underflowed; their logarithm is bounded.
+#: Lower bound of weights before the logarithm; smaller weights underflowed.
 _SMALLEST = torch.finfo(torch.float64).tiny
 
 
@@ -33,7 +33,7 @@ class RowFigures:
     rows: int
     """Rows of the update, on all ranks."""
     first: bool = False
-    """It is the first of its epoch: fresh rows should be predicted as they were in the rollout."""
+    """It is the first update of its epoch: fresh rows should give the log-probs of the rollout."""
     _figures: list[Tensor] = field(default_factory=list)
     _names: list[str] = field(default_factory=list)
     _ages: list[Tensor] = field(default_factory=list)
@@ -41,7 +41,7 @@ class RowFigures:
     _importance: list[Tensor] = field(default_factory=list)
 
     def add(self, batch: Batch, figures: Mapping[str, Tensor]) -> None:
-        """Take the (B,) figures of a micro-batch; nothing is read from the device."""
+        """Add the (B,) figures of a micro-batch, without reading from the device."""
         self._names = list(figures)
         self._figures.append(torch.stack([widened(values.detach()) for values in figures.values()])[:, : batch.count])
         self._ages.append(batch.age[: batch.count])
@@ -50,7 +50,7 @@ class RowFigures:
             self._importance.append(batch.importance[: batch.count])
 
     def totals(self) -> dict[str, float]:
-        """Return this rank's part of the means over all rows, and the shares of rows that some of them cover."""
+        """Return this rank's part of the means over all rows, and the share of rows of each partial mean."""
         if not sum(len(ages) for ages in self._ages):
             return {}
         table = torch.cat(self._figures, dim=1).cpu().double()
@@ -70,7 +70,7 @@ class RowFigures:
         return totals
 
     def _labeled(self, figures: Mapping[str, Tensor], ages: Tensor, steps: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return ratios by denoising step; of replayed rows clipped shares by age, and the weights of stale ones."""
+        """Return (values, mask) of ratios by denoising step; with replay, of clip shares by age and stale weights."""
         parts: dict[str, tuple[Tensor, Tensor]] = {}
         replayed = int(ages.max()) > 0
         if "ratio" in figures:
@@ -90,7 +90,7 @@ class RowFigures:
 
 
 def _gaps(gap: Tensor, fresh: Tensor, steps: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return by how much log-probs of fresh rows differ from those stored in the rollout, in all and by step."""
+    """Return (values, mask) of the gap between log-probs of fresh rows now and in the rollout, in all and by step."""
     by_step = {f"replay_gap_step{i}": (gap, fresh & (steps == i)) for i in steps[fresh].unique().tolist()}
     return {"replay_gap": (gap, fresh), **by_step}
 

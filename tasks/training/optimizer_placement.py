@@ -1,7 +1,7 @@
-"""Parameters and moments on different devices: an optimizer that moves them together for a step, in chunks.
+"""An optimizer for parameters and moments on different devices: it brings them together for a step, in chunks.
 
-Moments may rest in host memory while models compute on a device (``offload: optimizer``), or parameters and gradients
-lie there while moments stay on the device (``offload: parameters``). A step is elementwise, so that results are equal.
+Moments are kept in host memory while models compute on a device (``offload: optimizer``), or parameters and gradients
+are there while moments stay on the device (``offload: parameters``). A step is elementwise, so results are equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PlacedOptimizer:
-    """Steps on a device whatever of its parameters and moments is not there."""
+    """Moves parameters and moments to a device for a step, if they are not there."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class PlacedOptimizer:
 
         Args:
             parameters: float32, on the device or in host memory.
-            make: makes the optimizer of some of them.
-            device: where steps are made.
-            resting: moments lie in host memory between steps.
+            make: makes the optimizer of some parameters.
+            device: the device of the steps.
+            resting: keep moments in host memory between steps.
         """
         self._device, self._resting = device, resting
         self._parts: list[tuple[list[tuple[nn.Parameter, nn.Parameter]], Any]] = []
@@ -70,13 +70,13 @@ class PlacedOptimizer:
             optimizer.set_learning_rate(rate)
 
     def begin(self, parameter: nn.Parameter) -> None:
-        """Give a parameter the moments it has before its first step."""
+        """Create the initial moments of a parameter."""
         twin, optimizer = self._of[parameter]
         optimizer.begin(twin)
         self._rest(optimizer, [twin])
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return the moments of a parameter, by kind, as stored; nothing before its first step."""
+        """Return the moments of a parameter, by kind, as stored; empty before its first step."""
         twin, optimizer = self._of[parameter]
         found: dict[str, Tensor] = optimizer.moments(twin)
         return found
@@ -87,7 +87,7 @@ class PlacedOptimizer:
 
 
 def _some(parameters: Sequence[nn.Parameter], numbers: int) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters in order, as many at a time as have so many numbers here, and one at least."""
+    """Yield the parameters in order, in groups of at most ``numbers`` local values and at least one parameter."""
     some: list[nn.Parameter] = []
     held = 0
     for parameter in parameters:
@@ -102,7 +102,7 @@ def _some(parameters: Sequence[nn.Parameter], numbers: int) -> Iterator[list[nn.
 
 
 def _twin(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
-    """Return a parameter on the device that is spread as this one and takes no memory yet; itself where it is there."""
+    """Return a device parameter with the same sharding and no storage yet; the parameter itself if it is there."""
     own = local(parameter.detach())
     if own.device.type == device.type:
         return parameter
@@ -113,7 +113,7 @@ def _twin(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
 
 @contextmanager
 def _together(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]], device: torch.device) -> Iterator[None]:
-    """Hold parameters and gradients on the device inside, and write the new parameters back after it."""
+    """Inside, hold parameters and gradients on the device; afterwards write the new parameters back."""
     apart = [(own, twin) for own, twin in pairs if own is not twin]
     for own, twin in apart:
         part = local(own.detach())
@@ -128,7 +128,7 @@ def _together(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]], device: torch.
 
 
 def _move(optimizer: Any, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
-    """Move the moments of some parameters; counts of steps stay where the optimizer wants them."""
+    """Move the moments of some parameters; step counts stay in place."""
     for parameter in parameters:
         kept = optimizer.state.get(parameter, {})
         for kind, value in kept.items():
@@ -137,7 +137,7 @@ def _move(optimizer: Any, parameters: Sequence[nn.Parameter], device: torch.devi
 
 
 def _moved(value: Tensor, device: torch.device) -> Tensor:
-    """Return a copy on the device; one in host memory is pinned, which is copied from faster."""
+    """Return a copy on the device; a copy in host memory is pinned, for faster transfers."""
     part = local(value)
     if device.type != "cpu" or part.device.type == "cpu":
         return value.to(device)
@@ -145,7 +145,7 @@ def _moved(value: Tensor, device: torch.device) -> Tensor:
 
 
 def _pinned(value: Tensor) -> Tensor:
-    """Return a copy in pinned host memory, of moments in 8 bits with all they consist of."""
+    """Return a copy in pinned host memory, including the inner tensors of 8-bit moments."""
     if not is_traceable_wrapper_subclass(value):
         return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value)
     names, context = value.__tensor_flatten__()

@@ -1,7 +1,7 @@
-"""Optimizers, and which of their state is stored.
+"""Optimizers, and the part of their state that is stored.
 
-A new optimizer is a class of ``torch.optim.Optimizer`` with the methods of ``tasks.training.adamw:AdamW``, in a file of
-its own, and one line in the table.
+A new optimizer is a ``torch.optim.Optimizer`` class with the methods of ``tasks.training.adamw:AdamW``, in its own
+file, and one line in the table.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class MomentOptimizer(Protocol):
         """Set the learning rate of the next step."""
 
     def begin(self, parameter: nn.Parameter) -> None:
-        """Give a parameter the moments it has before its first step."""
+        """Create the initial moments of a parameter."""
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return the moments of a parameter, by kind, as stored; nothing before its first step."""
+        """Return the moments of a parameter, by kind, as stored; empty before its first step."""
 
 
 class OptimizerClass(MomentOptimizer, Protocol):
-    """An optimizer of the table."""
+    """The class of an optimizer in the table."""
 
     moment_bytes: ClassVar[float]
-    """Bytes of one moment of one number."""
+    """Bytes per value of one moment."""
     fuses: ClassVar[bool]
-    """``execution.fused_adamw`` does something."""
+    """``execution.fused_adamw`` has an effect."""
 
 
 def adamw_settings(section: OptimizeSection) -> dict[str, Any]:
-    """Return the arguments every AdamW takes."""
+    """Return the arguments of AdamW optimizers."""
     return {
         "lr": section.learning_rate,
         "betas": section.betas,
@@ -78,8 +78,8 @@ def make_optimizer(
     Args:
         parameters: float32.
         section: the settings.
-        execution: placement and kernel of a step; the defaults when absent.
-        device: where models compute; where the parameters are when absent.
+        execution: placement and kernel of a step; None: the defaults.
+        device: the device of the models; None: that of the parameters.
     """
     execution = execution or ExecutionSection()
     kind = resolve(OPTIMIZERS, section.optimizer, label="optimize.optimizer")
@@ -105,7 +105,7 @@ def check_optimizer(config: RunConfig) -> None:
     """Check that the optimizer exists and supports the settings.
 
     Raises:
-        ConfigError: it cannot be imported, or a setting would do nothing.
+        ConfigError: it cannot be imported, or a setting has no effect on it.
     """
     name = config.optimize.optimizer
     kind: type[OptimizerClass] = resolve(OPTIMIZERS, name, label="optimize.optimizer")

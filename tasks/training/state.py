@@ -1,7 +1,7 @@
-"""The state of training as files: weights, average, optimizer moments, metrics. Equal state gives equal bytes.
+"""The training state as files: weights, average, optimizer moments, metrics. Equal state gives equal bytes.
 
-Where every rank holds all of it, the first writes whole tensors; where they hold it together, each writes its part.
-Both are read by any number of ranks that hold it either way.
+If every rank holds the full state, the first rank writes whole tensors; if it is sharded, each rank writes its part.
+Any number of ranks can read either form, sharded or not.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class PartFiles:
     """Its optimizer's moments."""
 
 
-#: By the name of the part.
-BESIDE = {"critic": PartFiles(CRITIC, CRITIC_OPTIMIZER)}
+#: Files by the name of the part.
+PART_FILES = {"critic": PartFiles(CRITIC, CRITIC_OPTIMIZER)}
 
 Files = Mapping[str, Mapping[str, Tensor]]
 
@@ -56,9 +56,9 @@ def write_state(
 
     Args:
         state: of training.
-        folder: this rank's own.
-        ranks: those that train together.
-        behavior: weights of the policy that rolls out next, where it is another, by parameter name.
+        folder: this rank's folder.
+        ranks: the ranks that train together.
+        behavior: weights of the next rollout's policy by parameter name, if it is another one.
     """
     files = _files(state)
     if behavior is not None:
@@ -72,15 +72,15 @@ def write_state(
 
 
 class StateCopy:
-    """Training state as it was at one moment, being written while training goes on."""
+    """A snapshot of the training state, written while training continues."""
 
     def __init__(self, state: TrainerState, folder: Path, ranks: Ranks) -> None:
         """Copy this rank's part to host memory; all ranks must do so together.
 
         Args:
             state: of training.
-            folder: this rank's own.
-            ranks: those that train together, on a channel nothing else uses meanwhile.
+            folder: this rank's folder.
+            ranks: the ranks that train together, on a channel without other traffic.
         """
         self._folder, self._part, self._first = folder, folder / part_folder(ranks.rank), ranks.first
         self._progress = _progress(state)
@@ -111,14 +111,14 @@ class Kept:
     policy: str
     """``kind/id`` of the policy."""
     optimizer: MomentOptimizer
-    """Over the trained parameters."""
+    """Optimizer of the trained parameters."""
     ema: Ema | None
     """The moving average, if one is kept."""
     total_updates: int
     """Updates since the start of the run."""
     scale: LossScale | None
     """Scale of the loss, with a float16 forward."""
-    beside: Mapping[str, TrainedPart]
+    extra_parts: Mapping[str, TrainedPart]
     """Further trained models, with weights of the same artifact."""
 
     @classmethod
@@ -130,13 +130,18 @@ class Kept:
             ema=state.ema,
             total_updates=state.total_updates,
             scale=state.scale,
-            beside=state.beside,
+            extra_parts=state.extra_parts,
         )
 
     def state(self, trainable: Trainable) -> TrainerState:
-        """Return the state to go on with, of weights that are this policy's."""
+        """Return the state to continue from, with this policy's weights."""
         return TrainerState(
-            trainable, self.optimizer, self.ema, self.total_updates, scale=self.scale, beside=dict(self.beside)
+            trainable,
+            self.optimizer,
+            self.ema,
+            self.total_updates,
+            scale=self.scale,
+            extra_parts=dict(self.extra_parts),
         )
 
 
@@ -154,13 +159,13 @@ def read_state(state: TrainerState, folder: Path) -> None:
             raise CorruptError(f"{folder} has no moving average, but optimize.ema is set.")
         TensorFiles(files).read_into(dict(zip(own, state.ema.values, strict=True)))
     _read_moments(state.optimizer, tensor_files(folder, OPTIMIZER), own)
-    for name, part in state.beside.items():
-        weights = tensor_files(folder, BESIDE[name].weights)
+    for name, part in state.extra_parts.items():
+        weights = tensor_files(folder, PART_FILES[name].weights)
         if not weights:
-            continue  # the policy was trained alone until now, and a fresh part begins
+            continue  # the part was not trained until now and starts fresh
         part.trainable.read(weights)
         parameters = dict(part.trainable.named_parameters())
-        _read_moments(part.optimizer, tensor_files(folder, BESIDE[name].optimizer), parameters)
+        _read_moments(part.optimizer, tensor_files(folder, PART_FILES[name].optimizer), parameters)
     progress = json.loads((folder / METRICS).read_text())
     state.total_updates = progress["total_updates"]
     state.metrics.extend(progress["metrics"])
@@ -170,7 +175,7 @@ def read_state(state: TrainerState, folder: Path) -> None:
 
 def _read_moments(optimizer: MomentOptimizer, files: Sequence[Path], own: Mapping[str, torch.nn.Parameter]) -> None:
     if not files:
-        return  # ranks write no file without tensors: nothing had a gradient yet
+        return  # ranks write no file without tensors: no parameter had a gradient yet
     stored, targets, begun = TensorFiles(files), dict[str, Tensor](), set[str]()
     for key in stored.shapes:
         name = key.partition("/")[2]
@@ -187,15 +192,15 @@ def _read_moments(optimizer: MomentOptimizer, files: Sequence[Path], own: Mappin
 
 
 def _files(state: TrainerState) -> dict[str, Mapping[str, Tensor]]:
-    """Return the tensors of every file, as they are held."""
+    """Return the tensors of each file, as this rank holds them."""
     own = _weights(state.trainable)
     files: dict[str, Mapping[str, Tensor]] = {Weights.TRAINED.value: own}
     if state.ema is not None:
         files[Weights.AVERAGE.value] = dict(zip(own, state.ema.values, strict=True))
     files[OPTIMIZER] = _all_moments(state.optimizer, state.trainable)
-    for name, part in state.beside.items():
-        files[BESIDE[name].weights] = _weights(part.trainable)
-        files[BESIDE[name].optimizer] = _all_moments(part.optimizer, part.trainable)
+    for name, part in state.extra_parts.items():
+        files[PART_FILES[name].weights] = _weights(part.trainable)
+        files[PART_FILES[name].optimizer] = _all_moments(part.optimizer, part.trainable)
     return files
 
 
@@ -211,7 +216,7 @@ def _all_moments(optimizer: MomentOptimizer, trainable: Trainable) -> dict[str, 
 
 
 def _moments(optimizer: MomentOptimizer, parameter: torch.nn.Parameter, name: str) -> dict[str, Tensor]:
-    """Return the optimizer's moments of a parameter, by key in the file; filling them changes the optimizer."""
+    """Return the optimizer's moments of a parameter by file key; writing to them changes the optimizer."""
     kept = optimizer.moments(parameter).items()
     return {f"{kind}/{name}": tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor for kind, tensor in kept}
 

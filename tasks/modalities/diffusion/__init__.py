@@ -1,1 +1,1 @@
-"""Diffusion and flow-matching policies: samples are denoised, transitions or noised samples are trained on."""
+"""Diffusion and flow-matching policies: sampling is denoising, training uses transitions or noised samples."""

@@ -32,21 +32,21 @@ class Activations:
     """Bytes of one row, without weights."""
 
     sampling: int
-    """Of a forward without gradient."""
+    """A forward without gradient."""
     training: int
-    """Of a forward and backward."""
+    """A forward and backward."""
     decoding: int
-    """Of decoding its latents."""
+    """Decoding of its latents."""
     kept: int = 0
-    """Activations a forward keeps for its backward; if measured."""
+    """Activations that a forward keeps for its backward, if measured."""
     following: int = 0
-    """Of decoding its latents and going back to them; where it is asked for."""
+    """Decoding of its latents and the backward to them, if measured."""
     stored: int = 0
     """Its training data from the store: latents twice, and conditioning."""
 
 
 def measure_activations(config: RunConfig, requires: Requirements) -> Activations | None:
-    """Return the memory of one row, or None while the architecture is not known.
+    """Return the memory of one row, or None if the architecture is unknown.
 
     Args:
         config: the config.
@@ -93,10 +93,10 @@ def footprints_of(
     with tempfile.TemporaryDirectory() as folder:
         build_tiny(model.policy).save_pretrained(folder)
         policy = family.load(Path(folder), small, frozenset(Part), model.options)
-    # The model may make sizes that the small one cannot.
+    # The small model does not support all sizes of the real one, so they are set after loading.
     policy.settings = settings
     image = np.zeros((model.height, model.width, 3), np.uint8)
     most = most_images(model.policy, model.options)
-    # How many frames a clip is given changes no sizes worth counting.
+    # The number of given frames of a clip has a negligible effect on memory.
     images = [[image] * (1 if model.policy in LAST_FRAME else most)] if most else None
     return Footprints(policy, architecture, spec, guided=guided and uses_guidance(config), images=images)

@@ -1,4 +1,4 @@
-"""What a config of a diffusion policy must fit, and how many rows of its denoiser a run takes."""
+"""Checks the configs of diffusion policies, and counts the denoiser rows of a run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tasks.specs.graph import is_evaluated
 
 
 def check_diffusion(config: RunConfig, requires: Requirements) -> None:
-    """Check samplers, plans and what they are combined with.
+    """Check samplers, plans and their combinations with other settings.
 
     Raises:
-        ConfigError: something cannot work.
+        ConfigError: a setting or combination is invalid.
     """
     _known("rollout.solver", config.rollout.solver, SOLVERS)
     _known("evaluate.solver", config.evaluate.solver, SOLVERS)
@@ -40,13 +40,13 @@ def check_diffusion(config: RunConfig, requires: Requirements) -> None:
 
 
 def _known(label: str, name: str, table: Table) -> None:
-    """Check a table name without importing what it stands for; import strings are imported."""
+    """Check a table name without importing its entry; import strings are imported."""
     if name not in table:
         resolve(table, name, label=label)
 
 
 def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
-    """Return what a run takes whose config was checked; ``prompts`` is their number by split."""
+    """Return the cost of a run with a checked config; ``prompts`` holds the number of prompts by split."""
     steps = draw_plans(config, make_plan(config))[0]
     rollout, calls = config.rollout, 2 if uses_guidance(config) else 1
     trained_calls = calls if requires.guided else 1
@@ -88,7 +88,7 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
 
 
 def _latent_values(config: RunConfig) -> int | None:
-    """Return the values of one latent, from the model's own config files, the published ones, or the builder."""
+    """Return the number of values of one latent, from the model's own or published config files, or the builder."""
     from models.memory.architectures import architecture_of
 
     model = config.model

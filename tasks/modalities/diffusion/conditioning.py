@@ -24,9 +24,9 @@ def read_conditioning(
 
     Args:
         context: the run.
-        prompts: B prompts; rows of equal ones are read and moved once.
-        device: where the rows go.
-        dtype: that of the model; integers keep their dtype.
+        prompts: B prompts; the row of equal prompts is read and moved once.
+        device: target device.
+        dtype: the model's dtype; integers keep their own.
     """
     text = context.config.model.negative_prompt
     wanted = [[prompt.condition for prompt in prompts]]
@@ -46,12 +46,12 @@ def _tensors(
     for name, array in loaded.arrays.items():
         rows = torch.from_numpy(array)
         rows = rows.view(torch.bfloat16) if loaded.dtypes.get(name) == "bfloat16" else rows
-        # Positions, lengths and masks are whole numbers, which bfloat16 has only up to 256.
+        # Positions, lengths and masks are integers, which bfloat16 represents exactly only up to 256.
         kind = dtype if rows.is_floating_point() else rows.dtype
         tensors[name] = moved(rows, device).to(kind)[index]
     return tensors
 
 
 def conditioning_of(context: RunContext, host: ModelHost, prompts: Sequence[StoredPrompt]) -> Conditioning:
-    """Return one row per prompt on the device of a process's models, each with its negative when guidance is on."""
+    """Return one row per prompt on the device of the process's models, each with its negative if guidance is on."""
     return read_conditioning(context, prompts, device=host.device, dtype=host.dtype)

@@ -1,4 +1,4 @@
-"""Evaluations by denoising: the ODE from noise that is the same for every policy."""
+"""Evaluation sampling by denoising: the ODE from the same noise for every policy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class EvaluationSampler:
-    """Makes samples of fixed seeds with the average of the weights, if one is kept."""
+    """Makes samples with fixed seeds, using the average of the weights if one is kept."""
 
     def __init__(self, making: SamplingContext) -> None:
         """Bind to the sampling context."""
@@ -32,7 +32,7 @@ class EvaluationSampler:
         self._models = SamplingModels(making, Weights.AVERAGE)
 
     def load(self) -> None:
-        """The policy."""
+        """Load the policy."""
         self._models.load()
 
     def rest(self) -> None:
@@ -40,7 +40,7 @@ class EvaluationSampler:
         self._models.rest()
 
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
-        """Sample one batch; it is padded to one size so that the same kernels run whatever the shard."""
+        """Sample one batch; padding to a fixed size makes the same kernels run for every shard."""
         policy, velocities = self._models.held()
         with policy.sized(**sizes_of(as_evaluated(self._config).model)):
             return self._sampled(jobs, policy, velocities)
@@ -87,5 +87,5 @@ def sizes_of(model: ModelSection) -> dict[str, int]:
 
 
 def no_noise(step: int) -> torch.Tensor:
-    """Never asked: no step is stochastic."""
+    """Never called: no step is stochastic."""
     raise AssertionError(f"the ODE asked for noise at step {step}")

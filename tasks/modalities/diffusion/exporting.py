@@ -1,4 +1,4 @@
-"""Exports of diffusion policies: files that plain diffusers loads, with a card that says how to call them."""
+"""Exports of diffusion policies: files that plain diffusers loads, with a card on their usage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from models.weights.lora import LoraSpec
     from tasks.modalities.modality import ExportRequest
 
-#: Columns of the picture before and after.
+#: Columns of the before-and-after picture.
 _SHOWN = 6
 _PICTURE = "images/before-after.png"
 
@@ -126,10 +126,7 @@ class PipelineExport:
         return self._context.prompts[self._split][0]
 
     def _copy_images(self, prompt: StoredPrompt, target: Path, call: PipelineCall) -> tuple[str, ...]:
-        """Write the images that a prompt starts from, as large as the pipeline wants them; return their names.
-
-        Of a clip these are its frames.
-        """
+        """Write a prompt's images, or the frames of its clip, in the size of the pipeline; return their names."""
         (found,) = self._context.references([prompt.metadata], frames=call.clip)
         area = call.image_area
         names = input_names(len(found))

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finals:
-    """The end of B samples."""
+    """The results of B samples."""
 
     media: np.ndarray | None
-    """(B, ..., 3) uint8 images or clips; None where nothing is decoded."""
+    """(B, ..., 3) uint8 images or clips; None without decoding."""
     latents: np.ndarray | None
-    """(B, ...) float32 or float16; None where they are not kept."""
+    """(B, ...) float32 or float16; None if they are not kept."""
     sounds: np.ndarray | None = None
-    """(B, N, C) int16; None where clips have none."""
+    """(B, N, C) int16; None if clips have no sound."""
     rate: int = 0
-    """Of sounds, samples per second."""
+    """Samples per second of sounds."""
 
     @classmethod
     def of(cls, policy: DiffusionPolicy, final: Tensor, config: RunConfig, conditioning: Conditioning) -> Finals:
-        """Decode (B, ...) final latents if the config wants media, and keep them if it wants latents.
+        """Decode (B, ...) final latents if the config stores media, and keep them if it stores latents.
 
-        The moving part is kept; decoding takes B rows joined with the clip in the conditioning.
+        Only the denoised part is kept; for decoding it is joined with the clip in the conditioning.
 
         Raises:
             SamplingError: latents or images are not finite.
@@ -55,7 +55,7 @@ class Finals:
         return cls(decoded, kept, decode_in_slices(policy, policy.sounds, ends, size).numpy(), policy.sound_rate)
 
     def sample(self, row: int) -> dict[str, Any]:
-        """Return the fields of a ``Sample`` about its end."""
+        """Return the fields of a ``Sample`` that hold its result."""
         heard = None if self.sounds is None else Sound(samples=self.sounds[row], rate=self.rate)
         return {
             "media": None if self.media is None else self.media[row],
@@ -67,7 +67,7 @@ class Finals:
 def decode_in_slices(policy: DiffusionPolicy, decode: Callable[[Tensor], Tensor], latents: Tensor, size: int) -> Tensor:
     """Return the decoded media of (B, ...) final latents, on the CPU, ``size`` rows at a time.
 
-    Every slice has exactly so many rows, the last one padded: kernels differ with the number of rows.
+    The last slice is padded to ``size`` rows, because kernels differ with the number of rows.
     """
     padding = latents[-1:].expand(-len(latents) % size, *latents.shape[1:])
     parts = torch.cat([latents, padding]).split(size)

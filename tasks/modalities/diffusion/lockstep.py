@@ -1,4 +1,4 @@
-"""Sampling with weights that stay spread over the ranks: a forward is made by all of them, each of its own rows."""
+"""Sampling with weights sharded over the ranks: all ranks run each forward together, each with its own rows."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Inputs(NamedTuple):
 
 
 def idle_row(policy: DiffusionPolicy, conditioning: Conditioning) -> Inputs:
-    """Return a row to call the denoisers with where the result does not count.
+    """Return a dummy row to call the denoisers with.
 
     Args:
-        policy: gives the noise.
+        policy: draws the noise.
         conditioning: one row, of any prompt.
     """
     latents = policy.initial_latents([torch.Generator().manual_seed(0)])
@@ -38,19 +38,19 @@ def idle_row(policy: DiffusionPolicy, conditioning: Conditioning) -> Inputs:
 
 
 class InStep:
-    """Velocities of spread weights, for ranks that each take shards of their own, as many as they get to.
+    """Velocities of sharded weights, for ranks that process different shards, in any number.
 
-    Before every forward the ranks agree which models some of them need. All call those: a rank that needs
-    none of one, or has no work left, calls it with a row that does not count. So they need not take equally many steps.
+    Before each forward the ranks agree on the models that any of them needs. All ranks call these models; a rank that
+    does not need one, or has no work left, calls it with a dummy row. So ranks can take different numbers of steps.
     """
 
     def __init__(self, trainable: TrainableDenoiser, ranks: Ranks, idle: Callable[[], Inputs]) -> None:
         """Bind to the weights.
 
         Args:
-            trainable: the policy, spread.
-            ranks: all that hold a part of it.
-            idle: makes a row that does not count; asked once, and only where it is needed.
+            trainable: the policy, sharded.
+            ranks: all ranks that hold a part of it.
+            idle: makes a dummy row; called at most once, when needed.
         """
         self._ranks = ranks
         self._make_idle = idle
@@ -67,7 +67,7 @@ class InStep:
         return found
 
     def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
-        """Return the policy's velocities and predictions for the negative prompt; see its method."""
+        """Return the policy's velocities and predictions for the negative prompt; see its ``guided_velocity``."""
         found: Guided = self._call("guided", Inputs(latents, sigma, conditioning))
         return found
 
@@ -78,7 +78,7 @@ class InStep:
 
     @torch.no_grad()
     def rest(self) -> None:
-        """Take part in the others' forwards until none has work left."""
+        """Take part in the forwards of other ranks until all are done."""
         while wanted := self._wanted(None):
             for name in wanted:
                 self._calls[name](*self._idle_row())
@@ -91,7 +91,7 @@ class InStep:
         return found[name]
 
     def _wanted(self, own: str | None) -> list[str]:
-        """Return which models some rank wants to call now; all ranks must ask together."""
+        """Return the models that any rank calls next; all ranks must call this together."""
         wishes = torch.tensor([name == own for name in self._calls], dtype=torch.uint8)
         return [name for name, some in zip(self._calls, self._ranks.largest(wishes).tolist(), strict=True) if some]
 

@@ -39,7 +39,7 @@ from tasks.modalities.memory import (
 if TYPE_CHECKING:
     import torch
 
-#: The option that says how long texts are; those of families without are CLIP's.
+#: The option for the length of texts; families without it use CLIP's length.
 _LENGTH, _CLIP = "max_sequence_length", 77
 
 
@@ -48,23 +48,23 @@ class DenoiserMemory:
     """Estimates for one rank, in bytes."""
 
     parameters: int
-    """Of all denoisers."""
+    """Parameters of all denoisers."""
     trained: int
     """Trained parameters: adapters, or all."""
     tokens: int
     """Latent and text tokens of one row."""
     text: int
-    """Text encoders, and the autoencoder where images are encoded too; only ``encode`` holds them."""
+    """Text encoders, and the autoencoder if images are encoded too; only ``encode`` holds them."""
     encode_activations: int
-    """Of encoding ``execution.encode_batch_size`` prompts, and an image."""
+    """Activations of encoding ``execution.encode_batch_size`` prompts, and an image."""
     sampling_weights: int
     """Denoisers and further models while sampling: whole on every rank, or sharded as in training."""
     decoder: int
     """The autoencoder, while images are sampled and decoded."""
     rollout_activations: int
-    """Of one forward of ``execution.rollout_batch_size`` rows."""
+    """Activations of one forward of ``execution.rollout_batch_size`` rows."""
     decode_activations: int
-    """Of decoding ``execution.decode_batch_size`` images or clips."""
+    """Activations of decoding ``execution.decode_batch_size`` images or clips."""
     training_weights: int
     """Denoisers and further models while training: with fsdp this rank's part, and gathered blocks."""
     training_state: int
@@ -72,11 +72,11 @@ class DenoiserMemory:
     optimize_activations: int
     """Kept for the backward pass of ``execution.micro_batch_size`` rows."""
     step: int
-    """Of the exchange of gradients and the optimizer's step, when the activations are gone."""
+    """Gradient exchange and optimizer step, after the activations are freed."""
     host: dict[str, int]
     """Host memory, by content."""
     asked: Asked | None = None
-    """Of following rewards back, where that is done."""
+    """Reward gradients, if they are computed."""
 
     @property
     def encode(self) -> int:
@@ -100,32 +100,32 @@ class DenoiserMemory:
 
     @property
     def gradient(self) -> int:
-        """Memory of following rewards back in a stage of its own; 0 where there is none."""
+        """Memory of the separate stage of reward gradients; 0 if there is none."""
         return self.between + self.asked.models + self.asked.work if self.asked and not self.asked.training else 0
 
     @property
     def held(self) -> int:
-        """Weights and state while training, with those of rewards called meanwhile."""
+        """Weights and state while training, including rewards that are called during training."""
         asked = self.asked.weights if self.asked and self.asked.training else 0
         return self.training_weights + self.training_state + asked
 
     @property
     def optimize(self) -> int:
         """Memory of training."""
-        # Decoder and rewards work between the policy's forward and its backward.
+        # Decoder and rewards run between the policy's forward and its backward.
         asking = self.asked.kept + self.asked.work if self.asked and self.asked.training else 0
         return self.held + max(self.optimize_activations, asking, self.step)
 
     @property
     def phases(self) -> dict[str, int]:
-        """Memory of every phase."""
+        """Memory of each phase."""
         followed = {"gradient": self.gradient} if self.gradient else {}
         before = {"encode": self.encode, "rollout": self.rollout, "decode": self.decode}
         return {**before, **followed, "optimize": self.optimize}
 
     @property
     def lines(self) -> dict[str, dict[str, int]]:
-        """Its parts in words, by phase."""
+        """The parts of the memory by label and phase."""
         sampling, at_work = self.sampling_weights, self.optimize - self.held
         activations = {
             "encode": self.encode_activations,
@@ -150,7 +150,7 @@ class DenoiserMemory:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Reward models whose gradient memory is not known."""
+        """Notes on rewards with unknown gradient memory."""
         return () if self.asked is None else self.asked.notes
 
     def as_dict(self) -> dict[str, Any]:
@@ -175,14 +175,14 @@ def denoiser_memory(
     reference: bool,
     activations: Activations | None = None,
 ) -> DenoiserMemory | None:
-    """Return the memory of a rank; None while the architecture is unknown (a model to build, or not published here).
+    """Return the memory of a rank; None if the architecture is unknown (a model to build, or not published here).
 
     Args:
         config: the config.
         requires: its algorithm's needs.
         optimizer: sizes of its optimizer's state.
         reference: velocities of the base model are needed.
-        activations: of a row, where they were measured already.
+        activations: memory of a row, if already measured.
     """
     architecture = None if config.model.path is None else architecture_of(config.model.path)
     if architecture is None:
@@ -194,7 +194,7 @@ def denoiser_memory(
     trained, merged = _trained(config, architecture, module, spec)
     further = total * number * (int(reference and spec is None) + len(requires.teachers))
     weights = trained * MASTER + (0 if spec is None else (total + merged) * number) + further
-    # While training, a rank holds its part of weights, gradients and moments; for sampling weights are whole.
+    # While training, a rank holds its part of weights, gradients and moments; while sampling, weights are whole.
     parts = execution.holders
     copies = 1 + int(config.optimize.ema is not None) + int(requires.behavior)
     placed = Placed.of(execution, optimizer, weights=weights, trained=trained, copies=copies)
@@ -203,7 +203,7 @@ def denoiser_memory(
         largest = max(parameters(unit) for unit in units(module, family.blocks))
         blocks = WHOLE_BLOCKS * largest * (MASTER if spec is None else number)
     training = blocks + placed.weights
-    # Where weights are gathered to sample, each rank's part of them stays too.
+    # If weights are gathered for sampling, each rank's part of them stays too.
     whole = weights + (placed.weights if parts > 1 else 0)
     row = activations or measure_activations(config, requires)
     assert row is not None
@@ -215,7 +215,7 @@ def denoiser_memory(
         trained=trained,
         tokens=image_tokens(config, architecture) + text_tokens(config, architecture),
         text=architecture.text_parameters * number + of_images * decoder,
-        # An image that a prompt starts from is encoded alone, which takes no more than decoding it.
+        # A prompt's image is encoded alone, which takes at most the memory of decoding it.
         encode_activations=_encoding(config, architecture, number) + of_images * row.decoding,
         sampling_weights=training if execution.sampling == "spread" else whole,
         decoder=decoder,
@@ -239,7 +239,7 @@ def _training(config: RunConfig, requires: Requirements, row: Activations) -> in
 def _trained(
     config: RunConfig, architecture: Architecture, module: torch.nn.Module, spec: LoraSpec | None
 ) -> tuple[int, int]:
-    """Return the number of trained parameters, and of weights that are kept besides merged ones."""
+    """Return the number of trained parameters, and of base weights kept in addition to merged ones."""
     if spec is None:
         return parameters(module) * architecture.denoisers, 0
     summed = config.model.dtype == "float32" and config.execution.strategy != "fsdp"
@@ -261,7 +261,7 @@ def _host(config: RunConfig, row: Activations, placed: Placed, *, read: int, dec
 
 
 def _encoding(config: RunConfig, architecture: Architecture, number: int) -> int:
-    """Return the bytes that a batch of prompts takes in the largest text encoder, of numbers of so many bytes."""
+    """Return the bytes of a batch of prompts in the largest text encoder, with ``number`` bytes per value."""
     model, family = config.model, resolve(POLICIES, config.model.policy, label="model.policy")
     tokens = getattr(build(family.options_type, model.policy, model.options, label="model.options of"), _LENGTH, _CLIP)
     return config.execution.encode_batch_size * architecture.text.row(tokens, number)

@@ -1,4 +1,4 @@
-"""The diffusion kind: each method leads to the file that does it."""
+"""The diffusion kind; each method calls the module that implements it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from tasks.runtime.host import ModelHost
     from tasks.runtime.renderer import Renderer
 
-#: How many clips of an evaluation are written as files of their own.
+#: Number of clips of an evaluation that are written as separate files.
 _CLIPS = 4
 
 
@@ -65,7 +65,7 @@ class Diffusion(Kind):
     saves_memory = ("Lower execution.rollout_batch_size, or execution.decode_batch_size if it failed while decoding.",)
 
     def check(self, config: RunConfig, requires: Requirements) -> None:
-        """Check samplers, plans and what they are combined with."""
+        """Check samplers, plans and their combinations with other settings."""
         check_diffusion(config, requires)
 
     def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
@@ -83,7 +83,7 @@ class Diffusion(Kind):
         return drawing_memory(config)
 
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
-        """Return what the text encoders make of prompts, and of the images they come with."""
+        """Return the text encoders' outputs for prompts and their images."""
         policy = host.encoder()
         for prompt in prompts:
             if (mark := policy.first_mark(prompt.text)) is not None:
@@ -92,20 +92,20 @@ class Diffusion(Kind):
         return found
 
     def cut_notes(self, host: ModelHost, prompts: Sequence[Prompt]) -> list[str]:
-        """Ask the family how its tokenizers read them."""
+        """Return the family's notes on prompts that its tokenizers cut."""
         found: list[str] = host.encoder().cut_notes([prompt.text for prompt in prompts])
         return found
 
     def rollout(self, making: SamplingContext) -> Sampler:
-        """Stochastic steps, or branches of a trunk."""
+        """Return the sampler of stochastic chains, or of branches of a trunk."""
         return RolloutSampler(making)
 
     def evaluation(self, making: SamplingContext) -> Sampler:
-        """The ODE from fixed noise."""
+        """Return the sampler of the ODE from fixed noise."""
         return EvaluationSampler(making)
 
     def add_examples(self, config: RunConfig, folder: Path, samples: Sequence[Sample], *, before: int) -> None:
-        """Write the first clips in a form every player takes."""
+        """Write the first clips in a widely supported format."""
         form = replace(media_format(config), lossless=False, codec="aac")
         for number, made in enumerate(samples[: max(0, _CLIPS - before)], before):
             if made.media is not None and made.media.ndim == 4:
@@ -113,7 +113,7 @@ class Diffusion(Kind):
                 (folder / CLIPS / f"{number:03d}.mp4").write_bytes(form.encode(made.media, made.sound))
 
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
-        """Images and clips are there where something is decoded, latents where they are kept, texts never."""
+        """Check that a reward's media are decoded (images, clips, sounds) or stored (latents), and are not texts."""
         check_scored(section, needs, config)
 
     def trial(self, config: RunConfig) -> np.ndarray:
@@ -130,7 +130,7 @@ class Diffusion(Kind):
         return np.stack(recent or [shard.media(row) for row in rows])
 
     def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
-        """Draw the first images with prompt, what was drawn where it is another, and verdict."""
+        """Draw the first images with prompt, rendered text if it differs, and verdict."""
         if not verdicts or batch.media.dtype != np.uint8:
             return
         lines = (batch.prompts, verdicts) if texts is None else (batch.prompts, texts, verdicts)
@@ -138,11 +138,11 @@ class Diffusion(Kind):
         grid(list(batch.media[: len(verdicts)]), captions).save(folder / GRID)
 
     def draw(self, renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
-        """The ODE, of texts that are encoded as they come."""
+        """Render texts by the ODE; texts are encoded on the fly."""
         return draw(renderer, texts, seeds)
 
     def decoder(self, config: RunConfig, host: ModelHost) -> Callable[[np.ndarray], np.ndarray]:
-        """Load the autoencoder alone."""
+        """Return the decoder of states; only the autoencoder is loaded."""
         policy = cast(DiffusionPolicy, host.load(frozenset({Part.VAE})))
 
         def decode(states: np.ndarray) -> np.ndarray:
@@ -155,23 +155,23 @@ class Diffusion(Kind):
     def training_set(
         self, training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements
     ) -> SampleSet:
-        """Return stored transitions, or samples to be noised anew, as the algorithm needs."""
+        """Return stored transitions, stored states, or final samples to noise again, as the algorithm needs."""
         return training_set(training, shards, advantages, requires)
 
     def follow(self, following: RewardGradientRequest, batch: Scored) -> RewardGradientResult:
-        """Decode final latents, and go back through reward and decoder."""
+        """Decode final latents, and backpropagate through reward and decoder."""
         return follow(following, batch)
 
     def asked_parts(self, config: RunConfig) -> frozenset[Part]:
-        """Return the autoencoder, where a reward looks at images."""
+        """Return the autoencoder, if a reward reads images."""
         return decoded_parts(config)
 
     def give_rewards(self, models: Models, host: ModelHost) -> None:
-        """Decode, score and follow back."""
+        """Give the models rewards that decode, score and backpropagate."""
         cast(DiffusionModels, models).rewards = HeldRewards(host.config, host)
 
     def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> DiffusionModels:
-        """Return velocities."""
+        """Return the models, which compute velocities."""
         return DiffusionModels(trainable=cast(TrainableDenoiser, trainable), kernel=make_kernel(config))
 
     def export(self, exporting: ExportRequest, folder: Path) -> None:
@@ -180,7 +180,7 @@ class Diffusion(Kind):
 
 
 def _images(policy: DiffusionPolicy, prompts: Sequence[Prompt]) -> list[Images]:
-    """Return the images or clips of prompts as one further argument, or none."""
+    """Return the images or clips of prompts as one further argument, or no argument."""
     if not any(prompt.images for prompt in prompts):
         return []
     clips = policy.starts_from_clips

@@ -1,4 +1,4 @@
-"""Images of texts by a frozen model: the ODE from given noise, texts encoded as they come; and what that takes.
+"""Renders texts as images with a frozen model, by the ODE from given noise, and estimates the memory of it.
 
 Legend: B texts.
 """
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 def draw(renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
-    """Return (B, H, W, 3) uint8 images; batches are padded to one size, so that the same kernels run for any B.
+    """Return (B, H, W, 3) uint8 images; batches are padded to a fixed size, so the same kernels run for any B.
 
     Args:
         renderer: the model.
         texts: at most ``execution.rollout_batch_size``.
-        seeds: of the initial noise, one each.
+        seeds: seeds of the initial noise, one each.
     """
     config, size = renderer.config, renderer.config.execution.rollout_batch_size
     padding = [*range(len(texts)), *[len(texts) - 1] * (size - len(texts))]
@@ -67,11 +67,11 @@ def draw(renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.n
 @torch.no_grad()
 def _encoded(renderer: Renderer, texts: Sequence[str]) -> Mapping[str, Tensor]:
     policy = cast(DiffusionPolicy, renderer.policy())
-    # A language model wrote them, which must not stop the run.
+    # A language model wrote the texts: control tokens in them must not stop the run.
     found: dict[str, Tensor] = policy.encode([policy.as_plain(text) for text in texts])
     for name, rows in found.items():
         finite(rows, f"embeddings '{name}'")
-    # Positions, lengths and masks stay whole numbers.
+    # Positions, lengths and masks stay integers.
     return {
         name: rows.to(renderer.device, renderer.dtype if rows.is_floating_point() else rows.dtype)
         for name, rows in found.items()
@@ -79,14 +79,14 @@ def _encoded(renderer: Renderer, texts: Sequence[str]) -> Mapping[str, Tensor]:
 
 
 def drawing_memory(config: RunConfig) -> DrawingMemory | None:
-    """Return what a frozen model needs that draws texts, or None while the architecture is not known."""
+    """Return the memory of a frozen model that renders texts; None if the architecture is unknown."""
     architecture = None if config.model.path is None else architecture_of(config.model.path)
     if architecture is None:
         return None
     execution, number = config.execution, BYTES[config.model.dtype]
     denoisers = parameters(meta_denoiser(architecture)) * architecture.denoisers
     family = resolve(POLICIES, config.model.policy, label="render.model.policy")
-    # Weights that all are trained are cast again for every forward; beside the smallest adapters they are as they lie.
+    # Fully trained weights would be cast for every forward; with the smallest adapters they keep their dtype.
     traced = footprints_of(config, architecture, LoraSpec(rank=1, alpha=1, targets=tuple(family.lora_targets)))
     return DrawingMemory(
         weights=(denoisers + architecture.text_parameters) * number + parameters(meta_decoder(architecture)) * MASTER,

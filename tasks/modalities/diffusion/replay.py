@@ -26,15 +26,15 @@ def recompute(
     means: RowFile | None,
     idle: Sequence[Units] = (),
 ) -> Proximal:
-    """Replay rows under the weights the policy has now; ``means`` is filled if given.
+    """Replay rows under the policy's current weights; ``means`` is filled if given.
 
     Args:
         stale: the rows.
         batches: units -> micro-batch, padded.
         models: the policy and its sampler.
-        micro_batch_size: rows per micro-batch at most.
-        means: takes the means of the rows' steps.
-        idle: micro-batches that are computed and forgotten, where ranks compute in step.
+        micro_batch_size: maximum rows per micro-batch.
+        means: stores the means of the rows' steps.
+        idle: micro-batches to compute and discard, if ranks run in lockstep.
     """
     log_probs: dict[Key, float] = {}
     dims = 1

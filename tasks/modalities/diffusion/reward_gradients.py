@@ -1,4 +1,4 @@
-"""Follows a reward back to final latents, through the decoder: each sample's gradient is that of its own score.
+"""Gradients of a reward with respect to final latents, through the decoder, each of the sample's own score.
 
 Legend: B rows, F frames, H W image pixels, ... latent dims.
 """
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def follow(following: RewardGradientRequest, batch: Batch) -> RewardGradientResult:
-    """Return scores and gradients of samples, computed some rows at a time, always equally many.
+    """Return scores and gradients of samples, computed in chunks of a fixed number of rows.
 
     Args:
-        following: the reward, and what holds the decoder.
+        following: the reward, and the holder of the decoder.
         batch: the samples; media are their (B, ...) final latents.
 
     Raises:
@@ -80,10 +80,10 @@ def _follow(
 
 
 def check_slopes(gradients: Tensor, name: str, origin: Origin | None, prompts: Sequence[str]) -> None:
-    """Check gradients (B, ...) of a reward.
+    """Check that (B, ...) gradients of a reward are finite.
 
     Raises:
-        RewardError: one is not finite.
+        RewardError: they are not.
     """
     bad = (~torch.isfinite(gradients)).flatten(1).any(1).nonzero().flatten().tolist()
     if bad:
@@ -95,7 +95,7 @@ def check_slopes(gradients: Tensor, name: str, origin: Origin | None, prompts: S
 
 
 def by_frames(reward: Differentiable, section: RewardSection, media: Tensor, batch: Batch) -> Tensor:
-    """Return (B,) scores of (B, 3, H, W) images, or of the frames of (B, F, 3, H, W) clips that are scored."""
+    """Return (B,) scores of (B, 3, H, W) images, or of the scored frames of (B, F, 3, H, W) clips."""
     if media.ndim != 5 or needs_of_made(reward).media == "latents":
         return followed(reward, section.slot, media, batch)
     chosen = media[:, :1] if section.frames == "first" else media[:, :: int(section.frames)]

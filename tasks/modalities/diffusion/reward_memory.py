@@ -1,4 +1,4 @@
-"""GPU memory of reward gradients: decoder, rewards, and their activations for the rows of one pass."""
+"""GPU memory of reward gradients: decoder, rewards, and their activations for the rows of one call."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class Asked:
     """Estimates for one rank, in bytes."""
 
     training: bool
-    """It is done while the policy is trained; else in a stage of its own, where the decoder is there anyway."""
+    """They are computed while the policy is trained; else in a separate stage, which has the decoder anyway."""
     decoder: int
     """The autoencoder; 0 if no reward reads images."""
     models: int
-    """Of rewards on the policy's device."""
+    """Weights of rewards on the policy's device."""
     work: int
-    """Of the rows that are decoded, scored and followed back at once."""
+    """Activations of the rows that are decoded, scored and backpropagated at once."""
     kept: int
-    """Activations that the policy keeps meanwhile, for a micro-batch."""
+    """Activations that the policy keeps during reward calls, for a micro-batch."""
     unknown: tuple[str, ...]
-    """Labels of rewards of which it is not known."""
+    """Labels of rewards with unknown gradient memory."""
 
     @property
     def weights(self) -> int:
-        """Of decoder and rewards."""
+        """Weights of decoder and rewards."""
         return self.decoder + self.models
 
     @property
@@ -57,7 +57,7 @@ def asked_memory(config: RunConfig, requires: Requirements, row: Activations, *,
     if not requires.rewards and not requires.gradients:
         return None
     placed = [section for section in config.rewards if works_on_accelerator(section)]
-    # A stage follows one reward at a time; training all of them, once for every prompt that is asked about.
+    # The stage computes one reward at a time; training computes all of them, once per prompt of a question.
     groups = [placed] if requires.rewards else [[section] for section in placed]
     weights = max((_weights(group) for group in groups), default=0)
     rows = rows_at_once(config) if requires.rewards else decode_rows(config)
@@ -75,7 +75,7 @@ def asked_memory(config: RunConfig, requires: Requirements, row: Activations, *,
 
 
 def fewer_at_once(config: RunConfig) -> str:
-    """Return remedies where reward gradients take too much memory."""
+    """Return remedies if reward gradients take too much memory."""
     batch = config.execution.decode_batch_size or config.execution.rollout_batch_size
     if batch > 1:
         return f"set execution.decode_batch_size={max(1, batch // 2)}"
@@ -85,7 +85,7 @@ def fewer_at_once(config: RunConfig) -> str:
 
 
 def _weights(sections: Sequence[RewardSection]) -> int:
-    """Return the bytes of models; labels that stand for one model share it."""
+    """Return the bytes of models; labels with the same model share it."""
     taken = {
         (section.name, repr(section.options), section.device): takes_of(section.name, section.options)
         for section in sections

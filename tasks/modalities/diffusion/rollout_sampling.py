@@ -1,4 +1,4 @@
-"""Rollouts by denoising: stochastic steps along one chain, or branches of a trunk, with the log-probs that made them.
+"""Rollouts by denoising: stochastic chains, or branches of a trunk, with their log-probs.
 
 Legend: B rows of a batch, T steps.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class RolloutSampler:
-    """Makes the samples of an epoch with the policy that rolls it out."""
+    """Makes the samples of an epoch with the rollout policy."""
 
     def __init__(self, making: SamplingContext) -> None:
         """Bind to the sampling context."""
@@ -43,7 +43,7 @@ class RolloutSampler:
         """Whether the algorithm compares step means with those of the behavior policy."""
 
     def load(self) -> None:
-        """The policy, and the base model where a KL to it is wanted."""
+        """Load the policy, and the base model if a KL to it is needed."""
         self._models.load(reference=self._with_kl)
 
     def rest(self) -> None:
@@ -68,7 +68,7 @@ class RolloutSampler:
         return make_plan(self._config)
 
     def _sample(self, jobs: Sequence[SampleRequest], *, pad_to: int) -> list[Sample]:
-        """Sample one batch; it is padded to one size so that the same kernels run whatever the shard."""
+        """Sample one batch; padding to a fixed size makes the same kernels run for every shard."""
         padded = list(jobs) + [jobs[-1]] * (pad_to - len(jobs))
         policy, velocities = self._models.held(reference=self._with_kl)
         seeds = [self._seed("initial", job, 0) for job in padded]
@@ -141,7 +141,7 @@ class RolloutSampler:
         return [_stored_branch(jobs, made, row, finals.sample(row), seeds, **about) for row in range(len(made.final))]
 
     def _start(self, policy: DiffusionPolicy, jobs: Sequence[SampleRequest], seeds: Sequence[int]) -> Tensor:
-        """Return (B, ...) initial noise: a group's own, cos(a) z + sin(a) n of it and each sample's, or the latter."""
+        """Return (B, ...) initial noise cos(a) z + sin(a) n, a = own_noise pi / 2; n is drawn for each sample."""
         latents = policy.initial_latents([generator(seed) for seed in seeds])
         angle = math.pi / 2 * self._config.rollout.own_noise
         if angle == 0:

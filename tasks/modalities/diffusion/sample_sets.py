@@ -30,7 +30,7 @@ from tasks.runs.seeds import derive, generator, permutation
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Of an algorithm that trains the samples of an advantage alone.
+#: Default requirements: only samples with a nonzero advantage are trained.
 _PLAIN = Requirements()
 
 
@@ -55,22 +55,21 @@ class TransitionSet(Correctable):
         Args:
             shards: the shards, opened.
             advantages: their advantages.
-            kernel: gives the noise stds of the schedule.
+            kernel: the sampler's step, for the noise stds of the schedule.
             means: read stored means.
-            condition: gives the conditioning of a batch, which is read when it is needed: an epoch's may be larger than
-                a device.
-            device: where batches go.
-            unconditional: the policy that made all samples is trained: until it changes, read what it predicted
-                without the prompt.
+            condition: returns the conditioning of a batch on demand; that of an epoch may exceed a device's memory.
+            device: the device of batches.
+            unconditional: the trained policy made all samples, so its stored predictions without the prompt are used
+                until it changes.
             ahead: see ``SampleSet``.
-            requires: what the algorithm needs: which samples are trained.
+            requires: the algorithm's requirements, which select the trained samples.
         """
         super().__init__(shards, advantages, ahead=ahead, device=device)
         self._condition = condition
         self._means = means
         self._finals = requires.finals
         self.sources: Mapping[str, str] | None = None
-        """Of each prompt id the name of its source, where those have teachers of their own."""
+        """Source name by prompt id, if sources have separate teachers."""
         self._unconditional = unconditional
         self._unchanged = True
         self._proximal: Proximal | None = None
@@ -79,12 +78,12 @@ class TransitionSet(Correctable):
         self._measure(requires)
 
     def choose(self, section: ReplaySection, requires: Requirements) -> None:
-        """Leave out samples and steps of earlier epochs, and measure those that are left."""
+        """Leave out samples and steps of earlier epochs, and update the means over the remaining rows."""
         super().choose(section, requires)
         self._measure(requires)
 
     def says_something(self) -> np.ndarray:
-        """Return which samples have an advantage other than 0, in whichever modality, (N,) bool."""
+        """Return the mask of samples with a nonzero advantage in any modality, (N,) bool."""
         if self._by_modality is None:
             return super().says_something()
         found: np.ndarray = (self._by_modality != 0).any(1)
@@ -99,15 +98,15 @@ class TransitionSet(Correctable):
         return np.array([self.reader.steps[sample][position] for sample, position in rows], np.int64)
 
     def stale(self, requires: Requirements) -> Units:
-        """Return the rows made by an older policy that can contribute."""
+        """Return the rows of older policies that can contribute."""
         return self._early(single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions()))
 
     def changed_policy(self) -> None:
-        """Read no predictions any more, and take old log-probs for what they are."""
+        """Stop using stored predictions, and use stored old log-probs from now on."""
         self._unchanged = False
 
     def correct(self, proximal: Proximal, section: ReplaySection) -> None:
-        """Make recomputed log-probs and means the old ones of stale rows, and weight those against their behavior."""
+        """Set recomputed log-probs and means as the old ones of stale rows, and set their importance weights."""
         gaps = {key: value - float(self.reader.log_probs[key[0]][key[1]]) for key, value in proximal.log_probs.items()}
         self._importance = importance_weights(gaps, proximal.dims, section)
         self._proximal = proximal
@@ -153,7 +152,7 @@ class TransitionSet(Correctable):
         )
 
     def _routed(self, keys: Sequence[tuple[int, int]]) -> Routed | None:
-        """Return what belongs to each modality of rows, where those have advantages of their own."""
+        """Return advantages and log-probs by modality, if modalities have separate advantages."""
         if self._by_modality is None:
             return None
         old = [self.reader.array("modality_log_probs", sample)[position] for sample, position in keys]
@@ -163,7 +162,7 @@ class TransitionSet(Correctable):
         )
 
     def _is_own(self, sample: int, position: int) -> bool:
-        """Return whether a row's old log-prob is one of the policy as it is now."""
+        """Return whether a row's old log-prob is that of the current policy."""
         corrected = self._proximal is not None and (sample, position) in self._proximal.log_probs
         return self._unchanged and (corrected or self.ages[sample] == 0)
 
@@ -179,13 +178,13 @@ class TransitionSet(Correctable):
         return stored
 
     def _measure(self, requires: Requirements) -> None:
-        """Take the means over the rows that are trained."""
+        """Compute the means over the trained rows."""
         sigmas = torch.tensor(self.reader.sigmas[0])
         self._mean_std = self._mean_over_rows(step_stds(self._kernel, sigmas), requires)
         self._mean_rectifier = self._mean_over_rows(rectifiers(self._kernel, grid_of(sigmas)), requires)
 
     def _mean_over_rows(self, of_steps: Tensor, requires: Requirements) -> float:
-        """Return the mean of (T,) numbers of steps over trained rows: each step counts as often as it has rows."""
+        """Return the mean of (T,) values by step over trained rows: each step is weighted by its number of rows."""
         steps, rows = self.reader.steps.values, np.repeat(self.live(requires), self.positions())
         if self._before is not None:
             rows &= ~np.repeat(self._replayed, self.positions()) | (steps < self._before)
@@ -196,7 +195,7 @@ class TransitionSet(Correctable):
 
 
 class ForwardSet(SampleSet):
-    """Final latents, noised anew to levels drawn from the run's seed."""
+    """Final latents, noised to levels drawn from the run's seed."""
 
     def __init__(
         self,
@@ -211,7 +210,7 @@ class ForwardSet(SampleSet):
         gradients: RewardGradients | None = None,
         about: About | None = None,
     ) -> None:
-        """Bind to the samples; levels and noise are drawn from ``seed``, which names run and epoch."""
+        """Bind to the samples; levels and noise are drawn from ``seed``, which identifies run and epoch."""
         super().__init__(shards, advantages, ahead=ahead, device=device)
         self._gradients, self._about = gradients, about
         self._condition = condition
@@ -219,7 +218,7 @@ class ForwardSet(SampleSet):
         self._seed = seed
 
     def live(self, requires: Requirements) -> np.ndarray:
-        """Return which samples can contribute: of those that need gradients the ones that have some."""
+        """Return the mask of samples that can contribute; if gradients are needed, samples without one cannot."""
         live = super().live(requires)
         if self._gradients is None:
             return live
@@ -253,10 +252,10 @@ class ForwardSet(SampleSet):
         )
 
     def _followed(self, samples: Sequence[int]) -> Tensor | None:
-        """Return the gradients with respect to clean latents, where the algorithm needs them."""
+        """Return the gradients with respect to clean latents, if the algorithm needs them."""
         if self._gradients is None:
             return None
-        # Stored are those with respect to final latents, which are shorter by this factor.
+        # Stored gradients are with respect to final latents, which are smaller by this factor.
         stored = stacked([self._gradients.of(self._id(sample)) for sample in samples], self.device)
         return stored * expand(flow_length(ends_at(self.reader, samples, self.device)), stored)
 

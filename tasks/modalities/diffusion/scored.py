@@ -1,4 +1,4 @@
-"""What rewards can be given of diffusion samples: images, clips, sounds or latents."""
+"""Inputs of rewards from diffusion samples: images, clips, sounds or latents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storage.trajectories.base import TrajectoryShard
 
 
 def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> None:
-    """Check that samples hold what a reward scores.
+    """Check that samples hold the media a reward scores.
 
     Raises:
         ConfigError: they do not.
@@ -22,12 +22,12 @@ def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> Non
     if needs.media == "texts":
         raise ConfigError(
             f"rewards: '{slot}' scores texts, but model.policy '{config.model.policy}' makes "
-            f"{'clips' if config.model.frames > 1 else 'images'}. Choose a reward that looks at those."
+            f"{'clips' if config.model.frames > 1 else 'images'}. Choose a reward that reads those."
         )
     if needs.media == "latents" and not media.latents:
         raise ConfigError(
-            f"rewards: '{slot}' scores latents, which are not kept. Set rollout.media.latents to true; where no other "
-            "reward looks at images, rollout.media.format 'none' also spares the decoding."
+            f"rewards: '{slot}' scores latents, which are not kept. Set rollout.media.latents to true; if no other "
+            "reward reads images, rollout.media.format 'none' also saves the decoding."
         )
     if needs.media != "latents" and not media.decodes:
         raise ConfigError(
@@ -38,8 +38,8 @@ def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> Non
     family = config.model.policy
     if needs.media == "sounds" and family in POLICIES and family not in HEARD:
         raise ConfigError(
-            f"rewards: '{slot}' scores sounds, but what model.policy '{family}' makes has none. Choose a model of "
-            f"clips with sound ({', '.join(sorted(HEARD))}), or a reward that looks at what is seen."
+            f"rewards: '{slot}' scores sounds, but samples of model.policy '{family}' have none. Choose a model of "
+            f"clips with sound ({', '.join(sorted(HEARD))}), or a reward that reads images."
         )
     if needs.media == "clips" and section.frames != "clip":
         raise ConfigError(
@@ -49,7 +49,7 @@ def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> Non
 
 
 def heard(shard: TrajectoryShard, rate: int | None) -> np.ndarray:
-    """Return (B, N, C) float32 sounds of a shard from -1 to 1, at a rate if one is asked for.
+    """Return (B, N, C) float32 sounds of a shard from -1 to 1, resampled to ``rate`` if given.
 
     Raises:
         CorruptError: a clip has no sound, or it cannot be decoded.
@@ -60,7 +60,7 @@ def heard(shard: TrajectoryShard, rate: int | None) -> np.ndarray:
 
 
 def trial_media(config: RunConfig) -> np.ndarray:
-    """Return one made-up sample: (1, H, W, 3) uint8, or (1, F, H, W, 3) for clips."""
+    """Return one synthetic sample: (1, H, W, 3) uint8, or (1, F, H, W, 3) for clips."""
     model = config.model
     frames = (model.frames,) if model.frames > 1 else ()
     return np.random.default_rng(0).integers(0, 256, (1, *frames, model.height, model.width, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""The parts of a training config that must fit, and the steps that its plan draws."""
+"""The parts of a training config that must fit together, and the steps that its plan draws."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SEEDS, _EPOCHS = 64, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
-    """The parts of a config that must fit."""
+    """The parts of a config that must fit together."""
 
     config: RunConfig
     """The whole config."""
@@ -29,27 +29,27 @@ class Combination:
 
     @property
     def algorithm(self) -> str:
-        """The algorithm with where it is set, for messages."""
+        """The algorithm with its config key, for messages."""
         return f"optimize.algorithm '{self.config.optimize.algorithm.name}'"
 
     @property
     def plan(self) -> str:
-        """The plan with where it is set, for messages."""
+        """The plan with its config key, for messages."""
         return f"rollout.plan '{self.config.rollout.plan.name}'"
 
     @property
     def group(self) -> int:
-        """Samples that are compared with each other: of one prompt, or the branches of one prompt and step."""
+        """Number of samples that are compared: those of one prompt, or the branches of one prompt and step."""
         return self.config.rollout.group_size * max(1, self.draws[0].branches)
 
     @property
     def trained(self) -> list[int]:
-        """Steps that some group trains."""
+        """Steps that any group trains."""
         return sorted({step for steps in self.draws for step in steps.trained})
 
 
 def draw_plans(config: RunConfig, plan: Plan) -> tuple[Steps, ...]:
-    """Return the distinct steps that groups get, over many seeds and the epochs of the run.
+    """Return the distinct step plans of groups, over many seeds and the epochs of the run.
 
     Raises:
         ConfigError: the plan does not fit the schedule, or steps are repeated.

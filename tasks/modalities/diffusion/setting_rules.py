@@ -1,7 +1,7 @@
 """Rules on settings that must fit together: sampler, plan, algorithm, group sizes, advantages.
 
-Each rule is one function that refuses, before any work, a combination that would fail later, train on nothing, or hold
-a setting without effect. A rule reads the needs and draws of components, never their names.
+Each rule is one function that refuses, before any work, a combination that would fail later, train nothing, or contain
+a setting without effect. A rule reads the requirements and draws of components, never their names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tasks.algorithms.checks import check_units
 from tasks.inputs.prompts import uses_guidance
 from tasks.modalities.diffusion.setting_combination import Combination
 
-#: A noise std at or below this is none: the log-prob divides by its square.
+#: A noise std at or below this counts as no noise, because the log-prob divides by its square.
 _NO_NOISE = 1e-6
 
 
@@ -27,7 +27,7 @@ def check_combination(found: Combination) -> None:
     """Check everything that depends on more than one component.
 
     Raises:
-        ConfigError: something cannot work together.
+        ConfigError: two settings do not fit together.
     """
     for rule in (
         _transitions_need_noise_and_steps,
@@ -75,7 +75,7 @@ def _forward_data_needs_final_latents(found: Combination) -> None:
     if found.requires.data != "forward":
         return
     last = found.config.rollout.steps
-    # A branch stores its own step alone, so every one of them must be the last.
+    # A branch stores only its own step, so each must be the last step.
     kept = [min(steps.trained) + 1 == last if steps.branches else last in steps.states for steps in found.draws]
     if not all(kept):
         who = "them" if not any(kept) else "those of every sample"
@@ -94,7 +94,7 @@ def _states_need_steps_after_them(found: Combination) -> None:
         return
     lacks = "stores one step of each branch" if branches else f"stores none from 0 to {latest} of some samples"
     raise ConfigError(
-        f"{found.algorithm} goes on from stored states for {found.requires.calls} steps of rollout.steps "
+        f"{found.algorithm} continues from stored states for {found.requires.calls} steps of rollout.steps "
         f"{found.config.rollout.steps}, but {found.plan} {lacks}. Set rollout.plan to {{name: late, options: {{low: "
         f"{max(0, latest)}, high: {max(0, latest) + 1}}}}}, or lower the algorithm's steps."
     )
@@ -194,7 +194,7 @@ def _solver_fits_the_plan(found: Combination) -> None:
 
 def _groups_are_large_enough(found: Combination) -> None:
     needed = found.requires.min_group_size
-    # With the mean of all prompts one sample each is enough, unless they are compared in the loss.
+    # With the mean over all prompts one sample per prompt is enough, unless the loss compares samples.
     if found.config.advantage.mean == "global" and found.requires.unit == "row":
         return
     if found.group < needed:
@@ -241,7 +241,7 @@ def _advantages_mean_something(found: Combination) -> None:
     section = found.config.advantage
     if all(reward.weight == 0 for reward in found.config.rewards):
         raise ConfigError(
-            "rewards: every weight is 0, so all advantages would be 0 and nothing be trained. Give one reward a "
+            "rewards: every weight is 0, so all advantages would be 0 and nothing would be trained. Give one reward a "
             "weight, or move those that are only reported to evaluate.judges."
         )
     if section.best_of is not None and section.best_of > found.group:
@@ -260,7 +260,7 @@ def _schedule(found: Combination) -> Gaussian:
 
 
 def _ends(config: RunConfig) -> tuple[float, float]:
-    """Return the first and last level of a folder's own schedule where that is not from 1 to 0, else the family's."""
+    """Return the first and last noise level of the family, 1 and 0 by default, or of the model folder's schedule."""
     model, folder = config.model, None if config.model.path is None else Path(config.model.path).expanduser()
     if model.policy not in NOISE_RANGE:
         return 1.0, 0.0

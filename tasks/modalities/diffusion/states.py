@@ -1,4 +1,4 @@
-"""Stored states of rollouts as rows from which denoising goes on, and metadata of rows for rewards while training.
+"""Stored states of rollouts as rows from which denoising continues, and metadata of rows for rewards in training.
 
 Legend: N samples, B rows of a micro-batch, K forwards of a row, ... latent dims.
 """
@@ -25,7 +25,7 @@ from tasks.runs.seeds import derive
 if TYPE_CHECKING:
     import torch
 
-#: Prompt ids -> as many rows of conditioning, on the training device.
+#: Prompt ids -> one row of conditioning each, on the training device.
 Condition = Callable[[Sequence[str]], Conditioning]
 
 
@@ -34,7 +34,7 @@ class About:
     """Metadata of rows for rewards."""
 
     prompts: Mapping[str, StoredPrompt]
-    """By id."""
+    """Prompts by id."""
     seed: int
     """Seed of run and epoch; a row's draws derive from it, the sample and the position."""
 
@@ -54,7 +54,7 @@ class About:
 
 
 class StateSet(SampleSet):
-    """Stored states with as many steps after them as an algorithm takes."""
+    """Stored states with enough steps after them for an algorithm."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class StateSet(SampleSet):
         Args:
             shards: the shards, opened.
             advantages: their advantages.
-            calls: K: steps there must be after a state.
-            condition: gives the conditioning of a batch.
-            device: where batches go.
+            calls: K: required steps after a state.
+            condition: returns the conditioning of a batch.
+            device: the device of batches.
             ahead: see ``SampleSet``.
             about: metadata of rows for rewards, if the algorithm calls them.
         """
@@ -82,7 +82,7 @@ class StateSet(SampleSet):
         self._calls, self._condition, self._about = calls, condition, about
 
     def positions(self) -> np.ndarray:
-        """Return the number of states of each sample that enough steps follow; they are its first ones."""
+        """Return the number of states of each sample with enough steps after them; they are its first states."""
         reader = self.reader
         lengths = [len(reader.sigmas[sample]) - 1 for sample in range(len(reader))]
         followed = [(reader.states[row] + self._calls <= steps).sum() for row, steps in enumerate(lengths)]
@@ -121,11 +121,11 @@ def latents_at(reader: SampleReader, sample: int, state: int) -> np.ndarray:
 
 
 def ends_at(reader: SampleReader, samples: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return the (B,) levels that the chains of samples end at."""
+    """Return the (B,) final levels of the chains of samples."""
     return tensor_of([reader.sigmas[sample][-1] for sample in samples], device)
 
 
 def clean_latents_of(reader: SampleReader, samples: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return the (B, ...) clean latents that samples were decoded as, whatever level their chains end at."""
+    """Return the (B, ...) clean latents from which samples were decoded, for any final level of their chains."""
     ends = [latents_at(reader, sample, len(reader.sigmas[sample]) - 1) for sample in samples]
     return clean_ends(stacked(ends, device), ends_at(reader, samples, device))

@@ -1,8 +1,8 @@
-"""Calls a run's rewards on latents while training, for scores and gradients.
+"""Calls a run's rewards on latents during training, for scores and gradients.
 
-A reward is a function of one sample, so its value and its gradient with respect to the latents are all that training
-needs of it: both are computed at once, some rows at a time, and only the gradient is kept. Their activations
-for their backward pass is gone before the policy's begins, and no forward of theirs is repeated.
+A reward is a function of one sample, so training needs only its value and its gradient with respect to the latents.
+Both are computed together, some rows at a time. The rewards' activations are freed before the policy's backward pass,
+and no reward forward is repeated.
 
 Legend: B rows, ... latent dims.
 """
@@ -41,16 +41,16 @@ def decoded_parts(config: RunConfig) -> frozenset[Part]:
 
 
 def rows_at_once(config: RunConfig) -> int:
-    """Return how many rows are decoded, scored and followed back at a time."""
+    """Return the number of rows that are decoded, scored and backpropagated at a time."""
     sizes = [section.batch_size or needs_of(section.name, section.options).batch_size for section in config.rewards]
     return min([decode_rows(config), config.execution.micro_batch_size, *(size for size in sizes if size)])
 
 
 class HeldRewards:
-    """The rewards of a run, in the hands of the process that trains."""
+    """The rewards of a run, in the training process."""
 
     def __init__(self, config: RunConfig, host: ModelHost) -> None:
-        """Bind to the rewards of a config, each with its weight; they are made when they are first asked."""
+        """Bind to the rewards of a config, each with its weight; they are created on first use."""
         self._config, self._host = config, host
         self._rows = rows_at_once(config)
 
@@ -66,7 +66,7 @@ class HeldRewards:
             found, slope = self._followed(latents.detach()[rows.start : rows.stop], subjects, questions, rows)
             values.append(found)
             slopes.append(slope)
-        # Its value is that of the rewards, its gradient theirs.
+        # This term is 0 and has the gradient of the rewards.
         moved = torch.cat(slopes) * (latents - latents.detach())
         return torch.cat(values) + moved.flatten(1).sum(1)
 
@@ -83,7 +83,7 @@ class HeldRewards:
             for section in self._config.rewards:
                 for question in questions:
                     total = total + section.weight * self._scored(section, latents, images, subjects, question, rows)
-            # A sum that depends on no latents is that of rewards none of which is for these rows.
+            # The sum does not depend on latents if no reward scores these rows.
             slopes = torch.zeros_like(latents)
             if total.requires_grad:
                 (slopes,) = torch.autograd.grad(total.sum(), latents)
@@ -102,25 +102,25 @@ class HeldRewards:
         rows: range,
     ) -> Tensor:
         """Return the scores of one reward, times the question's factor; 0 for rows it does not score."""
-        asked = [
+        places = [
             place
             for place, row in enumerate(rows)
             if not section.sources or subjects.metadata[row].get(SOURCE) in section.sources
         ]
         found = latents.new_zeros(len(rows))
-        if not asked or section.weight == 0:
+        if not places or section.weight == 0:
             return found
         reward = self._host.rewards.of(section)
         media = latents if needs_of_made(reward).media == "latents" else images
         assert media is not None
-        numbers = [rows[place] for place in asked]
+        numbers = [rows[place] for place in places]
         about = Batch(
-            media=latents.detach()[asked].cpu().numpy(),
+            media=latents.detach()[places].cpu().numpy(),
             prompts=[question.prompts[row] for row in numbers],
             metadata=[subjects.metadata[row] for row in numbers],
             origin=Origin(samples=[subjects.samples[row] for row in numbers]),
         )
         with self._host.rewards.at_work(reward):
-            values = by_frames(cast(Differentiable, reward), section, media[asked], about)
-        factor = question.factor[rows.start : rows.stop][asked]
-        return found.index_put((torch.tensor(asked, device=found.device),), factor * values.float().to(found.device))
+            values = by_frames(cast(Differentiable, reward), section, media[places], about)
+        factor = question.factor[rows.start : rows.stop][places]
+        return found.index_put((torch.tensor(places, device=found.device),), factor * values.float().to(found.device))

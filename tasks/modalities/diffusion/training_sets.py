@@ -29,7 +29,7 @@ from tasks.modalities.diffusion.sample_sets import ForwardSet, TransitionSet
 def training_set(
     training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements
 ) -> SampleSet:
-    """Return stored transitions, states, or samples to be noised anew, as the algorithm needs."""
+    """Return stored transitions, stored states, or final samples to noise again, as the algorithm needs."""
     config, device = training.config, torch.device("cpu") if training.host is None else training.host.device
     ahead, condition = config.execution.ahead, _condition(training, guided=requires.guided)
     seed = derive(config.run.seed, "forward", training.epoch)

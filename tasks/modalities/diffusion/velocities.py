@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class SamplingModels:
-    """A policy that samples are made with, under some of its weights."""
+    """A policy for sampling, with some of its weights."""
 
     def __init__(self, making: SamplingContext, weights: Weights) -> None:
         """Bind to the sampling context; nothing is loaded yet."""
         self._making, self._host, self._weights = making, making.host, weights
 
     def load(self, *, reference: bool = False) -> None:
-        """Load the policy, and the base model where a KL to it is wanted; all ranks ask together."""
+        """Load the policy, and the base model if a KL to it is needed; all ranks must call this together."""
         trainable = self._host.assemble(self._making.policy, self._weights)
         if reference:
             self._host.give_reference(trainable)
@@ -42,7 +42,7 @@ class SamplingModels:
         return conditioning_of(self._making.context, self._host, prompts)
 
     def rest(self) -> None:
-        """Take part in the forwards of other ranks until all have done their work."""
+        """Take part in the forwards of other ranks until all are done."""
         if self._host.samples_in_step:
             self._stepping.rest()
 

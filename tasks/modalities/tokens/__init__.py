@@ -1,1 +1,1 @@
-"""Causal language models: samples are texts, and one row of training is a whole sample with a mask of its tokens."""
+"""Causal language models: samples are texts, and a training row is a whole sample with a mask of its tokens."""

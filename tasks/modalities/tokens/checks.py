@@ -1,4 +1,4 @@
-"""What a config of a causal language model must fit, and what a run of it takes."""
+"""Checks the configs of causal language models, and counts the cost of a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tasks.modalities.tokens.prompts import Prompts
 from tasks.runs.sharding import rollout_cuts
 from tasks.specs.graph import is_evaluated
 
-#: Settings that mean nothing for texts, by section; each must be at its default.
+#: Settings without a meaning for texts, by section; each must have its default.
 _FOREIGN: Mapping[str, tuple[type[Section], tuple[str, ...]]] = {
     "model": (
         ModelSection,
@@ -52,15 +52,15 @@ _FOREIGN: Mapping[str, tuple[type[Section], tuple[str, ...]]] = {
 
 
 def check_tokens(config: RunConfig, requires: Requirements) -> None:
-    """Check that what only texts have is there, and that nothing else is set.
+    """Check the settings of texts, and that settings of other kinds are not used.
 
     Raises:
-        ConfigError: something cannot work.
+        ConfigError: a setting or combination is invalid.
     """
     for name, (section, fields) in _FOREIGN.items():
         for field in fields:
             value, default = getattr(getattr(config, name), field), section.model_fields[field].get_default()
-            # What followed the algorithm's name, which images have an algorithm of too.
+            # The default may come from the image algorithm with the same name.
             followed = field == "plan" and config.optimize.algorithm.name in FORWARD and value.name == "final"
             if value != default and not followed:
                 raise ConfigError(
@@ -98,7 +98,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
 
 
 def _check_rows(config: RunConfig) -> None:
-    """Check that nothing is set of the steps of a sample: a text is one row."""
+    """Check that no setting of a sample's steps is used: a text is one row."""
     replay = config.optimize.replay
     for name in ("steps", "level") if replay is not None else ():
         value = getattr(replay, name)
@@ -110,20 +110,20 @@ def _check_rows(config: RunConfig) -> None:
 
 
 def _check_engine(config: RunConfig) -> None:
-    """Check what draws, and that one process alone brings it weights."""
+    """Check the engine, and that only one process sends it weights."""
     engine = make_engine(tokens_of(config).engine)
     execution = config.execution
     apart = execution.processes * execution.nodes > 1 and execution.strategy != "fsdp"
     if engine.reloads and (apart or execution.runner.name != "threads"):
         raise ConfigError(
             "rollout.tokens.engine brings weights to a server (option 'folder'), but rollouts are made by several "
-            "processes that know nothing of each other, and one would change what another draws with. Set "
+            "independent processes, and one would change the weights that another draws with. Set "
             "execution.processes to 1 and execution.runner to 'threads', or execution.strategy to 'fsdp'."
         )
 
 
 def _check_rescore(config: RunConfig) -> None:
-    """Check that log-probs of tokens, as they were drawn, are what training compares with."""
+    """Check that ``rescore`` is only off where the engine's log-probs are accurate enough for training."""
     section, dtype = tokens_of(config), config.model.dtype
     if section.rescore:
         return
@@ -134,13 +134,13 @@ def _check_rescore(config: RunConfig) -> None:
         )
     if dtype != "float32":
         raise ConfigError(
-            f"rollout.tokens.rescore is false, but with model.dtype '{dtype}' what a KV cache gives is up to 1e-2 from "
-            "what training computes. Remove rollout.tokens.rescore, or set model.dtype to 'float32'."
+            f"rollout.tokens.rescore is false, but with model.dtype '{dtype}' log-probs with a KV cache differ from "
+            "those of training by up to 1e-2. Remove rollout.tokens.rescore, or set model.dtype to 'float32'."
         )
 
 
 def _check_base(config: RunConfig) -> None:
-    """Check what of a local model can be told without its weights: its class, and that its tokenizer fits it."""
+    """Check a local model without its weights: its class, and that its tokenizer fits it."""
     folder = Path(str(config.model.path)).expanduser()
     if config.model.path is not None and folder.is_dir():
         check_folder(folder)
@@ -149,7 +149,7 @@ def _check_base(config: RunConfig) -> None:
 
 
 def _check_prompts(config: RunConfig) -> None:
-    """Check that a local model's tokenizer and template take all prompts, in the length that the model has."""
+    """Check that a local model's tokenizer, template and context length support all prompts."""
     folder = Path(str(config.model.path)).expanduser()
     if config.model.path is not None and folder.is_dir():
         prompts = Prompts(load_tokenizer(folder), tokens_of(config), context_length_of(folder))
@@ -157,7 +157,7 @@ def _check_prompts(config: RunConfig) -> None:
 
 
 def _check_critic(config: RunConfig) -> None:
-    """Check what a critic begins as and where it computes."""
+    """Check the critic's initial model and its device."""
     section, execution = config.critic, config.execution
     elsewhere = next((name for name in ("path", "device") if getattr(section, name) is not None), None)
     if elsewhere is None:
@@ -169,8 +169,8 @@ def _check_critic(config: RunConfig) -> None:
         )
     if section.device is not None and execution.ranks > 1:
         raise ConfigError(
-            f"critic.device is '{section.device}', but execution has {execution.ranks} processes, which have a device "
-            "each, of which none is another's. Remove it, or set execution.processes to 1."
+            f"critic.device is '{section.device}', but execution has {execution.ranks} processes, each with its own "
+            "device. Remove it, or set execution.processes to 1."
         )
     if section.path is not None:
         folder, base = critic_folder(section.path), Path(str(config.model.path)).expanduser()
@@ -181,7 +181,7 @@ def _check_critic(config: RunConfig) -> None:
 
 
 def _check_estimator(config: RunConfig, requires: Requirements) -> None:
-    """Check that advantages are of what the algorithm trains on, and that a critic is asked for where one is set."""
+    """Check that the estimator fits the algorithm: a critic, and advantages of tokens or samples."""
     algorithm, estimator = config.optimize.algorithm.name, config.advantage.estimator.name
     made = make_estimator(config)
     if made.needs_values != requires.critic:
@@ -194,7 +194,7 @@ def _check_estimator(config: RunConfig, requires: Requirements) -> None:
     if requires.per_token and not made.per_token:
         raise ConfigError(
             f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' takes advantages of tokens. "
-            "Remove it, and the algorithm's own is taken."
+            "Remove it to use the algorithm's own."
         )
     if made.per_token and requires.normalization:
         raise ConfigError(
@@ -219,31 +219,31 @@ def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> Non
     """Check that a reward scores texts.
 
     Raises:
-        ConfigError: it scores something else.
+        ConfigError: it scores other media.
     """
     if needs.media not in ("samples", "texts"):
         raise ConfigError(
             f"rewards: '{section.slot}' scores {needs.media}, but model.policy '{config.model.policy}' makes texts. "
-            "Choose a reward that reads those, or a function of your own."
+            "Choose a reward that reads those, or a custom function."
         )
 
 
 def trial_text() -> np.ndarray:
-    """Return one made-up completion, (1,) objects."""
+    """Return one synthetic completion, (1,) objects."""
     return np.array(["a text that was made up for the trial"], object)
 
 
 def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
-    """Return what a run takes, in rows: samples through the model."""
+    """Return the cost of a run in rows: samples through the model."""
     rollout, section = config.rollout, tokens_of(config)
-    # One over the whole text, whatever draws it.
+    # Any engine also takes one forward over the whole text.
     drawing = section.max_new if section.engine.name == LOCAL else 0
     samples = rollout.prompts_per_epoch * rollout.group_size
     groups = min(rollout.prompts_per_epoch, config.advantage.informative or rollout.prompts_per_epoch)
     trained = groups * (2 if requires.unit == "pair" else rollout.group_size)
     rows = trained * config.optimize.inner_epochs
     estimator = make_estimator(config)
-    beside = requires.critic and config.critic.backbone == "own"
+    own_critic = requires.critic and config.critic.backbone == "own"
     stored = estimator.needs_reference
     splits = sum(1 for split in ("train", "heldout") if prompts[split])
     return Cost(
@@ -251,8 +251,8 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
         samples_per_epoch=samples,
         rollout_forwards=samples * (drawing + 1),
         optimize_rows=rows,
-        optimize_forwards=rows * (2 if beside else 1),
-        # Those that a stage stored, or what is remembered of the first inner epoch.
+        optimize_forwards=rows * (2 if own_critic else 1),
+        # 0 if a stage stored them; otherwise cached in the first inner epoch.
         reference_forwards=trained if requires.reference and not stored else 0,
         value_forwards=samples * (int(estimator.needs_values) + int(stored)),
         evaluate_forwards=splits * config.evaluate.samples * (section.max_new + 1),
@@ -269,7 +269,7 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
 
 
 def _forwards_of_a_text(config: RunConfig) -> int:
-    """Return the rows through the model that draws it, if there is one."""
+    """Return the rows per text through the model that renders it, if there is one."""
     if config.render is None:
         return 0
     return config.render.images * config.render.steps * (2 if uses_guidance(renderer_config(config)) else 1)

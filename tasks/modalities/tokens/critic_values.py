@@ -1,4 +1,4 @@
-"""Values of stored texts, and what the base model would have given their tokens: as training computes both.
+"""Values and base model log-probs of stored texts, computed as in training.
 
 Legend: B rows, W positions.
 """
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def values_of(valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
-    """Return values and reference log-probs of the tokens that were chosen, a row per sample, float32.
+    """Return values and reference log-probs of the chosen tokens, a row per sample, float32.
 
-    Rows go through in micro-batches of one size, so that neither depends on how samples are cut into shards.
+    Micro-batches have a fixed size, so results do not depend on the division of samples into shards.
     """
     host, config = valuing.host, valuing.context.config
     size, temperature = config.execution.micro_batch_size, tokens_of(config).temperature
@@ -55,6 +55,6 @@ def values_of(valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, lis
 
 
 def _chosen(found: torch.Tensor, masks: list[np.ndarray]) -> list[np.ndarray]:
-    """Return of each row the numbers of chosen tokens."""
+    """Return the values of chosen tokens, per row."""
     table = found.float().cpu().numpy()
     return [table[row, : len(mask)][mask] for row, mask in enumerate(masks)]

@@ -1,4 +1,4 @@
-"""Exports of language models: what ``from_pretrained`` of transformers, or of peft, loads with its plainest call."""
+"""Exports of language models, for plain ``from_pretrained`` calls of transformers or peft."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ model = AutoModelForCausalLM.from_pretrained({base})
 # That of the base model may change probabilities, and end texts elsewhere.
 model.generation_config = GenerationConfig.from_pretrained(".")
 model = PeftModel.from_pretrained(model, ".")"""
-#: Stands for the clock that a template reads: what it is told, by the format it asks in.
-_CLOCK = "{{% macro strftime_now(format) %}}{{{{ {told}[format] }}}}{{% endmacro %}}"
+#: Replaces the clock of a template: fixed dates, by format.
+_CLOCK = "{{% macro strftime_now(format) %}}{{{{ {dates}[format] }}}}{{% endmacro %}}"
 _CARD = """---
 {front}
 ---
@@ -51,15 +51,15 @@ print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_toke
 {figures}
 """
 
-#: What of a generation config says nothing of how texts are drawn, besides the tokens that end them.
+#: Settings of a generation config that do not affect sampling, except for end tokens.
 _KEPT = ("bos_token_id", "pad_token_id", "use_cache", "output_attentions", "output_hidden_states", "_from_model_config")
 
 
 class LanguageModelExport:
-    """A model folder, or an adapter beside the base model's name; card and settings."""
+    """A model folder, or an adapter and the base model's name; with card and settings."""
 
     def __init__(self, exporting: ExportRequest) -> None:
-        """Bind to what is exported."""
+        """Bind to an export request."""
         self._exporting, self._context, self._config = exporting, exporting.context, exporting.config
 
     def write(self, folder: Path) -> None:
@@ -80,7 +80,7 @@ class LanguageModelExport:
         return describe_base(section, identity, self._context.base_folder)
 
     def _card(self, base: BaseModel, policy: CausalLM) -> str:
-        """Return the card: front matter, how to call the model, and what came of training."""
+        """Return the card: front matter, usage, and results of training."""
         epoch, config = self._exporting.epoch, self._config
         lora, section = self._exporting.format == "lora", tokens_of(config)
         stops = ", ".join(map(in_python, section.stop))
@@ -116,24 +116,26 @@ class LanguageModelExport:
 
 
 def call_of(prompts: Prompts) -> str:
-    """Return the code that makes inputs of a prompt as training made them."""
-    asked = prompts.section.asked("...")
+    """Return the code that makes the inputs for a prompt as training does."""
+    prompt = prompts.section.asked("...")
     if not prompts.chat:
-        call = f'inputs = tokenizer({in_python(asked)}, return_tensors="pt")'
-        # Prompts go on, where the tokenizer would end them.
+        call = f'inputs = tokenizer({in_python(prompt)}, return_tensors="pt")'
+        # Remove the end tokens that the tokenizer appends.
         ends = f"\ninputs = {{name: rows[:, :-{prompts.ends}] for name, rows in inputs.items()}}"
         return call + ends if prompts.ends else call
-    said = ", ".join(f'{{"role": "{role}", "content": {in_python(text)}}}' for role, text in prompts.messages(asked))
+    chat = ", ".join(f'{{"role": "{role}", "content": {in_python(text)}}}' for role, text in prompts.messages(prompt))
     how = 'add_generation_prompt=True, return_dict=True, return_tensors="pt"'
-    told = prompts.told_dates(asked)
+    dates = prompts.told_dates(prompt)
     dated = (
-        f"tokenizer.chat_template = {in_python(_CLOCK.format(told=told))} + tokenizer.chat_template\n" if told else ""
+        f"tokenizer.chat_template = {in_python(_CLOCK.format(dates=dates))} + tokenizer.chat_template\n"
+        if dates
+        else ""
     )
-    return f"{dated}messages = [{said}]\ninputs = tokenizer.apply_chat_template(messages, {how})"
+    return f"{dated}messages = [{chat}]\ninputs = tokenizer.apply_chat_template(messages, {how})"
 
 
 def write_model(policy: CausalLM, folder: Path, *, adapters: bool) -> None:
-    """Write a model, or its adapters alone, with its tokenizer, as ``from_pretrained`` reads it."""
+    """Write a model, or only its adapters, with its tokenizer, in the format of ``from_pretrained``."""
     policy.model.generation_config = generation_config(policy)
     if adapters:
         policy.save_lora(folder)
@@ -143,16 +145,16 @@ def write_model(policy: CausalLM, folder: Path, *, adapters: bool) -> None:
 
 
 def generation_config(policy: CausalLM) -> Any:
-    """Return a generation config of transformers with the tokens that begin, end and fill up texts, and what is moot.
+    """Return a generation config with the start, end and padding tokens, and settings that do not affect sampling.
 
-    The base model's own may change probabilities (``repetition_penalty``, ``min_p``, ``suppress_tokens``), of which
-    rollouts know nothing, or hold what transformers does not save.
+    The base model's generation config may change probabilities (``repetition_penalty``, ``min_p``,
+    ``suppress_tokens``), unlike rollouts, or hold settings that transformers does not save.
     """
     from transformers import GenerationConfig
 
     base, ends = policy.model.generation_config.to_dict(), sorted(policy.eos)
     stated = base.get("eos_token_id")
-    # An id alone stays one, and a list that says the same as it was.
+    # Keep a single id, or an equal list in its order.
     same = stated is not None and sorted({*stated} if isinstance(stated, list) else {stated}) == ends
     kept = {name: base[name] for name in _KEPT if base.get(name) is not None}
     return GenerationConfig(**kept, eos_token_id=stated if same else ends or None)

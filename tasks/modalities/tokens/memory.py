@@ -1,4 +1,4 @@
-"""What a run of a language model needs of a GPU, role by role and phase by phase, from the model's config alone."""
+"""GPU memory of a language model's run by role and phase, from the model's config alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tasks.modalities.tokens.model_roles import BesideMemory, Role, Sizes, froze
 from tasks.modalities.tokens.prompts import Prompts
 from tasks.modalities.tokens.rendering import drawing_of
 
-#: What the template of a chat adds to a prompt at most, where no tokenizer says how much.
+#: Assumed maximum tokens that a chat template adds to a prompt, without a tokenizer.
 _TEMPLATE = 64
 
 
@@ -40,52 +40,52 @@ class LanguageMemory:
     actor: Role
     """The policy."""
     critic: Role | None
-    """The critic, where there is one."""
+    """The critic, if there is one."""
     critic_kind: str
-    """What it is, in words."""
+    """Description of the critic."""
     reference: int
-    """The frozen copy of the base model that full weights are compared with; 0 with adapters, or without a KL."""
+    """The frozen copy of the base model, for a KL with full weights; 0 with adapters, or without a KL."""
     reference_kind: str
-    """What the base model is, in words; empty where nothing is compared with it."""
+    """Description of the base model; empty without a comparison."""
     drawing: DrawingMemory | None
-    """The model that draws the texts, on this device; None where there is none, or none that is known."""
+    """The model that renders the texts, on this device; None if there is none, or if it is unknown."""
     keeps_drawing: bool
-    """It stays while the language model works."""
+    """The renderer stays on the device while the language model works."""
     tokens: int
-    """Tokens of one row at most, prompt and completion, padded."""
+    """Maximum tokens of one row, prompt and completion, padded."""
     cache: int
     """Keys and values of ``execution.rollout_batch_size`` rows."""
     sample: int
-    """What sampling them takes beside: logits and activations."""
+    """Logits and activations of sampling these rows."""
     rescore: int
-    """Logits and activations of the forwards over whole rows that a rollout ends with."""
+    """Logits and activations of the forwards over whole rows at the end of a rollout."""
     value: int | None
     """Logits and activations of ``execution.micro_batch_size`` rows through critic and base model; None: no stage."""
     optimize_activations: int
-    """Logits of so many rows, and what their backward pass keeps."""
+    """Logits of ``execution.micro_batch_size`` rows, and the activations kept for their backward pass."""
     host: dict[str, int]
-    """Host memory, by what is in it."""
+    """Host memory, by content."""
     notes: tuple[str, ...]
-    """What the estimate cannot know, a sentence each."""
+    """Omissions of the estimate, a sentence each."""
 
     @property
     def parameters(self) -> int:
-        """Of the policy."""
+        """Parameters of the policy."""
         return self.actor.parameters
 
     @property
     def trained(self) -> int:
-        """Of what of it is trained."""
+        """Trained parameters of the policy."""
         return self.actor.trained
 
     @property
     def between(self) -> int:
-        """Of the device, what stays while samples are scored."""
+        """Device memory that stays in use while samples are scored."""
         return self.actor.whole + self.reference
 
     @property
     def lines(self) -> dict[str, dict[str, int]]:
-        """Every role and what it computes with, by phase."""
+        """Weights and working memory of every role, by phase."""
         sampling = ("rollout", "re-score")
         valued = () if self.value is None else ("value",)
         drawn = () if self.drawing is None else ("render",)
@@ -96,7 +96,7 @@ class LanguageMemory:
             held = dict.fromkeys(valued, self.critic.whole)
             lines[f"critic: {self.critic_kind}"] = {**held, "optimize": self.critic.spread}
         if self.reference_kind:
-            # Once loaded it stays.
+            # It stays after it is loaded.
             held = dict.fromkeys((*sampling, *drawn, *valued, "optimize"), self.reference)
             lines[f"reference: {self.reference_kind}"] = held
         if self.drawing is not None:
@@ -116,7 +116,7 @@ class LanguageMemory:
 
     @property
     def phases(self) -> dict[str, int]:
-        """Memory of every phase."""
+        """Memory of each phase."""
         drawn = () if self.drawing is None else ("render",)
         names = ("rollout", "re-score", *drawn, *(() if self.value is None else ("value",)), "optimize")
         return {name: sum(line.get(name, 0) for line in self.lines.values()) for name in names}
@@ -126,11 +126,11 @@ class LanguageMemory:
         return {**asdict(self), "parameters": self.parameters, "trained": self.trained, **self.phases}
 
     def advice(self, config: RunConfig, limit: int) -> list[str]:
-        """Return what to change so that a run fits ``limit`` bytes per GPU; empty when it does."""
+        """Return changes that make a run fit ``limit`` bytes per GPU; empty when it does."""
         return [f"{phase}: {self._change(config, phase, limit)}" for phase, size in self.phases.items() if size > limit]
 
     def less_between(self, config: RunConfig) -> str:
-        """Return '': who draws texts holds its weights whole."""
+        """Return '': weights are whole while texts are sampled."""
         return ""
 
     def _change(self, config: RunConfig, phase: str, limit: int) -> str:
@@ -138,7 +138,7 @@ class LanguageMemory:
         sampling = phase in ("rollout", "re-score")
         name = {"rollout": "rollout_batch_size", "render": "render_rows"}.get(phase, "micro_batch_size")
         size = getattr(execution, name)
-        # Re-scoring takes no more rows than are sampled at a time.
+        # Re-scoring uses at most the rows of a sampling batch.
         held = min(size, execution.rollout_batch_size) if sampling else size
         per_batch = ("KV cache", "logits and activations")
         lines = self.lines
@@ -170,12 +170,12 @@ _SHORTER = "one row does not fit: lower rollout.tokens.max_new or max_prompt, or
 def language_memory(
     config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
 ) -> LanguageMemory | None:
-    """Return what a rank needs, or None while the model's config is not known (one to build, or not published here).
+    """Return the memory of a rank; None if the model's config is unknown (a model to build, or not published here).
 
     Args:
         config: the config.
-        requires: what its algorithm needs.
-        optimizer: what of its optimizer decides memory.
+        requires: its algorithm's needs.
+        optimizer: sizes of its optimizer's state.
         reference: log-probs of the base model are needed.
     """
     quiet_libraries()
@@ -187,25 +187,25 @@ def language_memory(
     sizes = Sizes(config, optimizer, spec)
     module = meta_language_model(about)
     actor = sizes.role(module, block_lists(module), dtype=model.dtype, copies=int(config.optimize.ema is not None))
-    beside = BesideMemory.of(config, about, sizes, spec) if requires.critic else BesideMemory()
+    critic = BesideMemory.of(config, about, sizes, spec) if requires.critic else BesideMemory()
     measured = TextFootprints(
-        about, settings_of(config, model.dtype), spec, critic=beside.settings, own=config.critic.backbone == "own"
+        about, settings_of(config, model.dtype), spec, critic=critic.settings, own=config.critic.backbone == "own"
     )
     prompt, notes = _prompt_tokens(config, context_length(about))
     new = tokens_of(config).max_new
     width = Widths(most=prompt + new, limit=context_length(about)).of(prompt + new)
     sampled = measured.sampling(execution.rollout_batch_size, prompt=prompt, new=new)
     compared, stored = reference or estimator.needs_reference, estimator.needs_values or estimator.needs_reference
-    drawing, told = drawing_of(config)
+    drawing, drawing_notes = drawing_of(config)
     rows = execution.micro_batch_size
     frozen = frozen_bytes(module, BYTES[model.dtype]) // sizes.parts
     valuing = measured.valuing(rows, width, reference=estimator.needs_reference) if stored else None
     training = measured.training(rows, width, reference=reference and not estimator.needs_reference)
-    apart = beside.apart(rows, width)
+    apart = critic.apart(rows, width)
     return LanguageMemory(
         actor=actor,
-        critic=beside.critic,
-        critic_kind=beside.kind,
+        critic=critic.critic,
+        critic_kind=critic.kind,
         reference=frozen if compared and spec is None else 0,
         reference_kind="" if not compared else "a frozen copy" if spec is None else "the actor, adapters off",
         drawing=drawing,
@@ -216,24 +216,24 @@ def language_memory(
         rescore=measured.scoring(min(execution.rollout_batch_size, rows), width) if tokens_of(config).rescore else 0,
         value=None if valuing is None else max(valuing, apart.value),
         optimize_activations=training + apart.training,
-        host=sizes.host([role for role in (actor, beside.anywhere) if role is not None], model.dtype),
-        notes=(*notes, *told, *apart.notes),
+        host=sizes.host([role for role in (actor, critic.anywhere) if role is not None], model.dtype),
+        notes=(*notes, *drawing_notes, *apart.notes),
     )
 
 
 def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[str, ...]]:
-    """Return the tokens of the longest prompt, and what is to be said of how they are known."""
+    """Return the tokens of the longest prompt, and notes on their source."""
     section = tokens_of(config)
     splits = {split: [prompt.text for prompt in prompts] for split, prompts in source_prompts(config).items()}
     folder = Path(str(config.model.path)).expanduser()
     if folder.is_dir():
         return Prompts(load_tokenizer(folder), section, context).longest(splits), ()
     room = () if context is None else (context - section.max_new,)
-    # A token of a byte-level tokenizer is a byte at least.
+    # A token of a byte-level tokenizer is at least one byte.
     longest = max(len(text.encode()) for texts in splits.values() for text in texts) + _TEMPLATE
-    longest += sum(len(said.encode()) for said in (section.system, section.instruction) if said is not None)
+    longest += sum(len(text.encode()) for text in (section.system, section.instruction) if text is not None)
     found = max(1, min(longest, *room, *(() if section.max_prompt is None else (section.max_prompt,))))
     return found, (
-        f"memory: prompts were taken to have up to {found} tokens, as the tokenizer is not here yet. "
-        "rollout.tokens.max_prompt says how many there are at most.",
+        f"memory: prompts are assumed to have up to {found} tokens, because the tokenizer is not here yet. "
+        "rollout.tokens.max_prompt limits them.",
     )

@@ -1,4 +1,4 @@
-"""The tokens kind: each method leads to the file that does it."""
+"""The tokens kind; each method calls the module that implements it."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Tokens(Kind):
     saves_memory = ("Lower execution.rollout_batch_size or rollout.tokens.max_new.",)
 
     def longest(self, config: RunConfig) -> int:
-        """Return the tokens of a completion at most."""
+        """Return the maximum tokens of a completion."""
         return tokens_of(config).max_new
 
     def check(self, config: RunConfig, requires: Requirements) -> None:
-        """Refuse settings of images."""
+        """Check the settings of texts, and refuse those of images."""
         check_tokens(config, requires)
 
     def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
@@ -70,23 +70,23 @@ class Tokens(Kind):
         return language_memory(config, requires, optimizer, reference=reference)
 
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
-        """Never asked: prompts are taken as they are."""
+        """Never called: prompts are not encoded."""
         raise AssertionError("prompts of language models are not encoded ahead")
 
     def rollout(self, making: SamplingContext) -> Sampler:
-        """Texts drawn with a seed per token."""
+        """Return the sampler of texts, with a seed per token."""
         return rollout_maker(making)
 
     def evaluation(self, making: SamplingContext) -> Sampler:
-        """The likeliest texts, or draws that are always the same."""
+        """Return the sampler of the likeliest texts, or of draws with fixed seeds."""
         return evaluation_maker(making)
 
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
-        """Rewards get texts."""
+        """Check that the reward scores texts."""
         check_scored(section, needs, config)
 
     def trial(self, config: RunConfig) -> np.ndarray:
-        """Return a made-up text."""
+        """Return a synthetic text."""
         return trial_text()
 
     def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
@@ -110,7 +110,7 @@ class Tokens(Kind):
         return TextSet(shards, advantages, ahead=training.config.execution.ahead, device=device, widths=widths)
 
     def values(self, valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
-        """One forward of each text through critic and base model."""
+        """Run each text through critic and base model once."""
         return values_of(valuing, shard)
 
     def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> TokenModels:

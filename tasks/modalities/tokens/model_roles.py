@@ -1,4 +1,4 @@
-"""The models of a run that are trained: what their weights and states take, and where the critic stands.
+"""Memory of the trained models of a run: sizes of their weights and states, and the placement of the critic.
 
 Legend: B rows, W positions.
 """
@@ -23,26 +23,26 @@ from tasks.modalities.memory import BYTES, MASTER, WHOLE_BLOCKS, OptimizerSizes,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """The weights of one model that is trained, on one rank."""
+    """The sizes of one trained model, on one rank."""
 
     parameters: int
-    """Numbers it has."""
+    """Number of parameters."""
     trained: int
-    """Numbers of it that are trained."""
+    """Number of trained parameters."""
     whole: int
-    """Bytes while it computes alone on every rank: whole weights, and this rank's part of spread ones."""
+    """Bytes of weights outside of training: whole weights and, with sharding, this rank's part."""
     spread: int
-    """Bytes while it is trained: with fsdp this rank's part, and whole blocks at work."""
+    """Bytes of weights while training: with fsdp this rank's part, and gathered blocks."""
     state: int
-    """Bytes of gradients, moments, and copies of what is trained."""
+    """Bytes of gradients, moments, and copies of trained parameters."""
     placed: Placed
-    """Where weights and state lie."""
+    """Placement of weights and state."""
     step: int
-    """Bytes of the exchange of gradients and the optimizer's step."""
+    """Bytes of the gradient exchange and the optimizer's step."""
 
 
 class Sizes:
-    """What models take on one rank under a config."""
+    """Computes the sizes of models on one rank under a config."""
 
     def __init__(self, config: RunConfig, optimizer: OptimizerSizes, spec: LoraSpec | None) -> None:
         self._config, self._optimizer, self._spec = config, optimizer, spec
@@ -50,17 +50,17 @@ class Sizes:
         self.parts = execution.holders
 
     def role(self, module: Any, blocks: tuple[str, ...], *, dtype: str, copies: int) -> Role:
-        """Return the sizes of a model that is trained.
+        """Return the sizes of a trained model.
 
         Args:
-            module: without weights.
-            blocks: names of the lists of its blocks.
-            dtype: of frozen weights.
-            copies: float32 copies that are kept of what is trained.
+            module: the model, without weights.
+            blocks: names of its block lists.
+            dtype: dtype of frozen weights.
+            copies: number of float32 copies of trained parameters.
         """
         execution, number, parts = self._config.execution, BYTES[dtype], self.parts
         total = _numbers(module)
-        # A critic that is a head alone has nothing that adapters could be for.
+        # A critic without a backbone has no layers for adapters.
         lora = None if isinstance(module, ValueModel) and module.backbone is None else self._spec
         trained, weights = total, total * MASTER
         if lora is not None:
@@ -69,7 +69,7 @@ class Sizes:
             merged = adapted_parameters(module, lora) if dtype == "float32" and parts == 1 else 0
             weights = trained * MASTER + (total + merged) * number
         each = [_numbers(unit) for unit in units(module, blocks)]
-        # What is in no block, embeddings and the head, is whole while any of them computes.
+        # Parameters outside of blocks, embeddings and the head, stay gathered during a forward.
         at_work = total - sum(each) + WHOLE_BLOCKS * max(each, default=0)
         working = at_work * (MASTER if lora is None else number) if parts > 1 else 0
         placed = Placed.of(execution, self._optimizer, weights=weights, trained=trained, copies=1 + copies)
@@ -84,7 +84,7 @@ class Sizes:
         )
 
     def host(self, roles: Sequence[Role], dtype: str) -> dict[str, int]:
-        """Return what of models that are trained is in host memory."""
+        """Return the host memory of trained models by label."""
         moments = 2 * self._optimizer.moment_bytes
         largest = 0 if self.parts > 1 else max(role.parameters for role in roles)
         found = {
@@ -101,7 +101,7 @@ def _numbers(module: Any) -> int:
 
 
 def frozen_bytes(module: Any, number: int) -> int:
-    """Return the bytes of a frozen copy, of which all but the linear layers is float32, tied weights among it."""
+    """Return the bytes of a frozen copy; all layers except linear ones are float32, including tied weights."""
     precise = {
         id(parameter): parameter.numel()
         for layer in module.modules()
@@ -113,7 +113,7 @@ def frozen_bytes(module: Any, number: int) -> int:
 
 
 def settings_of(config: RunConfig, dtype: str) -> PolicySettings:
-    """Return how a model computes that is trained."""
+    """Return the settings of a trained model."""
     model = config.model
     return PolicySettings(
         dtype=getattr(torch, dtype), gradient_checkpointing=model.gradient_checkpointing, attention=model.attention
@@ -122,30 +122,30 @@ def settings_of(config: RunConfig, dtype: str) -> PolicySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apart:
-    """What a critic computes with that is another model than the policy, or on another device."""
+    """Working memory of a critic with its own model or device."""
 
     value: int = 0
     """Bytes on the policy's device while values are computed."""
     training: int = 0
-    """Bytes there of its forward and backward."""
+    """Bytes on the policy's device of its forward and backward."""
     notes: tuple[str, ...] = ()
-    """What it takes of its own device."""
+    """Notes on the memory of the critic's own device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesideMemory:
-    """The critic beside a policy: with nothing given, there is none."""
+    """The critic of a policy; without arguments, there is none."""
 
     anywhere: Role | None = None
-    """Its sizes."""
+    """Its sizes on its device."""
     device: str | None = None
-    """Its own device, where it has one."""
+    """Its own device, if it has one."""
     kind: str = ""
-    """What it is, in words."""
+    """Description of the critic."""
     settings: PolicySettings | None = None
-    """How it computes, where what it computes with is measured together with the policy's."""
+    """Its settings, if its activations are measured together with the policy's."""
     measured: TextFootprints | None = None
-    """Measures it alone, where it is another model or on another device."""
+    """Measures it alone, if it has its own model or device."""
 
     @classmethod
     def of(cls, config: RunConfig, about: Any, sizes: Sizes, spec: LoraSpec | None) -> BesideMemory:
@@ -153,8 +153,8 @@ class BesideMemory:
 
         Args:
             config: the config.
-            about: the base model's config of transformers.
-            sizes: gives sizes of roles.
+            about: the base model's transformers config.
+            sizes: computes the sizes of roles.
             spec: adapters of policy and critic.
         """
         section = config.critic
@@ -177,7 +177,7 @@ class BesideMemory:
         return None if self.device is not None else self.anywhere
 
     def apart(self, rows: int, width: int) -> Apart:
-        """Return what (B, W) rows through it take, where that is not measured together with the policy."""
+        """Return the working memory of (B, W) rows, if it is not measured together with the policy."""
         if self.measured is None or self.anywhere is None:
             return Apart()
         value = self.measured.valuing(rows, width, reference=False)

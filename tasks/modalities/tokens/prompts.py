@@ -1,4 +1,4 @@
-"""Prompts as token ids: special tokens are those of the tokenizer and its template, each once, and none of a text."""
+"""Prompts as token ids; special tokens come only from the tokenizer and its template, never from a prompt's text."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunPrompts:
-    """The prompts of a run as token ids, and what they decide of the shapes of its batches.
+    """The prompts of a run as token ids, and the widths of its batches.
 
-    What a row's padding is changes its bits, so widths are those of the run and not of what a batch happens to hold.
+    A row's padding changes its rounding, so widths depend on the run and not on the rows of a batch.
     """
 
     prompts: Prompts
-    """Gives the ids of each."""
+    """Converts prompts to ids."""
     longest: int
-    """Tokens of the longest."""
+    """Tokens of the longest prompt."""
     context: int | None
-    """Tokens that the model takes at most."""
+    """Maximum tokens of the model."""
 
     @property
     def widths(self) -> Widths:
@@ -40,7 +40,7 @@ class RunPrompts:
         return Widths(most=self.longest + self.prompts.section.max_new, limit=self.context)
 
 
-#: Read once for each run of this process.
+#: Cache of the prompts of each run in this process.
 _READ: WeakKeyDictionary[RunContext, RunPrompts] = WeakKeyDictionary()
 
 
@@ -49,10 +49,10 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
 
     Args:
         context: the run.
-        policy: has the tokenizer; None: it is read from the base model's folder, where that was not done yet.
+        policy: holds the tokenizer; None: it is read from the base model's folder, if not cached.
 
     Raises:
-        ConfigError: one cannot be taken, see ``Prompts.ids``.
+        ConfigError: a prompt is invalid, see ``Prompts.ids``.
     """
     found = _READ.get(context)
     if found is None:
@@ -66,18 +66,18 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
 
 
 class Prompts:
-    """Token ids of prompts, cut or refused where they are too long."""
+    """Token ids of prompts, which are cut or refused if they are too long."""
 
     def __init__(self, tokenizer: Any, section: TokensSection, context_length: int | None) -> None:
         """Bind to a tokenizer.
 
         Args:
-            tokenizer: of transformers.
-            section: how texts are sampled.
-            context_length: tokens the model takes, prompt and completion; None: no limit is known.
+            tokenizer: a transformers tokenizer.
+            section: settings of text sampling.
+            context_length: maximum tokens of prompt and completion; None: no known limit.
 
         Raises:
-            ConfigError: a template is asked for that the tokenizer does not have, or nothing is left for a prompt.
+            ConfigError: the tokenizer lacks the requested template, or no tokens are left for a prompt.
         """
         self._tokenizer, self.section = tokenizer, section
         self.chat = section.template == "chat" or (
@@ -97,36 +97,36 @@ class Prompts:
         limits = [limit for limit in (section.max_prompt, room) if limit is not None]
         self.limit = min(limits) if limits else None
         self.ends = 0 if self.chat else _end_tokens(tokenizer)
-        """End tokens that the tokenizer puts after a text; prompts go on, so these are left off."""
+        """End tokens that the tokenizer appends to a text; they are removed because a completion follows."""
         self._known: dict[str, list[int]] = {}
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a prompt, at least one.
 
         Raises:
-            ConfigError: it is too long and may not be cut, it is empty, it holds a control token that cannot be read
-                as text, or the template fails.
+            ConfigError: it is too long and may not be cut, it is empty, it holds a control token that cannot be
+                tokenized as text, or the template fails.
         """
         if text not in self._known:
             self._known[text] = self._fitting(text)
         return self._known[text]
 
     def messages(self, asked: str) -> list[tuple[str, str]]:
-        """Return what a chat begins with, as roles and texts."""
-        said = [] if self.section.system is None else [("system", self.section.system)]
-        return [*said, ("user", asked)]
+        """Return the first messages of a chat, as (role, text) pairs."""
+        system = [] if self.section.system is None else [("system", self.section.system)]
+        return [*system, ("user", asked)]
 
     def told_dates(self, asked: str) -> dict[str, str]:
-        """Return what the template is told where it asks for the date, by the format it asks in."""
-        said = [{"role": role, "content": text} for role, text in self.messages(asked)]
+        """Return the dates that the template requests, by format."""
+        messages = [{"role": role, "content": text} for role, text in self.messages(asked)]
         day = self.section.template_date
-        return {} if day is None else told_dates(self._tokenizer, said, day)
+        return {} if day is None else told_dates(self._tokenizer, messages, day)
 
     def longest(self, splits: Mapping[str, Sequence[str]]) -> int:
-        """Return the tokens of the longest prompt of lists by their split.
+        """Return the tokens of the longest prompt, of lists by split.
 
         Raises:
-            ConfigError: one cannot be taken, see ``ids``.
+            ConfigError: a prompt is invalid, see ``ids``.
         """
         return max(
             self._counted(split, row, text) for split, texts in splits.items() for row, text in enumerate(texts, 1)
@@ -148,19 +148,19 @@ class Prompts:
             return found[-self.limit :]
         raise ConfigError(
             f"prompt {text[:60]!r} has {len(found)} tokens, but at most {self.limit} fit (rollout.tokens.max_prompt, "
-            f"and what the model takes, {CONTEXT}, less rollout.tokens.max_new). Shorten it, lower max_new, or set "
+            f"and the model's limit, {CONTEXT}, less rollout.tokens.max_new). Shorten it, lower max_new, or set "
             "rollout.tokens.on_overlong to 'cut_left'."
         )
 
     def _rendered(self, text: str) -> list[int]:
-        asked = self.section.asked(text)
-        mark = first_mark(self._tokenizer, asked)
+        prompt = self.section.asked(text)
+        mark = first_mark(self._tokenizer, prompt)
         if self.chat:
-            found = self._chat(text, asked) if mark is None else self._marked_chat(text, asked)
+            found = self._chat(text, prompt) if mark is None else self._marked_chat(text, prompt)
         elif mark is None:
-            found = [int(token) for token in self._tokenizer(asked).input_ids]
+            found = [int(token) for token in self._tokenizer(prompt).input_ids]
         else:
-            found = plain_ids(self._tokenizer, asked)
+            found = plain_ids(self._tokenizer, prompt)
         if found is None:
             raise ConfigError(
                 f"prompt {text[:60]!r} holds {mark!r}, which the tokenizer reads as a control token and cannot read as "
@@ -168,21 +168,21 @@ class Prompts:
             )
         return found[: len(found) - self.ends]
 
-    def _chat(self, text: str, asked: str) -> list[int]:
-        chat = self._said(text, self.messages(asked))
+    def _chat(self, text: str, prompt: str) -> list[int]:
+        chat = self._render(text, self.messages(prompt))
         return [int(token) for token in self._tokenizer(chat, add_special_tokens=False).input_ids]
 
-    def _marked_chat(self, text: str, asked: str) -> list[int] | None:
-        roles, texts = zip(*self.messages(asked), strict=True)
-        told, between = marked(self._tokenizer, texts)
-        return chat_ids(self._tokenizer, self._said(text, list(zip(roles, told, strict=True))), between)
+    def _marked_chat(self, text: str, prompt: str) -> list[int] | None:
+        roles, texts = zip(*self.messages(prompt), strict=True)
+        marks, between = marked(self._tokenizer, texts)
+        return chat_ids(self._tokenizer, self._render(text, list(zip(roles, marks, strict=True))), between)
 
-    def _said(self, text: str, messages: Sequence[tuple[str, str]]) -> str:
-        """Return a chat as the template writes it."""
+    def _render(self, text: str, messages: Sequence[tuple[str, str]]) -> str:
+        """Return a chat rendered by the template."""
         try:
             return render_chat(
                 self._tokenizer,
-                [{"role": role, "content": said} for role, said in messages],
+                [{"role": role, "content": content} for role, content in messages],
                 setting="rollout.tokens.template_date",
                 day=self.section.template_date,
                 generate=True,
@@ -197,7 +197,7 @@ class Prompts:
 
 
 def _end_tokens(tokenizer: Any) -> int:
-    """Return how many end tokens (end of text, or of a part) a tokenizer puts after every text."""
+    """Return the number of end tokens (end of text, or of a part) that a tokenizer appends to every text."""
     ends = {tokenizer.eos_token_id, getattr(tokenizer, "sep_token_id", None)} - {None}
     written = list(tokenizer("a").input_ids)
     count = 0

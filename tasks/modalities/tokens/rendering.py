@@ -15,7 +15,7 @@ def drawing_of(config: RunConfig) -> tuple[DrawingMemory | None, tuple[str, ...]
     drawer, model = renderer_config(config), config.render.model
     found = make_kind(drawer).drawing_memory(drawer)
     if found is None:
-        return None, (f"memory: render.model '{model.path or model.policy}' is not counted, as it is not known here.",)
+        return None, (f"memory: render.model '{model.path or model.policy}' is not counted, because it is unknown.",)
     if config.execution.render_device is None:
         return found, ()
     together = (found.weights + found.work) / 1e9

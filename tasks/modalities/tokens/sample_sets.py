@@ -1,4 +1,4 @@
-"""Stored texts as rows to train on: one row is one sample, with a mask of the tokens the policy chose.
+"""Stored texts as training rows: one row is one sample, with a mask of the tokens the policy chose.
 
 Legend: N samples, B rows of a micro-batch, W positions.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-#: Columns of what every token earned -> fields of a batch.
+#: Columns with values per token -> fields of a batch.
 _BY_TOKEN = {
     "advantages": "token_advantages",
     "returns": "returns",
@@ -56,7 +56,7 @@ class TextSet(Correctable):
             advantages: see there.
             ahead: see there.
             device: see there.
-            widths: of batches.
+            widths: possible widths of batches.
         """
         super().__init__(shards, advantages, ahead=ahead, device=device)
         self._widths = widths
@@ -66,7 +66,7 @@ class TextSet(Correctable):
         self._by_token = {name: RaggedArray(each) for name, each in columns.items() if each.null_count < len(each)}
 
     def says_something(self) -> np.ndarray:
-        """Return which samples have an advantage other than 0; where tokens have their own, which have one token's."""
+        """Return the mask of samples with a nonzero advantage, of the sample or of any token."""
         found = self._by_token.get("advantages")
         if found is None:
             return super().says_something()
@@ -77,11 +77,11 @@ class TextSet(Correctable):
         return np.ones(len(self.reader), np.int64)
 
     def changed_policy(self) -> None:
-        """Take old log-probs for what they are."""
+        """Use stored old log-probs from now on."""
         self._unchanged = False
 
     def begin_update(self, units: Units) -> None:
-        """Count the tokens of a whole update, by which its rows are weighed whatever batches they come in."""
+        """Count the tokens of a whole update, so that row weights do not depend on its batches."""
         counts = self.reader.log_probs.sizes[units.rows[:, 0]]
         self._share = len(units.rows) / max(1, int(counts.sum()))
 
@@ -93,7 +93,7 @@ class TextSet(Correctable):
     def recompute(
         self, stale: Units, models: TokenModels, *, size: int, file: IO[bytes] | None, idle: Sequence[Units]
     ) -> Proximal:
-        """Return the mean log-prob of each text's tokens; those of tokens are kept here, for ``correct``."""
+        """Return the mean log-prob of each text's tokens; token log-probs are stored in this object."""
         for units in idle:
             models.log_probs(self._batch(units, size))
         for units in micro_batches(stale, size):
@@ -105,7 +105,7 @@ class TextSet(Correctable):
         return Proximal(log_probs=means, means=None, dims=1)
 
     def correct(self, proximal: Proximal, section: ReplaySection) -> None:
-        """Weigh texts of older policies: by the geometric mean of their tokens' ratios, or by the product of them."""
+        """Set the importance weights of texts of older policies: geometric mean or product of their tokens' ratios."""
         behavior = self.reader.log_probs
         whole = section.weight == "density"
         gaps = {
@@ -155,7 +155,7 @@ def _spread(
     *,
     chosen: bool = False,
 ) -> np.ndarray:
-    """Return values in their places, (B, W): one per token, or with ``chosen`` one per token of the mask."""
+    """Return padded (B, W) values, one per token, or with ``chosen`` one per token of the mask."""
     full = np.zeros(shape, kind)
     for number, (mask, row) in enumerate(zip(masks, values, strict=True)):
         places = np.flatnonzero(mask) if chosen else np.arange(len(row))

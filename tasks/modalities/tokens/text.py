@@ -1,4 +1,4 @@
-"""What is stored of a text beside its tokens."""
+"""Stored texts: stop texts, finish reasons, and completions without special tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from configs.errors import CorruptError
 from storage.trajectories.base import TrajectoryShard
 
-#: Why a completion ended, by the number that is stored.
+#: Reasons for the end of a completion; the index is stored.
 FINISHES = ("eos", "length", "stop")
 
 
@@ -18,17 +18,17 @@ class Stops:
     """Texts that end a completion."""
 
     tokenizer: Any
-    """Of the policy."""
+    """The policy's tokenizer."""
     plain: tuple[str, ...]
-    """Those that are looked for in what is stored as the text."""
+    """Stop texts without special tokens, searched in the stored text."""
     marked: tuple[str, ...]
-    """Those that hold a special token, which the text leaves out."""
+    """Stop texts with a special token, which the stored text omits."""
     ids: frozenset[int]
-    """Special tokens that are a stop text by themselves."""
+    """Special tokens that are a whole stop text."""
 
     @classmethod
     def of(cls, tokenizer: Any, stop: Sequence[str]) -> Stops:
-        """Return the stop texts of a run, by whether they hold special tokens of its tokenizer."""
+        """Return the stop texts of a run, split by whether they hold special tokens of its tokenizer."""
         added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
         special = {*tokenizer.all_special_tokens, *added}
         marked = tuple(each for each in stop if any(token in each for token in special))
@@ -36,7 +36,7 @@ class Stops:
         return cls(tokenizer=tokenizer, plain=tuple(set(stop) - set(marked)), marked=marked, ids=ids)
 
     def reached(self, ids: Sequence[int]) -> bool:
-        """Return whether a completion (token ids) ends in what stops it."""
+        """Return whether a completion (token ids) has reached a stop text."""
         if self.ids and ids[-1] in self.ids:
             return True
         return self._in(self.plain, ids, skip=True) or self._in(self.marked, ids, skip=False)
@@ -55,7 +55,7 @@ def stored_text(shard: TrajectoryShard, row: int) -> str:
     """Return the completion of a stored sample.
 
     Raises:
-        CorruptError: none is stored, or the file is damaged.
+        CorruptError: the text is missing, or the file is damaged.
     """
     found = shard.text(row)
     if found is None:

@@ -1,7 +1,7 @@
-"""Makes texts: an engine draws them, then one forward over whole rows gives the log-probs that are the behavior's.
+"""Samples texts: an engine draws them, then one forward over whole rows computes the behavior log-probs.
 
-A KV cache computes other bits than a forward over the whole row, and another program others still, so what the engine
-drew with is kept beside, for the gap; what training compares with is computed as training computes it.
+A KV cache, or another program, rounds differently from a forward over the whole row. So the behavior log-probs are
+computed as in training, and those of the engine are stored in addition, to report the gap.
 
 Legend: B rows, W positions.
 """
@@ -37,14 +37,14 @@ from tasks.runs.seeds import derive
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Draws are 63-bit seeds, as fractions of this.
+#: Divides 63-bit seeds to give draws below 1.
 _RANGE = float(1 << 63)
-#: Tokens of the text with which an engine proves its weights.
+#: Tokens of the text that tests an engine's weights.
 _PROOF = 128
 
 
 class TextSampler:
-    """Completes prompts with a policy, under some of its weights."""
+    """Completes prompts with a policy, using some of its weights."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class TextSampler:
         engine: Engine | None = None,
         copies: int = 1,
     ) -> None:
-        """Bind to what samples are made with.
+        """Bind to the sampling context.
 
         Args:
             making: run and policy.
-            weights: which of its weights.
-            seed: (job, position) -> what a token is drawn with; None: the likeliest token.
-            engine: what draws; None: the policy in this process.
-            copies: jobs with the same prompt, one after the other.
+            weights: the weights of the policy to use.
+            seed: (job, position) -> seed of a token's draw; None: the likeliest token.
+            engine: draws tokens; None: the policy in this process.
+            copies: number of consecutive jobs with the same prompt.
         """
         self._making, self._host, self._weights, self._seed = making, making.host, weights, seed
         self._section, self._copies = tokens_of(making.config), copies
@@ -70,7 +70,7 @@ class TextSampler:
         self._brought = self._compared = False
 
     def load(self) -> None:
-        """The policy; all ranks ask together, and the first brings its weights to the engine."""
+        """Load the policy; all ranks must call this together, and the first sends the weights to the engine."""
         self._host.assemble(self._making.policy, self._weights)
         if self._unproved.reloads:
             if self._host.ranks.first:
@@ -79,13 +79,13 @@ class TextSampler:
             self._brought = True
 
     def rest(self) -> None:
-        """Nothing: weights are whole while ranks sample."""
+        """Do nothing: weights are whole while ranks sample."""
 
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
-        """Complete the prompts of some jobs; forwards are of one size, filled up with copies."""
+        """Complete the prompts of some jobs; forwards have a fixed size, padded with copies."""
         prompts = [self._read.prompts.ids(job.prompt.text) for job in jobs]
         seeds = [0 if self._seed is None else self._seed(job, 0) for job in jobs]
-        found = self._engine.complete(self._asked(jobs, prompts, seeds))
+        found = self._engine.complete(self._request(jobs, prompts, seeds))
         own = self._behavior(prompts, found)
         return [self._sample(job, prompts[row], found[row], own[row], seeds[row]) for row, job in enumerate(jobs)]
 
@@ -94,12 +94,12 @@ class TextSampler:
         return self._making.config.execution.rollout_batch_size
 
     def _behavior(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion]) -> list[Tensor]:
-        """Return the log-probs of completions that are the behavior's, a row of float32 on the CPU for each.
+        """Return the behavior log-probs of completions, a row of float32 on the CPU for each.
 
-        Where they are not computed as training does, the first rows that are made are, to be compared.
+        Without ``rescore`` only the first rows are recomputed, to compare them.
 
         Raises:
-            EngineError: they are too far from those that were drawn with; see ``check_gap``.
+            EngineError: they are too far from the engine's log-probs; see ``check_gap``.
         """
         if self._section.rescore:
             own = self._log_probs(prompts, found)
@@ -114,15 +114,15 @@ class TextSampler:
     def _log_probs(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion]) -> list[Tensor]:
         """Return the log-probs of completions as training computes them, a row of float32 on the CPU for each."""
         rows = [(*prompt, *each.ids) for prompt, each in zip(prompts, found, strict=True)]
-        # What is computed of a row follows from no other, so that what was written twice is computed once.
+        # Results of a row do not depend on other rows, so equal rows are computed once.
         places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
-        # Logits of all positions are many times what drawing them takes.
+        # Logits of all positions take many times the memory of sampling.
         size = min(self._size, self._making.config.execution.micro_batch_size)
         temperature, widths = self._section.temperature, self._read.widths
         own = _rescored(self._held(), list(places), temperature, self._host.device, size=size, widths=widths).cpu()
         return [own[places[row], len(prompt) : len(row)] for row, prompt in zip(rows, prompts, strict=True)]
 
-    def _asked(self, jobs: Sequence[SampleRequest], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Asked:
+    def _request(self, jobs: Sequence[SampleRequest], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Asked:
         policy = self._held().policy
         return Asked(
             prompts=prompts,
@@ -134,14 +134,14 @@ class TextSampler:
             uniforms=None if self._seed is None else self._uniforms(jobs),
             width=self._read.longest,
             size=self._size,
-            # A batch may begin and end within a group.
+            # A batch may start and end within a group.
             distinct=min(self._size, -(-self._size // self._copies) + 1),
             device=self._host.device,
         )
 
     @cached_property
     def _engine(self) -> Engine:
-        """What draws, which has shown that it has the policy's weights."""
+        """The engine, after it has proved that it has the policy's weights."""
         engine = self._unproved
         if engine.tolerance is not None:
             if not self._brought:
@@ -162,9 +162,9 @@ class TextSampler:
         self._unproved.bring(f"{self._making.context.store.root.uri} {ref}", write)
 
     def _proof(self) -> list[int]:
-        """Return tokens of the run's first prompts, one after the other and again: the same text for all policies."""
+        """Return the tokens of the run's first prompts, concatenated and repeated: the same text for all policies."""
         context_length = self._held().policy.context_length
-        # One is drawn after them, as most servers draw one at least.
+        # Leave room for one drawn token, because most servers draw at least one.
         most = _PROOF if context_length is None else min(_PROOF, context_length - 1)
         texts = [prompt.text for prompt in self._making.context.prompts["train"][:_PROOF]]
         return list(islice((token for text in cycle(texts) for token in self._read.prompts.ids(text)), most))
@@ -223,7 +223,7 @@ class TextSampler:
 
 
 def rollout_maker(making: SamplingContext) -> TextSampler:
-    """Return what makes the texts that are trained on: a draw per run seed, epoch, prompt, replica and position."""
+    """Return the sampler of training texts, with a draw per run seed, epoch, prompt, replica and position."""
     run, epoch = making.config.run.seed, making.epoch
     return TextSampler(
         making,
@@ -235,7 +235,7 @@ def rollout_maker(making: SamplingContext) -> TextSampler:
 
 
 def evaluation_maker(making: SamplingContext) -> TextSampler:
-    """Return what makes the texts a policy is evaluated on: the likeliest tokens, or draws that are always the same."""
+    """Return the sampler of evaluation texts: the likeliest tokens, or draws with fixed seeds."""
     seed = making.config.evaluate.seed
     greedy = tokens_of(making.config).evaluate == "greedy"
     drawn = lambda job, position: derive(seed, "evaluate", job.prompt.id, job.replica, position)  # noqa: E731
@@ -262,9 +262,9 @@ def padded_rows(rows: Sequence[Sequence[int] | np.ndarray], device: torch.device
     """Return rows of token ids padded on the right, (B, W) int64, on a device.
 
     Args:
-        rows: token ids of each.
-        device: where they go.
-        widths: how wide they can be.
+        rows: token ids of each row.
+        device: target device.
+        widths: the possible widths.
     """
     lengths = np.array([len(row) for row in rows])
     ids = np.zeros((len(rows), widths.of(int(lengths.max()))), np.int64)

@@ -302,7 +302,7 @@ def test_a_broken_model_folder(
         ),
         ("minimax_h3", ["model.negative_prompt=dull"], "negative_prompt is 'dull', but the guidance of model.policy"),
         ("minimax_h3", ["model.device_map=balanced"], "'minimax_h3' has a modular pipeline, whose parts"),
-        ("wan21", ["monitors=[{name: loudness}]"], "scores sounds, but what model.policy 'wan21' makes has none"),
+        ("wan21", ["monitors=[{name: loudness}]"], "scores sounds, but samples of model.policy 'wan21' have none"),
         ("z_image", ["model.dtype=float16"], "exceed its range, so that latents become NaN. Set it to 'bfloat16'"),
     ],
     ids=str,

@@ -71,7 +71,7 @@ def test_a_sampler_that_differs_stops_the_stage_and_nothing_is_stored(
     with pytest.raises(EngineError) as caught:
         roll_out(context)
     said = str(caught.value)
-    assert re.search(r"its log-probs are 0\.\d+ nats per token from what training computes of them", said), said
+    assert re.search(r"its log-probs are 0\.\d+ nats per token from those that training computes", said), said
     assert "more than the 0.001 that rounding in float32 explains" in said
     assert "The LlamaForCausalLM (attention 'sdpa', rope_type 'default')" in said
     assert "Set model.attention to 'eager', or choose another model." in said

@@ -450,7 +450,10 @@ def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
         ("rollout.group_size=1", "rollout.group_size is 1, but .* compares 2 completions"),
         ("[optimize.algorithm=dpo, execution.micro_batch_size=1]", "best and worst sample in one forward, but"),
         ("[optimize.algorithm=dpo, advantage.estimator=rloo]", "rloo', but .* 'dpo' compares whole samples"),
-        ("[optimize.algorithm=dpo, 'optimize.replay={epochs: 1, proximal: false}']", "'dpo' looks at samples anew"),
+        (
+            "[optimize.algorithm=dpo, 'optimize.replay={epochs: 1, proximal: false}']",
+            "'dpo' does not use the log-probs",
+        ),
     ],
 )
 def test_what_means_nothing_for_texts_is_refused(tmp_path: Path, override: str, said: str) -> None:
