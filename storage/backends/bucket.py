@@ -181,7 +181,7 @@ class Bucket:
             return b""
         data: bytes = self._steady(self._fs.cat_file, self._key(path), start=start, end=stop)
         if len(data) != stop - start:
-            raise CorruptError(f"{path}: bytes {start} to {stop} were asked for, {len(data)} came: it is too short.")
+            raise CorruptError(f"{path}: bytes {start} to {stop} were requested, {len(data)} came: it is too short.")
         return data
 
     def names(self, path: str) -> list[str]:

@@ -120,8 +120,8 @@ def _check_tokens(config: RunConfig) -> None:
     where = f"execution.context_parallel is {degree}"
     if model.policy in REFERENCES and most_images(model.policy, model.options):
         raise ConfigError(
-            f"{where}, but the images that prompts of model.policy '{model.policy}' start from have numbers of tokens "
-            "of their own, which cannot be shared out evenly. Set it to 1."
+            f"{where}, but the images that prompts of model.policy '{model.policy}' start from differ in their "
+            "numbers of tokens, which cannot be shared out evenly. Set it to 1."
         )
     token_plan(meta_denoiser(architecture), degree)
     for section, called in (("model", config), ("evaluate", as_evaluated(config))):

@@ -27,7 +27,7 @@ _OPTIMIZED = {"weight": 1.0, "threshold": None, "standardize": False, "modality"
 #: Reasons why settings do not apply to training on reward gradients; other settings act on scores only.
 _UNFOLLOWED = {
     "server": "a server gives scores alone",
-    "spread": "each rank follows samples of its own back, whenever it gets to them",
+    "spread": "each rank follows different samples back, at different times",
 }
 
 

@@ -107,9 +107,9 @@ class RunMemory:
         lines = {label: dict(held) for label, held in self.policy.lines.items()}
         if self.rewards.weights:
             known = self.policy.phases
-            meanwhile = max(size for name, size in known.items() if name not in ("encode", "value", *_AFTER))
+            sampling = max(size for name, size in known.items() if name not in ("encode", "value", *_AFTER))
             name = "policy, while it samples the next" if self.overlapped else "policy, at rest"
-            lines[name] = {SCORE: meanwhile if self.overlapped else self.policy.between}
+            lines[name] = {SCORE: sampling if self.overlapped else self.policy.between}
             lines[REWARD_MODELS] = {**lines.get(REWARD_MODELS, {}), SCORE: self.rewards.weights}
             lines["their activations"] = {SCORE: self.rewards.activations}
         return lines
@@ -120,7 +120,7 @@ class RunMemory:
         return (
             *self.policy.notes,
             *(
-                f"memory: the model of reward '{label}' is not counted; give it a device of its own, or leave it room."
+                f"memory: the model of reward '{label}' is not counted; give it a separate device, or leave it room."
                 for label in self.rewards.unknown
             ),
         )

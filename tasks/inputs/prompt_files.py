@@ -93,7 +93,7 @@ def _columns(names: list[str], path: str, line: int) -> list[str]:
     wrong = next((name for name in names if not name.strip() or names.count(name) > 1), None)
     if wrong is not None:
         label = f"names the column {wrong!r} more than once" if wrong.strip() else "has a column without a name"
-        raise PromptError(f"{path}, line {line}: the header {label}. Give each column a name of its own.")
+        raise PromptError(f"{path}, line {line}: the header {label}. Give each column a unique name.")
     return names
 
 

@@ -130,7 +130,7 @@ def final_settings(config: RunConfig, prompts: str) -> list[str]:
     """
     if config.prompts.sources:
         raise ConfigError(
-            f"--final '{prompts}': prompts.sources has lists of its own for each source, so one list cannot take their "
+            f"--final '{prompts}': prompts.sources has separate lists for each source, so one list cannot take their "
             "place. Leave --final out, and evaluate the best with 'flowmill stage evaluate --name final --set "
             "prompts.sources=...'."
         )
