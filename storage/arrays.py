@@ -1,4 +1,4 @@
-"""What a table says of an array, checked before memory is read as one: it may be anybody's."""
+"""Checks of array descriptions from tables before memory is interpreted: the data may be untrusted."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 
 def stored_dtype(dtype: str, shape: Sequence[int]) -> np.dtype[Any]:
-    """Return the dtype of an array of plain numbers that a table describes.
+    """Return the dtype of an array of plain numbers from its description in a table.
 
     Args:
-        dtype: as the table has it.
-        shape: likewise.
+        dtype: dtype in the table.
+        shape: shape in the table.
 
     Raises:
-        ValueError: no array of numbers is like that. Bytes that are read as objects are addresses.
+        ValueError: the description is of no numeric array; NumPy would read object arrays as memory addresses.
     """
     try:
         kind = np.dtype(dtype)
-        # Takes no memory, and refuses what NumPy cannot hold.
+        # Allocates no memory, and refuses shapes that NumPy cannot hold.
         np.broadcast_to(np.zeros((), kind), shape)
     except (TypeError, ValueError):
         kind = np.dtype(object)

@@ -1,8 +1,8 @@
-"""Who makes an artifact, and in batches of which sizes: kernels differ with the number of rows, so bytes do too.
+"""Claims to unfinished artifacts: the run that makes one, and its batch sizes, which affect the bytes of the result.
 
-An unfinished artifact is made by runs of equal sizes alone. Another run makes an attempt of its own, as with
-``--force``, and complete artifacts are found by all. A claim means nothing any more once the artifact is complete, and
-one that cannot be read, or is another artifact's, counts as no claim: its artifact is made in another attempt.
+Only runs with equal batch sizes continue an unfinished artifact. Another run makes a separate attempt, as with
+``--force``. Complete artifacts are shared by all runs, and their claims have no effect. A claim that cannot be read or
+names another artifact belongs to no run, so the work is done in another attempt.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from storage.quarantine import revive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The batch sizes an artifact is made with."""
+    """The run and batch sizes that an artifact is made with."""
 
     run: str
-    """The run that began it, or went on with it last with other sizes."""
+    """The run that began it, or that last continued it with other sizes."""
     sizes: Mapping[str, int | None]
-    """Sizes of batches, by setting."""
+    """Batch sizes by setting."""
 
     def encoded(self, ref: ArtifactRef) -> bytes:
-        """Return the claim to an artifact as it is stored."""
+        """Return the stored form of the claim to an artifact."""
         return seal({"artifact": str(ref), "run": self.run, "sizes": dict(self.sizes)})
 
 
 def anew(store: ArtifactStore, first: ArtifactRef) -> ArtifactRef:
-    """Return the attempt to make although the work is committed: the next, or the same if its files were removed.
+    """Return the attempt for repeating committed work: the next one, or the same one if its files were removed.
 
-    Another attempt would then come out equal, and those who read the first would still find no files.
+    In the latter case another attempt would only give equal content, and readers of the first would still lack files.
     """
     if store.removed(first):
         revive(store, first)
@@ -47,12 +47,12 @@ def anew(store: ArtifactStore, first: ArtifactRef) -> ArtifactRef:
 
 
 def claimed(store: ArtifactStore, first: ArtifactRef, claim: Claim) -> ArtifactRef:
-    """Return the attempt at some work that is complete already, or that may be made or gone on with as is claimed.
+    """Return the first attempt that is complete, or that may be made or continued under the claim.
 
     Args:
-        store: the store; the run is locked, so that no other process works for it.
+        store: the store; the caller holds the lock of the run.
         first: the attempt to begin with.
-        claim: who would make it, and how.
+        claim: the claim of the run.
     """
     number = first.number
     while True:
@@ -78,6 +78,6 @@ def _is_ours(store: ArtifactStore, ref: ArtifactRef, claim: Claim) -> bool:
             return True
         if found.get("run") != claim.run:
             return False
-        # A run continues its own attempt, whatever its sizes are now.
+        # A run continues its own attempt, even with other sizes.
         store.root.remove(path)
     return True

@@ -1,7 +1,7 @@
-"""Transient optimizer checkpoints of a policy that is being trained.
+"""Transient optimizer checkpoints of a policy during training.
 
-They live in the unfinished policy artifact and are committed like shards: files first, maybe of several processes,
-then a record that names them. The newest two stay, and none once the policy is complete.
+They live in the unfinished policy artifact and are committed like shards: first the files, possibly of several
+processes, then a record that names them. The newest two are kept until the policy is complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage.collective_publish import ProcessGroup, SingleProcess, publish
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 
-#: Checkpoints that stay: one to resume from, and the one before it in case it is damaged.
+#: Number of kept checkpoints: one to resume from, and the one before it in case of damage.
 _KEPT = 2
 
 
@@ -46,7 +46,7 @@ def latest_checkpoint(store: ArtifactStore, ref: ArtifactRef) -> tuple[int, Path
     """Return (updates done, local folder) of the newest checkpoint, or None.
 
     Raises:
-        CorruptError: its content differs from its record.
+        CorruptError: the content of the checkpoint differs from its record.
     """
     names = _committed(store, ref)
     if not names:
@@ -63,24 +63,20 @@ def damaged_checkpoints(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -
     Args:
         store: the store.
         ref: the policy.
-        deep: compare every byte, not sizes alone.
+        deep: compare every byte instead of sizes only.
     """
     for name in _committed(store, ref):
         path = f"{layout.checkpoints(ref)}/{name}"
         try:
             _checked(store, path, deep=deep)
         except CorruptError as error:
-            # Training removes the oldest meanwhile.
+            # Training may have removed the oldest one in the meantime.
             if store.root.read(f"{path}.json") is not None:
                 yield path, str(error)
 
 
 def _checked(store: ArtifactStore, path: str, *, deep: bool) -> list[FileEntry]:
-    """Return the files of a checkpoint, their sizes or every byte compared.
-
-    Raises:
-        CorruptError: they differ from its record.
-    """
+    """Return the files of a checkpoint after comparing sizes, or every byte, with its record."""
     try:
         files = unseal(store.root.read(f"{path}.json") or b"", f"{path}.json")["files"]
         entries = [FileEntry.parse(file) for file in files]

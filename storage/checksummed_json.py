@@ -1,4 +1,4 @@
-"""Small JSON objects that carry a checksum of themselves, so that any flipped bit is detected."""
+"""Small JSON objects with an embedded checksum, so that any flipped bit is detected."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import xxhash
 
 from configs.errors import CorruptError
 
-#: Keys that sealing adds: either of them without the other says that something was damaged.
+#: Keys that sealing adds; one without the other indicates damage.
 _CHECKSUM, _FORMAT = "checksum", "format"
 _VERSION = 1
 _REMEDY = "'flowmill store repair' sets it aside; the same command as before then writes it again."
 
 
 def seal(data: Mapping[str, Any], *, finite: bool = False) -> bytes:
-    """Return an object as JSON with a checksum of it; equal ones give equal bytes.
+    """Return an object as JSON with its checksum; equal objects give equal bytes.
 
     Args:
         data: the object.
-        finite: every number must be.
+        finite: refuse numbers that are not finite.
 
     Raises:
-        ValueError: it holds a number that is not finite, and must not.
+        ValueError: ``finite`` is set and a number is not finite.
     """
     named = {**data, _FORMAT: _VERSION}
     return _written({**named, _CHECKSUM: _hash(_written(named))}, finite=finite)
 
 
 def unseal(data: bytes, where: str) -> dict[str, Any]:
-    """Return the object that was sealed, or one that was written before there were checksums.
+    """Return a sealed object, or one written before checksums were introduced.
 
     Raises:
-        CorruptError: it differs from its checksum.
+        CorruptError: the object differs from its checksum.
     """
     try:
         value = json.loads(data)
@@ -50,7 +50,7 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
             f"{where} has format {value[_FORMAT]}; this flowmill reads up to {_VERSION}. Upgrade flowmill; if no newer "
             "one wrote to the store, 'flowmill store repair' sets the record aside."
         )
-    # Damage to one of the two keys leaves the other. As it was written, it needs not be written again to be compared.
+    # Damage to one of the two keys leaves the other. The raw bytes are compared first, to avoid encoding again.
     line = f' "{_CHECKSUM}": "{checksum}",\n'.encode()
     if checksum != _hash(data.replace(line, b"", 1)) and checksum != _hash(_written(value)):
         raise CorruptError(f"{where} does not match its own checksum: the file was damaged. {_REMEDY}")

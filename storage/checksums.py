@@ -1,7 +1,8 @@
-"""Checksums of committed files: of every block, so that a range can be trusted on its own, and of the whole.
+"""Checksums of committed files: of every block, so that a range can be verified separately, and of the whole file.
 
-A file of one block has the xxh3-128 of its content, a larger one that of its blocks' xxh3-128, as a tree has, so that
-nothing is hashed twice. Records up to version 3 have the xxh3-128 of the content at any size and xxh3-64 of each 4 MiB.
+A file of one block has the xxh3-128 of its content. A larger file has the xxh3-128 of its blocks' xxh3-128 digests (a
+hash tree), so that no byte is hashed twice. Records up to version 3 have the xxh3-128 of the content at any size and
+the xxh3-64 of each 4 MiB.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import xxhash
 from configs.errors import CorruptError
 from storage.backends.base import BLOCK, FileEntry
 
-#: Bytes that are read and hashed at a time: small enough to stay in the processor's cache between both.
+#: Bytes that are read and hashed at a time: small enough to stay in the CPU cache in between.
 _PIECE = 256 << 10
-REMEDY = "Run 'flowmill store verify' to see what else is affected and 'flowmill store repair' to regenerate it."
+REMEDY = "Run 'flowmill store verify' to find all damage and 'flowmill store repair' to regenerate it."
 
 
 class Checksum:
-    """The checksums of a file, taken while its content passes through memory."""
+    """Computes the checksums of a file while its content is written or read."""
 
     def __init__(self) -> None:
         """Begin with an empty file."""
@@ -41,7 +42,7 @@ class Checksum:
                 self._end_block()
 
     def entry(self, name: str) -> FileEntry:
-        """Return the entry of the file that is complete now."""
+        """Return the entry of the complete file."""
         if self._size % BLOCK or not self._blocks:
             self._end_block()
         if len(self._blocks) == 1:
@@ -70,7 +71,7 @@ def hash_file(path: Path) -> str:
 
 
 def hash_data(data: bytes) -> str:
-    """Return the xxh3-128 of bytes, hex: that of a file which holds them."""
+    """Return the xxh3-128 of bytes, hex; equal to ``hash_file`` of a file with them."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
@@ -92,7 +93,7 @@ def check_file(path: Path, entry: FileEntry, *, where: str) -> None:
     """Check one file against its record.
 
     Raises:
-        CorruptError: it is missing, truncated or changed.
+        CorruptError: the file is missing, truncated or changed.
     """
     check_size(path.stat().st_size if path.exists() else None, entry, where=where)
     with path.open("rb", buffering=0) as file:
@@ -103,7 +104,7 @@ def check_content(pieces: Iterable[bytes | memoryview], entry: FileEntry, *, whe
     """Check the whole content of a file, given in pieces.
 
     Raises:
-        CorruptError: it differs from the commit.
+        CorruptError: the content differs from the commit.
     """
     if not entry.by_blocks:
         _check_digest(_hash(pieces), entry, where=where)
@@ -124,10 +125,10 @@ def _check_digest(found: str, entry: FileEntry, *, where: str) -> None:
 
 
 def check_size(size: int | None, entry: FileEntry, *, where: str) -> None:
-    """Check the size of a file, None when it does not exist.
+    """Check the size of a file; None stands for a missing file.
 
     Raises:
-        CorruptError: it is another one.
+        CorruptError: the file is missing, or has another size.
     """
     if size is None:
         raise CorruptError(f"{where} is missing; its commit record names it with {entry.size} bytes. {REMEDY}")
@@ -136,10 +137,10 @@ def check_size(size: int | None, entry: FileEntry, *, where: str) -> None:
 
 
 def check_block(data: bytes | memoryview, number: int, entry: FileEntry, *, where: str) -> None:
-    """Check one block of a file; of a file of one block, all of it.
+    """Check one block of a file; a file of one block is checked as a whole.
 
     Raises:
-        CorruptError: its content differs from the commit.
+        CorruptError: the content differs from the commit.
     """
     if not entry.blocks:
         _check_digest(xxhash.xxh3_128_hexdigest(data), entry, where=where)
@@ -162,7 +163,7 @@ def check_range(offset: int, size: int, total: int, *, where: str) -> None:
     """Check that a range lies within a file.
 
     Raises:
-        CorruptError: it does not.
+        CorruptError: the range exceeds the file.
     """
     if offset < 0 or size < 0 or offset + size > total:
         raise CorruptError(f"{where}: {size} bytes at {offset} lie outside the file of {total} bytes. {REMEDY}")

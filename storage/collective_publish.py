@@ -1,8 +1,8 @@
-"""Publishing one folder of files that several processes made, each its part of them.
+"""Publishes one folder of files that several processes wrote together.
 
-Every process has a private folder. The first one's holds common files; those of one process lie in
-``part_folder`` of its number. The first publishes its folder, then the others theirs below it, and only then does the
-first write the one record that names all files: until it does, none of them counts.
+Every process has a private folder. Files of one process lie in ``part_folder`` of its rank; rank 0 also holds the
+common files. Rank 0 publishes its folder first, then the other ranks publish theirs below it. Finally rank 0 writes
+the one record that names all files; until then none of them is visible.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from storage.layout import part_folder
 
 
 class ProcessGroup(Protocol):
-    """The processes that work on one thing together, as one of them sees them."""
+    """A group of processes that write files together, seen from one of them."""
 
     @property
     def rank(self) -> int:
-        """Number of this process."""
+        """Rank of this process."""
         ...
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes, in order; all must call it together."""
+        """Return the values of all processes, in order of rank; all must call it together."""
         ...
 
 
 class SingleProcess:
-    """A process without company."""
+    """A group of one process."""
 
     rank = 0
 
@@ -47,17 +47,17 @@ def publish(
     company: ProcessGroup,
     known: Sequence[FileEntry] = (),
 ) -> tuple[FileEntry, ...]:
-    """Publish a folder, and the parts other processes made; all must call this together.
+    """Publish a folder with the parts of all processes; all must call this together.
 
     Args:
-        root: where to.
+        root: target root.
         folder: this process's files.
-        place: path for the files of all processes.
-        company: the processes.
-        known: entries of those files whose checksums were taken as they were written.
+        place: returns the target path, given the files of all processes.
+        company: the process group.
+        known: entries of files whose checksums were computed while they were written.
 
     Returns:
-        All files, in the order of their names, once all are published.
+        All files sorted by name, once all are published.
     """
     files = tuple(
         sorted((file for each in company.gather(describe(folder, known)) for file in each), key=lambda f: f.name)
@@ -73,10 +73,10 @@ def publish(
 
 
 def describe(folder: Path, known: Sequence[FileEntry] = ()) -> list[FileEntry]:
-    """Return the entries of all files below a folder, sorted by name; files that are known are not read.
+    """Return the entries of all files below a folder, sorted by name; known files are not read.
 
     Raises:
-        StoreError: a known file has another size than the bytes written to it.
+        StoreError: the size of a known file differs from the bytes written to it.
     """
     given = {entry.name: entry for entry in known}
     entries = []

@@ -1,8 +1,8 @@
-"""When bytes count: create-once shard records, manifests written last, verified reads.
+"""The commit protocol: create-once shard records, manifests written last, verified reads.
 
-A shard's files are published first, under a name that carries their digest; then its record is created exclusively.
-Two writers of one shard therefore never mix: the record names one set of files. A reader sees only what a record
-names. Equal work gives equal bytes, so the usual race has two equal winners.
+The files of a shard are published first, under a name that contains their digest; then its record is created
+exclusively. The files of two writers of one shard therefore never mix, as the record names one set of files. Readers
+only see files that a record names. Equal work gives equal bytes, so both writers of a usual race succeed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from storage.tombstones import is_removed
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far an artifact is."""
+    """Progress of an artifact."""
 
     manifest: Manifest | None
-    """Its manifest, once it is complete."""
+    """Its manifest; None until it is complete."""
     committed: Sequence[str]
-    """Sorted names of the committed shards, until then."""
+    """Sorted names of the committed shards; empty once it is complete."""
 
 
 class ArtifactStore:
@@ -49,8 +49,7 @@ class ArtifactStore:
 
         Args:
             root: a Root, the store section of a config, or the URI of a root.
-            remembers: read each manifest and record once, for readers that visit many of them repeatedly and remove
-                none.
+            remembers: cache manifests and records, for readers that visit many of them repeatedly and remove none.
 
         Raises:
             StoreError: the root cannot be used.
@@ -66,7 +65,7 @@ class ArtifactStore:
         """Return the manifest of a complete artifact, or None.
 
         Raises:
-            CorruptError: it cannot be read or belongs to another artifact.
+            CorruptError: the manifest cannot be read or belongs to another artifact.
         """
         if ref in self._manifests:
             return self._manifests[ref]
@@ -77,14 +76,14 @@ class ArtifactStore:
         return manifest
 
     def remember(self, refs: Iterable[ArtifactRef], *, records: bool = False) -> None:
-        """Read the manifests of artifacts all together, as far as there are any; nothing in a store that forgets them.
+        """Read the manifests of artifacts in one batch into the cache; a no-op in a store without one.
 
         Args:
-            refs: the artifacts.
-            records: read the records of their shards too.
+            refs: the artifacts; incomplete ones are skipped.
+            records: also read the records of their shards.
 
         Raises:
-            CorruptError: one cannot be read, or belongs elsewhere.
+            CorruptError: a manifest or record cannot be read, or belongs elsewhere.
         """
         unknown = [ref for ref in refs if ref not in self._manifests] if self._remembers else []
         for ref, data in zip(unknown, self.root.read_many([layout.manifest(ref) for ref in unknown]), strict=True):
@@ -98,7 +97,7 @@ class ArtifactStore:
         """Return the manifest of an artifact that must be complete.
 
         Raises:
-            NotCommittedError: it is not.
+            NotCommittedError: the artifact is not complete.
         """
         manifest = self.manifest(ref)
         if manifest is None:
@@ -114,15 +113,15 @@ class ArtifactStore:
         return self.recorded(ref, self.committed(ref))
 
     def recorded(self, ref: ArtifactRef, shards: Sequence[str]) -> list[ShardRecord]:
-        """Return the records of those of some shards that are committed; lists nothing."""
+        """Return the records of the committed ones of the given shards, without listing the store."""
         return [record for record in self._recorded(ref, shards) if record is not None]
 
     def shards(self, ref: ArtifactRef) -> list[ShardRecord]:
-        """Return the records of a complete artifact, all that its manifest names and nothing else.
+        """Return exactly the records that the manifest of a complete artifact names.
 
         Raises:
-            NotCommittedError: it is not complete.
-            CorruptError: a record is missing, or describes other content than the manifest.
+            NotCommittedError: the artifact is not complete.
+            CorruptError: a record is missing, or its content digest differs from the manifest.
         """
         manifest = self.require(ref)
         found = self._recorded(ref, [shard for shard, _, _ in manifest.shards])
@@ -135,12 +134,12 @@ class ArtifactStore:
         return [record for record in found if record is not None]
 
     def committed(self, ref: ArtifactRef) -> list[str]:
-        """Return the sorted names of all committed shards; reads no record."""
+        """Return the sorted names of all committed shards, without reading records."""
         names = self.root.list(layout.records(ref))
         return [name.removesuffix(".json") for name in names if name.endswith(".json")]
 
     def state(self, ref: ArtifactRef) -> State:
-        """Return how far an artifact is; one request is enough for an artifact that was never begun."""
+        """Return the progress of an artifact; takes a single request if it was never begun."""
         if not self.root.list(ref.path):
             return State(None, ())
         manifest = self.manifest(ref)
@@ -165,15 +164,15 @@ class ArtifactStore:
             ref: the artifact.
             shard: name of the shard.
             folder: the files.
-            rows: rows in them.
+            rows: number of rows in them.
             summary: figures about the content.
-            producer: who made it, how long it took.
-            company: processes that made it together; the others call ``contribute``.
-            known: entries of those files whose checksums were taken as they were written; they are not read again.
+            producer: writer and timings.
+            company: processes that wrote the shard together; the others call ``contribute``.
+            known: entries of files whose checksums were computed while they were written; they are not read again.
             content: digest of the rows, independent of shards.
 
         Returns:
-            The record that counts: ours, or an equal one that another writer created first.
+            The valid record: this one, or an equal one that another writer created first.
 
         Raises:
             CommitLostError: another writer committed different content for this shard.
@@ -195,11 +194,11 @@ class ArtifactStore:
         return record if created else self._settle(ref, record)
 
     def contribute(self, ref: ArtifactRef, shard: str, folder: Path, company: ProcessGroup) -> None:
-        """Publish this process's part of a shard that the first of several processes commits."""
+        """Publish this process's part of a shard that rank 0 commits."""
         self._publish(ref, shard, folder, company)
 
     def seal(self, ref: ArtifactRef, *, shards: Sequence[str], summary: Mapping[str, Any], **origin: Any) -> Manifest:
-        """Write the manifest, once every planned shard is committed.
+        """Write the manifest after every planned shard is committed.
 
         Args:
             ref: the artifact.
@@ -234,7 +233,7 @@ class ArtifactStore:
         """Return the local folder of a shard after checking sizes and, once per process, checksums.
 
         Raises:
-            CorruptError: a file is missing, of another size, or of other content.
+            CorruptError: a file is missing, or has another size or content.
         """
         self._require_files(ref)
         path, folder = layout.shard_folder(ref, record.shard, record.digest), None
@@ -245,16 +244,16 @@ class ArtifactStore:
         return folder
 
     def files(self, ref: ArtifactRef, record: ShardRecord) -> ShardFiles:
-        """Return the files of a shard, to read only some of them or only parts.
+        """Return the files of a shard for reading single files or ranges.
 
         Raises:
-            NotCommittedError: they were removed on purpose.
+            NotCommittedError: the files were removed on purpose.
         """
         self._require_files(ref)
         return ShardFiles(self.root, layout.shard_folder(ref, record.shard, record.digest), record.files)
 
     def removed(self, ref: ArtifactRef) -> bool:
-        """Return whether an artifact's files were removed on purpose; its records and manifest stay."""
+        """Return whether an artifact's files were removed on purpose, leaving its records and manifest."""
         return is_removed(self.root.read(layout.removed(ref)), ref)
 
     def _publish(

@@ -1,4 +1,4 @@
-"""Errors of full or failing disks, whichever library writes."""
+"""Uniform errors of full or failing disks for all writing libraries."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from contextlib import contextmanager
 
 from configs.errors import StoreError
 
-#: Nothing of this passes by trying again.
+#: Errors that a retry does not fix.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 @contextmanager
 def named_disk(where: str) -> Iterator[None]:
-    """Name the disk's fault and the path; libraries of other languages have errors of their own for that.
+    """Convert disk errors inside the context to ones that name the store; native libraries have other error types.
 
     Args:
         where: the store.
 
     Raises:
-        StoreError: inside, the disk was full, or cannot be written.
-        OSError: inside, it failed otherwise, which may pass.
+        StoreError: the disk is full or read-only.
+        OSError: the disk failed in another way, which may be temporary.
     """
     try:
         yield
     except OSError as error:
         raise _full(where, error.errno) or error from error.__cause__
     except Exception as error:
-        # Rust's way to say it, in safetensors' errors.
+        # Rust's format, in errors of safetensors.
         found = re.search(r"\(os error (\d+)\)", str(error))
         if found is None:
             raise
@@ -42,6 +42,6 @@ def _full(where: str, number: int | None) -> StoreError | None:
     if number not in _FULL:
         return None
     return StoreError(
-        f"'{where}': {os.strerror(number)}. Committed data stays: free space ('flowmill store gc' shows what may go) "
-        "and run the same command again."
+        f"'{where}': {os.strerror(number)}. Committed data stays: free space ('flowmill store gc' lists removable "
+        "files) and run the same command again."
     )

@@ -1,9 +1,8 @@
-"""The embedding cache: each distinct prompt is encoded once ever per encoder.
+"""The embedding cache: each distinct prompt is encoded only once per encoder.
 
-``embeddings/<encoder>/`` grows by shards: one ``.npy`` file per tensor, and ``rows.json``, which says of which prompt
-each row is and what its content hashes to. There is no manifest; a reader sees the committed shards. A key is a hash of
-the prompt text. Rows are written batch by batch and read where they lie, so memory does not grow with the number of
-prompts.
+``embeddings/<encoder>/`` grows by shards. Each holds one ``.npy`` file per tensor, and ``rows.json`` with the key and
+the content hash of each row. There is no manifest; readers see the committed shards. A key is a hash of the prompt
+text. Rows are written batch by batch and read in place, so memory does not grow with the number of prompts.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 
 ROWS = "rows.json"
-#: Files that stay open, and bytes of rows that stay in memory.
+#: Limits on open files, and on the bytes of rows in memory.
 _MAX_OPEN = 16
 _KEPT_BYTES = 256_000_000
 
@@ -43,7 +42,7 @@ class Rows:
     arrays: Mapping[str, np.ndarray]
     """(N, ...) by name."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    """The dtype of an array's bits where NumPy has none: ``bfloat16``, held as uint16."""
+    """The dtype of an array where NumPy lacks it: ``bfloat16``, held as uint16."""
 
 
 def embedding_key(text: str) -> str:
@@ -52,7 +51,7 @@ def embedding_key(text: str) -> str:
 
 
 class EmbeddingWriter:
-    """Writes the files of one shard batch by batch; row i of the whole belongs to the i-th text."""
+    """Writes the files of one shard batch by batch; row i of the shard belongs to the i-th text."""
 
     def __init__(self, folder: Path, texts: Sequence[str]) -> None:
         """Begin the files of a shard.
@@ -136,7 +135,7 @@ class EmbeddingCache:
 
         Raises:
             NotCommittedError: a text has not been encoded.
-            CorruptError: a shard is damaged or holds other tensors than its neighbors.
+            CorruptError: a shard is damaged, or shards hold different tensors.
         """
         keys = self._keys(texts)
         with self._lock:
@@ -151,7 +150,7 @@ class EmbeddingCache:
         return Rows(arrays, bits)
 
     def digest(self, texts: Sequence[str]) -> str:
-        """Return one hash over the embeddings of these texts, however they are spread over shards; reads no value."""
+        """Return one hash over the embeddings of these texts, independent of shards and without reading values."""
         ordered = sorted(set(texts))
         places = [self._where[key] for key in self._keys(ordered)]
         return fingerprint([self._shards[shard].hashes[row] for shard, row in places])
@@ -168,7 +167,7 @@ class EmbeddingCache:
         return keys
 
     def _row(self, key: str) -> dict[str, np.ndarray]:
-        """Return the row of a key, from memory if it was used lately."""
+        """Return the row of a key, from memory if it was used recently."""
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
@@ -218,12 +217,8 @@ class EmbeddingCache:
 
 
 def _check(shard: _Shard, count: int) -> None:
-    """Check that a table describes arrays: it is data from a store, which may be anybody's.
-
-    Raises:
-        ValueError: it does not.
-    """
-    # Rows that another run has encoded meanwhile leave a shard without any.
+    """Check that an index describes arrays, as the store may be untrusted; raise ValueError otherwise."""
+    # A shard is empty if another run encoded all its rows in the meantime.
     if len(shard.hashes) != count or bool(shard.tensors) != bool(count):
         raise ValueError(f"{len(shard.hashes)} hashes and {len(shard.tensors)} tensors for {count} rows")
     for name, about in shard.tensors.items():

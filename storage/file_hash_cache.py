@@ -1,6 +1,6 @@
-"""Checksums of files outside any store, kept in the user's cache by path, size, time of last change and links.
+"""Checksums of files outside any store, cached per user by path, size, modification time and links.
 
-A file of the same size whose time was set back is not noticed; ``deep`` reads everything again.
+A changed file of the same size with a reset modification time goes undetected; ``deep`` reads everything again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from configs.folders import led_to
 from configs.user_directories import user_cache
 from storage.checksums import hash_file
 
-#: A file may change again without its time changing within this; hashes of younger files are not kept.
+#: Within this time a file may change again without a new modification time; hashes of younger files are not cached.
 _YOUNG_NS = 2_000_000_000
 
 
@@ -26,18 +26,18 @@ def file_hashes(folder: Path, names: Sequence[str], *, deep: bool = False) -> di
     """Return the xxh3-128 of files by name.
 
     Args:
-        folder: the folder they lie in.
+        folder: their folder.
         names: their paths below it.
-        deep: read them again, whatever is kept.
+        deep: read them again, ignoring the cache.
     """
-    kept, asked = _load(folder), set(names)
+    kept, requested = _load(folder), set(names)
     hashes: dict[str, str] = {}
     # Hashes of other files of the folder stay: requests may name single files.
-    entries = {name: entry for name, entry in kept.items() if name not in asked and (folder / name).exists()}
+    entries = {name: entry for name, entry in kept.items() if name not in requested and (folder / name).exists()}
     for name in names:
         now = time.time_ns()
         stat = (folder / name).stat()
-        # A link may lead elsewhere without any file having changed.
+        # A link may change its target while no file changes.
         place = [each for each in (led_to(folder, name),) if each]
         known = None if deep else kept.get(name)
         fresh = known is not None and [*known[:2], *known[3:]] == [stat.st_size, stat.st_mtime_ns, *place]
@@ -57,14 +57,14 @@ def _load(folder: Path) -> dict[str, list[int | str]]:
             for name, (size, mtime, xxh3, *place) in data["files"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        # A cache that is not there or cannot be read costs a pass over the files, nothing else.
+        # A missing or unreadable cache only costs a pass over the files.
         return {}
 
 
 def _save(folder: Path, entries: Mapping[str, Sequence[int | str]]) -> None:
     place = _place(folder)
     temporary = place.with_suffix(f".{os.getpid()}.tmp")
-    # Without a writable home everything works, only slower.
+    # Without a writable home everything works, but slower.
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps({"folder": str(folder.resolve()), "files": entries}))

@@ -1,4 +1,4 @@
-"""Garbage collection: artifacts no run names, runs that are given up, and files of epochs long past."""
+"""Garbage collection: artifacts that no run names, abandoned runs, and files of earlier epochs."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from storage.verify import list_artifacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Rules of what stays."""
+    """Retention rules."""
 
     forget: Collection[str] = ()
-    """Runs to give up: their lineage, and artifacts that only they name."""
+    """Runs to abandon: their lineage and the artifacts that only they name are removed."""
     keep_epochs: int | None = None
-    """Epochs, counted from each run's last, whose files stay; None: all."""
+    """Number of latest epochs of each run whose files stay; None keeps all."""
     stages: Collection[str] = ("rollout",)
-    """Stages whose files of earlier epochs may go."""
+    """Stages whose files of earlier epochs are removed."""
     runs: Collection[str] = ()
-    """Runs ``keep_epochs`` is about; all when empty."""
+    """Runs that ``keep_epochs`` applies to; all when empty."""
     older_than_s: float = 86400.0
-    """Artifacts that no run names yet may belong to a run at work; they stay this long."""
+    """Minimum age of removed artifacts that no run names, as a running process may still register younger ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """One thing that may go."""
+    """One removal."""
 
     label: str
     """``kind/id`` of an artifact, or ``runs/<name>``."""
     size: int
     """Bytes."""
     reason: str
-    """Why it may go."""
+    """Reason for the removal."""
     trace: bool
-    """Keep records and manifest, so that lineage and digests stay whole."""
+    """Keep records and manifest, so that lineage and digests stay complete."""
 
 
 def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
-    """Return the removals of a retention; artifacts that other runs need stay.
+    """Return the removals under retention rules; artifacts that other runs need stay.
 
     Raises:
-        StoreError: a record of a run that stays is damaged or lost, so that the needs of the run are unknown.
+        StoreError: a record of a kept run is damaged or lost, so its needs are unknown.
     """
     _check_records(store, retention.forget)
     kept = {name: RunFolder(store, name) for name in list_runs(store) if name not in retention.forget}
@@ -61,7 +61,7 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
     for item in list_artifacts(store):
         artifact, size = item["artifact"], item["size"]
         if artifact not in named:
-            # Without a record it may be a training under way: its age is not known, so it counts as new.
+            # Without a record the age is unknown: it counts as new, as its training may be in progress.
             if item["runs"] or (item["age_s"] or 0.0) >= retention.older_than_s:
                 removals.append(Removal(label=artifact, size=size, reason="no run names it", trace=False))
         elif artifact in past and (not item["removed"] or _left(store, ArtifactRef.parse(artifact))):
@@ -80,7 +80,7 @@ def _check_records(store: ArtifactStore, forgotten: Collection[str]) -> None:
 
 
 def remove(store: ArtifactStore, removal: Removal) -> None:
-    """Remove one thing. Killed halfway, the same removal is found again."""
+    """Carry out a removal. After a crash in between, the same removal is planned again."""
     if removal.label.startswith(f"{layout.RUNS}/"):
         store.root.remove(removal.label)
         return
@@ -88,7 +88,7 @@ def remove(store: ArtifactStore, removal: Removal) -> None:
     if removal.trace:
         store.root.create(layout.removed(ref), removal_note(ref, removal.reason))
     else:
-        # Without its manifest no reader takes it for complete; its records, which hold its age, go last.
+        # The manifest goes first, so that readers see an incomplete artifact; records go last, as they hold its age.
         store.root.remove(layout.manifest(ref))
     for name in _left(store, ref):
         store.root.remove(f"{ref.path}/{name}")
@@ -102,7 +102,7 @@ def _left(store: ArtifactStore, ref: ArtifactRef) -> list[str]:
 
 
 def _past(kept: Mapping[str, RunFolder], retention: Retention) -> set[str]:
-    """Return the artifacts that only past epochs of the chosen runs name, and no run goes on from."""
+    """Return the artifacts that only past epochs of the selected runs name, and that no run still reads."""
     if retention.keep_epochs is None:
         return set()
     past: set[str] = set()
@@ -119,10 +119,10 @@ def _past(kept: Mapping[str, RunFolder], retention: Retention) -> set[str]:
 
 
 def _still_read(run: RunFolder, entries: Sequence[LineageEntry]) -> int:
-    """Return the first epoch of which a run may read something when it goes on.
+    """Return the first epoch that a continued run may still read.
 
-    Training of the next epoch replays ``optimize.replay.epochs`` before it; rollouts of the epochs to come are made
-    with policies that are ``execution.ahead`` older.
+    Training of the next epoch replays ``optimize.replay.epochs`` earlier ones; rollouts of later epochs use policies
+    that are ``execution.ahead`` epochs older.
     """
     trained = max((entry.epoch for entry in entries if entry.stage == "optimize"), default=0)
     config = run.config() or {}

@@ -1,4 +1,4 @@
-"""Gradients of a reward with respect to final latents: a table per shard, and a file of their bytes, read in ranges."""
+"""Gradients of a reward with respect to final latents: a table per shard, and a payload file that is read in ranges."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def write_gradients(
     """Write the files of a shard.
 
     Args:
-        folder: of the shard.
+        folder: folder of the shard.
         columns: ``sample_id``, ``prompt_id``, ``group_id``, ``value`` and ``rms``.
-        directions: an array (...) of root mean square 1 per sample, None where there is no gradient.
-        labels: which reward it is.
+        directions: an array (...) of root mean square 1 per sample; None where there is no gradient.
+        labels: values of the columns that identify the reward.
     """
     offsets, position = [], 0
     with (folder / PAYLOADS).open("wb") as file:
@@ -51,7 +51,7 @@ def write_gradients(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Where the gradient of a sample is."""
+    """Location of the gradient of a sample."""
 
     ref: ArtifactRef
     record: ShardRecord
@@ -62,13 +62,13 @@ class _Row:
 
 
 class StoredGradients:
-    """The gradients of one reward at samples of any number of artifacts; bytes are read when they are asked for."""
+    """The gradients of one reward for samples of any number of artifacts; payloads are read on demand."""
 
     def __init__(self, store: ArtifactStore, refs: Sequence[ArtifactRef]) -> None:
         """Read the tables.
 
         Raises:
-            CorruptError: one is damaged.
+            CorruptError: a table is damaged.
         """
         self._store = store
         self._rows: dict[str, _Row] = {}
@@ -84,20 +84,20 @@ class StoredGradients:
         """Return the root mean square of a sample's gradient; 0 without one.
 
         Raises:
-            CorruptError: no artifact knows the sample.
+            CorruptError: no artifact has the sample.
         """
         return self._row(sample_id).rms
 
     def rounding(self, sample_id: str) -> float:
-        """Return the root mean square of what a sample's gradient may be wrong by, as it is stored; 0 without one."""
+        """Return the root mean square rounding error of a sample's stored gradient; 0 without one."""
         row = self._row(sample_id)
         return 0.0 if row.offset < 0 else row.rms * float(np.finfo(row.dtype).eps)
 
     def of(self, sample_id: str) -> np.ndarray | None:
-        """Return the (...) float32 gradient of a sample, None where it has none.
+        """Return the (...) float32 gradient of a sample, None if it has none.
 
         Raises:
-            CorruptError: no artifact knows the sample, or its bytes are not there.
+            CorruptError: no artifact has the sample, or its payload is missing.
         """
         row = self._row(sample_id)
         if row.offset < 0:

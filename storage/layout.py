@@ -1,11 +1,11 @@
-"""Where everything is: the only place that spells paths inside a store.
+"""The layout of a store; all paths inside a store are defined here.
 
 <root>/<kind>/<id>/<shard>-<digest>/...   the files of one shard
-<root>/<kind>/<id>/_shards/<shard>.json   its commit record; without it the files do not count
+<root>/<kind>/<id>/_shards/<shard>.json   its commit record; without it the files are ignored
 <root>/<kind>/<id>/manifest.json          written last; the artifact is complete
-<root>/<kind>/<id>/_claim.json            who makes it, and in batches of which sizes
+<root>/<kind>/<id>/_claim.json            the run that makes it, and its batch sizes
 <root>/runs/<run>/...                     config, lineage and tracking ids of a run
-<root>/runs/<run>/copies/...              the same records once more, to restore lost ones
+<root>/runs/<run>/copies/...              copies of these records, to restore lost ones
 <root>/quarantine/<kind>/<id>/...         damaged files, kept for inspection
 """
 
@@ -64,7 +64,7 @@ class ArtifactRef:
 
     @property
     def number(self) -> int:
-        """Which attempt at the work this is, from 1."""
+        """Number of the attempt at the work, from 1."""
         _, _, number = self.id.partition("-a")
         return int(number) if number.isdigit() else 1
 
@@ -81,7 +81,7 @@ class ArtifactRef:
         """Return the ref spelled ``kind/id``.
 
         Raises:
-            ValueError: the text is not of that form or the kind does not exist.
+            ValueError: the text does not have that form or the kind does not exist.
         """
         kind, separator, identifier = text.partition("/")
         if not separator or kind not in KINDS or not identifier or "\0" in identifier or not _ID.fullmatch(identifier):
@@ -110,32 +110,32 @@ def removed(ref: ArtifactRef) -> str:
 
 
 def claim(ref: ArtifactRef) -> str:
-    """Path of the note which run makes an artifact, and in batches of which sizes."""
+    """Path of the note with the run that makes an artifact, and its batch sizes."""
     return f"{ref.path}/_claim.json"
 
 
 def shard_folder(ref: ArtifactRef, shard: str, digest: str) -> str:
-    """Folder of one shard's files; the content digest in its name keeps different contents apart."""
+    """Folder of one shard's files; the content digest in its name separates different contents."""
     return f"{ref.path}/{shard}-{digest[:_DIGITS]}"
 
 
 def is_file(path: str) -> bool:
-    """Return whether a path below the root is spelled as that of a file that a store publishes."""
+    """Return whether a path below the root has the form of a published file."""
     return _FILE.fullmatch(path) is not None
 
 
 def holds_files(name: str) -> bool:
-    """Return whether a name right below an artifact is that of a folder with files of a shard."""
+    """Return whether a name directly below an artifact is a folder with files of a shard."""
     return not name.startswith("_") and name != _MANIFEST
 
 
 def part_folder(number: int) -> str:
-    """Folder, among a shard's files, of the part that one of several processes made."""
+    """Folder, within a shard, with the part of one of several processes."""
     return f"{PARTS}/{number:05d}"
 
 
 def checkpoints(ref: ArtifactRef) -> str:
-    """Folder of the transient optimizer checkpoints of a policy that is being trained."""
+    """Folder of the transient optimizer checkpoints of a policy during training."""
     return f"{ref.path}/{_CHECKPOINTS}"
 
 
@@ -150,7 +150,7 @@ def run_record(name: str) -> str:
 
 
 def run_series(name: str, series: str, number: int) -> str:
-    """Path of one of a run's records that follow one another: the configs it was started with, its trackers."""
+    """Path of one of a run's numbered records: the configs it was started with, its trackers."""
     return f"{run(name)}/{series}/{number:04d}.json"
 
 
@@ -176,12 +176,12 @@ def copy_of(path: str) -> str:
 
 
 def record_of(path: str) -> str:
-    """Path of the record that a path is of, be it that of its copy or its own."""
+    """Path of the record, given its own path or that of its copy."""
     runs, name, rest = path.split("/", 2)
     return f"{runs}/{name}/{rest.removeprefix(f'{COPIES}/')}"
 
 
 def is_record(path: str, top: str) -> bool:
-    """Return whether a path below the folder of a run, or of its copies, is one that records have."""
+    """Return whether a path below the folder of a run, or of its copies, is that of a record."""
     first, *more = path.removeprefix(f"{top}/").removesuffix(".json").split("/")
     return path.endswith(".json") and first != COPIES and ((not more and first == "run") or len(more) == 1)

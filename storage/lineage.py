@@ -1,6 +1,6 @@
-"""Runs: their first record, later configs, and the artifacts that each stage of each epoch made.
+"""Runs: their first record, later configs, and the artifacts of each stage of each epoch.
 
-Lineage records are small create-once objects, a log: which of them make up the run is derived in ``tasks.runs.chain``.
+Lineage records are small create-once objects that form a log; ``tasks.runs.chain`` derives the current ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from storage.layout import ArtifactRef
 from storage.mirrored_records import Loss, content, losses, number_of, write
 from storage.names import part
 
-#: Numbers that other processes may take before one gives up.
+#: Attempts to create a record under a free number.
 _TRIES = 100
 
 
@@ -30,7 +30,7 @@ class LineageEntry:
     stage: str
     """Stage name."""
     slot: str
-    """Which of several equal stages: the reward's name, the name of an evaluation of its own, else empty."""
+    """Distinguishes stages of the same name: the name of a reward or of an additional evaluation, else empty."""
     artifact: str
     """``kind/id`` of the artifact."""
     forced: bool = False
@@ -54,7 +54,7 @@ class RunFolder:
         """Bind to a run, which need not exist yet.
 
         Raises:
-            StoreError: there can be no run of this name.
+            StoreError: the name is invalid.
         """
         self.store = store
         try:
@@ -66,11 +66,11 @@ class RunFolder:
 
     @property
     def lock_path(self) -> str:
-        """Path of the lock that one executing process holds."""
+        """Path of the lock that the executing process holds."""
         return f"{layout.run(self.name)}/.lock"
 
     def describe(self) -> dict[str, Any] | None:
-        """Return the run's first record (config and identity), or None when there is none, nor a copy of it."""
+        """Return the run's first record (config and identity) or its copy, or None when there is neither."""
         path = layout.run_record(self.name)
         data = self.store.root.read(path) or self.store.root.read(layout.copy_of(path))
         return None if data is None else content(data, path)
@@ -90,21 +90,21 @@ class RunFolder:
         return [loaded[name] for name in sorted(loaded, key=lambda name: (*_stem(name), number_of(name)))]
 
     def made(self, epoch: int, stage: str, slot: str = "") -> list[LineageEntry]:
-        """Return every record of a stage, oldest first; which of them counts is derived, see ``tasks.runs.chain``."""
+        """Return every record of a stage, oldest first; ``tasks.runs.chain`` derives the current one."""
         return self._by_key().get((epoch, stage, slot), [])
 
     def append(self, entry: LineageEntry) -> None:
-        """Write an entry down as the newest of its stage, unless it is already.
+        """Write an entry as the newest of its stage, unless it already is.
 
         Raises:
-            StoreError: it cannot be.
+            StoreError: no record can be added.
         """
         number = 0
         for _ in range(_TRIES):
             made = self.made(*entry.key)
             if made and made[-1].artifact == entry.artifact:
                 return
-            # After all there are: one that is lost leaves its number free, but not for another.
+            # The number follows the highest one: the number of a lost record is not reused.
             number = max(number, self._last(entry.key)) + 1
             path = layout.lineage_entry(self.name, *entry.key, number)
             if write(self.store.root, path, asdict(entry)):
@@ -115,10 +115,10 @@ class RunFolder:
         raise _unwritten(layout.lineage(self.name))
 
     def add(self, series: str, data: Mapping[str, Any]) -> None:
-        """Write data down as the newest of a series of records (``configs``, ``tracking``), unless it is already.
+        """Write data as the newest of a series of records (``configs``, ``tracking``), unless it already is.
 
         Raises:
-            StoreError: it cannot be.
+            StoreError: no record can be added.
         """
         number = 0
         for _ in range(_TRIES):
@@ -135,7 +135,7 @@ class RunFolder:
         return self._read(f"{layout.run(self.name)}/{series}/{names[-1]}") if names else None
 
     def config(self) -> dict[str, Any] | None:
-        """Return the config the run was last started with, or None when the run does not exist."""
+        """Return the config of the run's last start, or None when the run does not exist."""
         newest = self.newest("configs")
         if newest is not None:
             return newest
@@ -143,7 +143,7 @@ class RunFolder:
         return None if first is None else dict(first["config"])
 
     def refresh(self) -> None:
-        """Drop cached records, so that those of other processes are read."""
+        """Drop cached records, so that records of other processes are read."""
         self._entries = self._keyed = None
 
     def _series(self, series: str) -> list[str]:
@@ -201,7 +201,7 @@ def _entry(path: str, data: bytes | None) -> LineageEntry:
 
 
 def records_of(store: ArtifactStore, name: str) -> dict[str, bytes]:
-    """Return every record of a run and every copy of one by its path, as it is stored; the first record last."""
+    """Return the bytes of all records of a run and their copies by path; the first record comes last."""
     found: dict[str, bytes] = {}
     for top in (layout.copies(name), layout.run(name)):
         paths = [f"{top}/{file}" for file in store.root.files(top)]
@@ -211,7 +211,7 @@ def records_of(store: ArtifactStore, name: str) -> dict[str, bytes]:
 
 
 def readable_entries(store: ArtifactStore, name: str) -> list[LineageEntry]:
-    """Return the lineage records of a run that can be read; ``damaged_records`` names the others."""
+    """Return the readable lineage records of a run; ``damaged_records`` returns the others."""
     folder, found = layout.lineage(name), []
     paths = [f"{folder}/{file}" for file in store.root.list(folder) if file.endswith(".json")]
     for path, data in zip(paths, store.root.read_many(paths), strict=True):
@@ -221,7 +221,7 @@ def readable_entries(store: ArtifactStore, name: str) -> list[LineageEntry]:
 
 
 def damaged_records(store: ArtifactStore) -> list[Loss]:
-    """Return every record of runs that is lost, damaged or misplaced."""
+    """Return all lost, damaged or misplaced records of runs."""
     found = []
     for name in list_runs(store):
         lost = losses(store.root, name)
@@ -251,10 +251,10 @@ def _misplaced(store: ArtifactStore, name: str, known: Collection[str]) -> Itera
 
 @contextmanager
 def at_rest(store: ArtifactStore) -> Iterator[None]:
-    """Keep every run of a store from being executed, inside: artifacts that one reads or makes must stay.
+    """Lock all runs of a store inside the context, so that no artifact that a run reads or makes is removed.
 
     Raises:
-        RunConflictError: one is being executed.
+        RunConflictError: a run is being executed.
     """
     with ExitStack() as held:
         for name in list_runs(store):
@@ -263,7 +263,7 @@ def at_rest(store: ArtifactStore) -> Iterator[None]:
 
 
 def list_runs(store: ArtifactStore) -> list[str]:
-    """Return the names of all runs in a store, those that have lost their first record among them."""
+    """Return the names of all runs in a store, including those that lost their first record."""
     root = store.root
     names = root.list(layout.RUNS)
     return [name for name in names if any(not file.startswith(".") for file in root.list(layout.run(name)))]

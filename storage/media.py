@@ -1,6 +1,6 @@
 """Encoding and decoding of generated images and clips, with or without sound: .png, .webp and .mp4.
 
-Nothing is lost unless asked for, and never anything of sound.
+Encoding is lossless by default.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Sound:
     """The sound of a clip."""
 
     samples: np.ndarray
-    """(N, C) int16 of one channel or two."""
+    """(N, C) int16 with one or two channels."""
     rate: int
     """Samples per second."""
 
     def at(self, rate: int) -> Sound:
-        """Return the same at another rate, resampled by FFmpeg where it differs."""
+        """Return the sound at another rate, resampled by FFmpeg if the rate differs."""
         if rate == self.rate:
             return self
         av, layout = _av(), _LAYOUTS[self.samples.shape[1]]
@@ -43,7 +43,7 @@ class Sound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaFormat:
-    """How media are stored. Rewards score the stored form."""
+    """Storage format of media. Rewards score the stored form."""
 
     name: str = "auto"
     """png, webp or mp4; auto: png for images, mp4 for clips."""
@@ -52,13 +52,13 @@ class MediaFormat:
     fps: int = 16
     """Frames per second of clips."""
     codec: Literal["flac", "aac"] = "flac"
-    """Of sound: flac keeps every value, every player reads aac."""
+    """Codec of sound: flac is lossless, aac is supported by every player."""
 
     def choose(self, media: np.ndarray) -> str:
         """Return the format for an image (H, W, 3) or a clip (F, H, W, 3).
 
         Raises:
-            ConfigError: the format cannot hold it.
+            ConfigError: the configured format cannot hold it.
         """
         clip = media.ndim == 4
         name = ("mp4" if clip else "png") if self.name == "auto" else self.name
@@ -74,7 +74,7 @@ class MediaFormat:
             return _encode_clip(media, sound, self)
         buffer = io.BytesIO()
         if name == "png":
-            # Looking for runs alone is faster than for repeats, and of images leaves less.
+            # For images, run-length encoding is faster than a search for repeats, and gives smaller files.
             Image.fromarray(media).save(buffer, format="PNG", compress_level=1, compress_type=Image.RLE)
         else:
             Image.fromarray(media).save(buffer, format="WEBP", lossless=self.lossless, quality=90, method=2)
@@ -85,10 +85,10 @@ DEFAULT_MEDIA = MediaFormat()
 
 
 def decode(data: bytes | memoryview, name: str, *, where: str) -> np.ndarray:
-    """Return the image (H, W, 3) or clip (F, H, W, 3) a file holds, uint8.
+    """Return the image (H, W, 3) or clip (F, H, W, 3) in a file, uint8.
 
     Raises:
-        CorruptError: it cannot be decoded.
+        CorruptError: the file cannot be decoded.
     """
     try:
         if name == "mp4":
@@ -100,10 +100,10 @@ def decode(data: bytes | memoryview, name: str, *, where: str) -> np.ndarray:
 
 
 def decode_sound(data: bytes | memoryview, *, where: str) -> Sound | None:
-    """Return the sound of an mp4, None of a clip without one.
+    """Return the sound of an mp4, None for a clip without sound.
 
     Raises:
-        CorruptError: it cannot be decoded.
+        CorruptError: the sound cannot be decoded.
     """
     av = _av()
     try:
@@ -117,15 +117,15 @@ def decode_sound(data: bytes | memoryview, *, where: str) -> Sound | None:
         raise CorruptError(f"The sound of {where} cannot be decoded: {error}") from None
 
 
-#: Without these x264 looks ahead at frames of half the size, and one clip of a hundred comes out otherwise than before:
-#: its result there depends on the content of memory.
+#: Options for deterministic bytes: otherwise x264's lookahead at half-size frames depends on the content of memory, and
+#: about one clip in a hundred differs.
 _STEADY = {"bf": "0", "x264-params": "rc-lookahead=0:sync-lookahead=0:mbtree=0:weightp=0:scenecut=0"}
 
 
 def _encode_clip(frames: np.ndarray, sound: Sound | None, form: MediaFormat) -> bytes:
     av, lossless = _av(), form.lossless
     buffer = io.BytesIO()
-    # No creation time and one thread: equal clips give equal bytes.
+    # No creation time and a single thread, so that equal clips give equal bytes.
     with av.open(buffer, "w", format="mp4", options={"fflags": "+bitexact"}) as container:
         stream = container.add_stream("libx264rgb" if lossless else "libx264", rate=form.fps)
         stream.height, stream.width = frames.shape[1:3]

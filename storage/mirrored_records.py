@@ -1,7 +1,7 @@
 """Records of runs are written twice, so that lost, damaged, swapped or duplicated ones are detected and restored.
 
-A record is created after its copy, which lies below ``copies/`` of its run; both say where the record belongs. Readers
-read the record alone. Records of earlier versions have no copy and do not say where they belong.
+A record is created after its copy, which lies below ``copies/`` of its run; both contain the path of the record.
+Readers only read the record. Records of earlier versions have no copy and do not contain their path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from storage.backends.base import Root
 from storage.checksummed_json import seal, unseal
 from storage.layout import QUARANTINE
 
-#: Key that says where a record belongs.
+#: Key of a record's own path.
 _AT = "at"
 #: Seconds within which the writer of a copy also writes the record.
 _UNDER_WAY_S = 0.5
@@ -28,7 +28,7 @@ class Loss:
     """A record of a run that is missing or differs from its written content."""
 
     path: str
-    """Where it is or should be: of the record or of its copy."""
+    """Actual or expected path of the record or its copy."""
     kind: str
     """missing or corrupt."""
     message: str
@@ -36,9 +36,9 @@ class Loss:
 
 
 def write(root: Root, path: str, data: Mapping[str, Any]) -> bool:
-    """Write a record and its copy; False when there is another of this path, or was one.
+    """Write a record and its copy; False if another one has, or had, this path.
 
-    Another that has only its copy, as who wrote it was stopped between the two, is written to the end.
+    If the writer of another record stopped after its copy, the record is completed from it.
     """
     sealed, copy = seal({**data, _AT: path}), layout.copy_of(path)
     if not root.create(copy, sealed) and (other := root.read(copy)) != sealed:
@@ -52,11 +52,11 @@ def content(data: bytes, path: str) -> dict[str, Any]:
     """Return the content of a record.
 
     Args:
-        data: its bytes, or those of its copy.
-        path: where the record belongs.
+        data: bytes of the record or its copy.
+        path: path of the record.
 
     Raises:
-        CorruptError: it is damaged, or another record lies in its place.
+        CorruptError: the record is damaged, or belongs to another path.
     """
     value = unseal(data, path)
     at = value.pop(_AT, path)
@@ -75,8 +75,8 @@ def number_of(path: str) -> int:
 
 
 def losses(root: Root, run: str) -> list[Loss]:
-    """Return records of a run that are lost, damaged or misplaced, whatever their content."""
-    # Copies first: a record that is written meanwhile has its copy before.
+    """Return the lost, damaged or misplaced records of a run; their content is not interpreted."""
+    # Copies are read first: a record written in the meantime has its copy before.
     copies = _read(root, layout.copies(run))
     records = _read(root, layout.run(run))
     copies = {layout.record_of(path): data for path, data in copies.items()}
@@ -96,8 +96,8 @@ def put_back(root: Root, path: str) -> dict[str, bytes]:
     """Return the correct content of a record and its copy, empty if both are damaged.
 
     Args:
-        root: where the run is.
-        path: of the record or its copy.
+        root: root of the run.
+        path: path of the record or its copy.
     """
     record = layout.record_of(path)
     for place in (record, layout.copy_of(record)):
@@ -124,7 +124,7 @@ def _compare(path: str, record: bytes | None, copy: bytes | None) -> Iterator[Lo
 
 
 def _is_whole(data: bytes, path: str) -> bool:
-    """Return whether this is a record that says it belongs there, as it was written."""
+    """Return whether the data are an intact record that contains this path."""
     try:
         return unseal(data, path).get(_AT) == path
     except CorruptError:
@@ -135,13 +135,13 @@ def _gone(path: str) -> Loss:
     return Loss(
         path,
         "missing",
-        f"{path} is lost, and has no copy. 'flowmill run' with the run's config writes what it still knows anew; else "
-        "restore it from a copy of the store, or give the run up with 'flowmill store gc --forget'.",
+        f"{path} is lost, and has no copy. 'flowmill run' with the run's config writes the records it still knows; "
+        "otherwise restore it from a copy of the store, or give the run up with 'flowmill store gc --forget'.",
     )
 
 
 def _gaps(run: str, known: Collection[str]) -> list[str]:
-    """Return the records that must have been there: a run has a first one, and numbers follow one another."""
+    """Return the missing records that must have existed: the first one of the run, and gaps in numbers."""
     first, series = layout.run_record(run), dict[str, dict[int, str]]()
     for path in known:
         stem, number = path.removesuffix(".json"), number_of(path)
@@ -150,14 +150,14 @@ def _gaps(run: str, known: Collection[str]) -> list[str]:
     lost = [] if first in known else [first]
     for stem, paths in sorted(series.items()):
         width = len(paths[min(paths)]) - len(stem) - len(".json")
-        # No name in a store makes this long.
+        # Bounded, so that a damaged file name cannot make the list arbitrarily long.
         newest = min(max(paths), 10 * len(paths) + 100)
         lost += [f"{stem}{number:0{width}d}.json" for number in range(1, newest) if number not in paths]
     return lost
 
 
 def _set_aside(root: Root, run: str, known: Collection[str]) -> list[str]:
-    """Return the records that were set aside, and that nothing was written in the place of."""
+    """Return the quarantined records that were not written again."""
     top = f"{QUARANTINE}/{layout.run(run)}"
     names = [name.partition(".json")[0] + ".json" for name in root.files(top) if ".json" in name]
     paths = [f"{layout.run(run)}/{name}" for name in names]
@@ -165,7 +165,7 @@ def _set_aside(root: Root, run: str, known: Collection[str]) -> list[str]:
 
 
 def _read(root: Root, top: str) -> dict[str, bytes]:
-    """Return the records in a folder of a run by their paths, copies apart."""
+    """Return the records in a folder of a run by path, without copies."""
     paths = [f"{top}/{name}" for name in root.files(top) if name.endswith(".json")]
     paths = [path for path in paths if layout.is_record(path, top)]
     return {path: data for path, data in zip(paths, root.read_many(paths), strict=True) if data is not None}

@@ -1,4 +1,4 @@
-"""Names that are read from a store, a prompt file or an archive: they stay inside the folder they belong to."""
+"""Checks that names from a store, a prompt file or an archive stay inside their folder."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 
 
 def inside(path: str) -> str:
-    """Return a path that leads to somewhere below its folder.
+    """Return a path after checking that it lies below its folder.
 
     Raises:
-        ValueError: it is empty, absolute, or leads up, or holds a NUL or a backslash.
+        ValueError: the path is empty or absolute, leads up, or holds a NUL or a backslash.
     """
     parts = path.split("/")
     if not path or "\0" in path or "\\" in path or any(part in ("", ".", "..") for part in parts):
@@ -21,10 +21,10 @@ def inside(path: str) -> str:
 
 
 def part(name: str) -> str:
-    """Return a name of one file or folder.
+    """Return a name after checking that it is that of a single file or folder.
 
     Raises:
-        ValueError: it is none, or leads elsewhere.
+        ValueError: the name is a path, or invalid.
     """
     if "/" in name:
         raise ValueError(f"{name!r} is no name, but a path")
@@ -32,10 +32,10 @@ def part(name: str) -> str:
 
 
 def digest(text: str) -> str:
-    """Return a digest.
+    """Return a digest after checking that it is hexadecimal.
 
     Raises:
-        ValueError: it is something else than hexadecimal digits.
+        ValueError: the text is not 8 to 64 hexadecimal digits.
     """
     if not _DIGEST.fullmatch(text):
         raise ValueError(f"{text!r} is no digest")
@@ -43,10 +43,10 @@ def digest(text: str) -> str:
 
 
 def below(folder: Path, name: str) -> Path:
-    """Return where a name leads to, below a folder; links are followed.
+    """Return the path of a name below a folder, after checking its target with links resolved.
 
     Raises:
-        ValueError: it leads out of the folder.
+        ValueError: the target is outside the folder.
     """
     found = folder / inside(PurePosixPath(name).as_posix())
     if not found.resolve().is_relative_to(folder.resolve()):

@@ -1,4 +1,4 @@
-"""Setting damaged shards aside, so that their stage regenerates them; nothing is deleted."""
+"""Moves damaged shards to quarantine, so that their stage regenerates them; nothing is deleted."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from storage.verify import Problem
 
 
 def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:
-    """Move the files of a problem below ``quarantine/``; return the paths moved.
+    """Move the files of a problem below ``quarantine/``; return the moved paths.
 
-    The manifest goes first: from then on the artifact is incomplete and no reader trusts its shards to be complete. The
-    record goes last: killed halfway, the same damage is found again.
+    The manifest goes first, so that readers see an incomplete artifact. The record goes last, so that the same damage
+    is found again after a crash in between.
     """
     ref = problem.ref
     if ref is None:
         return _put_back(store, problem.path)
     if problem.path == layout.removed(ref):
-        return _note_anew(store, ref)
+        return _rewrite_note(store, ref)
     if problem.path:
-        # A checkpoint's record goes before its files, which count for nothing then.
+        # The record of a checkpoint goes before its files, which are ignored without it.
         paths = [f"{problem.path}.json", problem.path]
     elif problem.kind == "orphaned":
         paths = [problem.message.partition(" ")[0]]
@@ -41,9 +41,9 @@ def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:
 
 
 def revive(store: ArtifactStore, ref: ArtifactRef) -> None:
-    """Set aside the rest of an artifact whose files were removed, so that its stage regenerates it.
+    """Quarantine the rest of an artifact whose files were removed, so that its stage regenerates it.
 
-    The note goes first: killed halfway, the files are found to be missing.
+    The note goes first: after a crash in between, the files are reported as missing.
     """
     store.root.remove(layout.removed(ref))
     for path in (layout.manifest(ref), *(layout.record(ref, shard) for shard in store.committed(ref))):
@@ -51,10 +51,10 @@ def revive(store: ArtifactStore, ref: ArtifactRef) -> None:
 
 
 def leave_trace(store: ArtifactStore, ref: ArtifactRef, reason: str) -> bool:
-    """Restore manifest and records of an artifact that no stage regenerates, as for one whose files were removed.
+    """Restore manifest and records of an artifact that no stage regenerates, and mark its files as removed.
 
     Returns:
-        Whether they were found whole, in their places or set aside.
+        Whether all were found intact, in place or in quarantine.
     """
     path = layout.manifest(ref)
     found = next((data for data in _versions(store, path) if _is_manifest(data, path, ref)), None)
@@ -67,7 +67,7 @@ def leave_trace(store: ArtifactStore, ref: ArtifactRef, reason: str) -> bool:
         records[place] = next(whole, None)
     if None in records.values():
         return False
-    # Killed on the way, the manifest is missing still.
+    # The manifest goes last, so that it is still missing after a crash in between.
     store.root.create(layout.removed(ref), removal_note(ref, reason))
     for place, data in [*records.items(), (path, found)]:
         store.root.create(place, data or b"")
@@ -75,7 +75,7 @@ def leave_trace(store: ArtifactStore, ref: ArtifactRef, reason: str) -> bool:
 
 
 def _versions(store: ArtifactStore, path: str) -> Iterator[bytes]:
-    """Yield the path itself, then its quarantined versions, the newest first."""
+    """Yield the data at the path itself, then its quarantined versions, newest first."""
     parent, _, name = f"{QUARANTINE}/{path}".rpartition("/")
     aside = [each for each in store.root.list(parent) if each == name or each.startswith(f"{name}.")]
     newest_first = sorted(aside, key=lambda each: (len(each), each), reverse=True)
@@ -99,7 +99,7 @@ def _is_record(data: bytes, path: str, ref: ArtifactRef, shard: str, digest: str
 
 
 def _put_back(store: ArtifactStore, path: str) -> list[str]:
-    """Set a record of a run aside, or its copy, where it is damaged; the one that is whole takes the other's place."""
+    """Quarantine a damaged record of a run, or its copy, and replace it with the intact one of the two."""
     whole = put_back(store.root, path)
     moved = []
     for place in whole or [path]:
@@ -112,8 +112,8 @@ def _put_back(store: ArtifactStore, path: str) -> list[str]:
     return moved
 
 
-def _note_anew(store: ArtifactStore, ref: ArtifactRef) -> list[str]:
-    """Set a note of a removal aside; where files were removed, another takes its place."""
+def _rewrite_note(store: ArtifactStore, ref: ArtifactRef) -> list[str]:
+    """Quarantine a note of a removal; if files were removed, write a new one."""
     path = layout.removed(ref)
     moved = [path] if _set_aside(store, path) else []
     if not any(layout.holds_files(name) for name in store.root.list(ref.path)):
@@ -130,7 +130,7 @@ def _set_aside(store: ArtifactStore, path: str) -> bool:
 
 
 def _free(store: ArtifactStore, path: str) -> str:
-    """Return the path, with a number where something lies there already."""
+    """Return the path, with a number if it is already taken."""
     parent, _, name = path.rpartition("/")
     taken = set(store.root.list(parent))
     if name not in taken:

@@ -1,4 +1,4 @@
-"""Records that a commit writes: the record of a shard, the manifest of an artifact, and how both are read back."""
+"""The records of a commit: shard records and artifact manifests, with their encoding and parsing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from storage.checksummed_json import seal, unseal
 from storage.layout import ArtifactRef
 from storage.names import digest, part
 
-#: 2 added checksums of blocks and the artifact to shard records, 3 a checksum of the record itself;
-#: since 4 the checksum of a file of several blocks is one of theirs; 5 added a digest of the rows.
+#: 2 added checksums of blocks and the artifact to shard records, 3 a checksum of the record itself; since 4 the
+#: checksum of a file of several blocks is computed from theirs; 5 added a digest of the rows.
 SCHEMA_VERSION = 5
 
 
@@ -32,7 +32,7 @@ class ShardRecord:
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Figures about the content, equal for equal content."""
     producer: Mapping[str, Any] = field(default_factory=dict)
-    """Host, pid and timings of the writer: everything that may differ between equal shards."""
+    """Host, pid and timings of the writer, which may differ between equal shards."""
     artifact: str = ""
     """``kind/id`` of the artifact; absent in version 1."""
     content: str = ""
@@ -74,12 +74,12 @@ class Manifest:
 
 
 def same_content(one: Manifest, other: Manifest) -> bool:
-    """Return whether two artifacts hold the same, however that is cut into shards."""
+    """Return whether two artifacts have equal content, independent of shards."""
     return one.digest == other.digest or bool(one.content and one.content == other.content)
 
 
 def encode(record: ShardRecord | Manifest) -> bytes:
-    """Return a record or manifest as JSON; equal ones give equal bytes."""
+    """Return a record or manifest as JSON; equal objects give equal bytes."""
     return seal(asdict(record), finite=True)
 
 
@@ -87,7 +87,7 @@ def parse(data: bytes, where: str) -> dict[str, Any]:
     """Return the object in a committed JSON file.
 
     Raises:
-        CorruptError: it is not as it was written, or newer than this reader.
+        CorruptError: the file is damaged, or newer than this reader.
     """
     value = unseal(data, where)
     version = value.get("schema_version", 0)
@@ -102,7 +102,7 @@ def record_from(data: dict[str, Any], where: str, ref: ArtifactRef, shard: str) 
     """Return the record of a shard from its parsed JSON.
 
     Raises:
-        CorruptError: it is none, or that of another shard.
+        CorruptError: the data are no record, or that of another shard.
     """
     try:
         files = tuple(FileEntry.parse(file) for file in data.pop("files"))
@@ -122,7 +122,7 @@ def manifest_from(data: dict[str, Any], where: str) -> Manifest:
     """Return a manifest from its parsed JSON.
 
     Raises:
-        CorruptError: it is none.
+        CorruptError: the data are no manifest.
     """
     try:
         shards = tuple((part(shard), digest(content), rows) for shard, content, rows in data.pop("shards"))

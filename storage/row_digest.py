@@ -1,4 +1,4 @@
-"""Digest of rows that is independent of shards: a hash of each row, summed, so that order does not matter."""
+"""A digest of rows that is independent of shards and order: the sum of the hashes of all rows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Contents:
     """The sum of the hashes of the rows added so far."""
 
     def __init__(self) -> None:
-        """Have no row."""
+        """Start without rows."""
         self._sum = 0
 
     def add(self, plain: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Add a row: JSON values, and arrays, by name."""
+        """Add a row of JSON values and arrays, each by name."""
         row = xxhash.xxh3_128(json.dumps(plain, sort_keys=True, default=_number).encode())
         for name, array in sorted(arrays.items()):
             row.update(_about(name, array.dtype.str, array.shape))
@@ -33,10 +33,10 @@ class Contents:
         self._sum = (self._sum + row.intdigest()) % _SPACE
 
     def add_samples(self, samples: Iterable[Sample]) -> None:
-        """Add samples, with all that is stored of them."""
+        """Add samples with all their stored values."""
         for sample in samples:
             columns = sample.columns()
-            # The columns of floats are the arrays among them.
+            # These columns hold arrays.
             arrays = {name: columns.pop(name) for name in ("log_probs", "reference_kl")}
             media = {} if sample.media is None else {"media": sample.media}
             media |= {} if sample.sound is None else {"sound": sample.sound.samples}
@@ -60,10 +60,10 @@ def joined(parts: Sequence[str]) -> str:
 
 @lru_cache(4096)
 def _about(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return name, dtype and shape of an array as bytes; few differ among many samples."""
+    """Return name, dtype and shape of an array as bytes, cached, as samples share few of them."""
     return json.dumps([name, dtype, shape]).encode()
 
 
 def _number(value: Any) -> Any:
-    """Return a NumPy scalar as Python has it."""
+    """Return a NumPy scalar as a Python number."""
     return value.item()

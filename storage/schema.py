@@ -1,4 +1,4 @@
-"""Arrow schemas of every table in a store, and how tables are written so that equal work gives equal bytes."""
+"""Arrow schemas of all tables in a store, and deterministic reading and writing of tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from configs.errors import CorruptError
 from storage.arrow_files import arrow_file
 from storage.shard_files import Files
 
-#: 2 made latents and means two of any number of ``arrays`` of a sample.
+#: 2 moved latents and means into ``arrays``, which holds any number of arrays of a sample.
 SCHEMA_VERSION = 2
 _VERSION_KEY = b"flowmill.schema_version"
 #: Key of a column's description in its metadata.
@@ -46,7 +46,7 @@ PROMPTS = pa.schema(
     ]
 )
 
-#: Table of the images that prompts start from.
+#: Table of the start images of prompts.
 REFERENCES = pa.schema(
     [
         column(
@@ -56,7 +56,7 @@ REFERENCES = pa.schema(
     ]
 )
 
-#: One row per sample. Offsets are those of raw bytes in the file the shard's store names.
+#: One row per sample. Offsets refer to raw bytes in the payload file of the trajectory store.
 SAMPLES = pa.schema(
     [
         _SAMPLE,
@@ -80,7 +80,7 @@ SAMPLES = pa.schema(
     ]
 )
 
-#: A reward that is null was not asked for; with a note it was, and failed as the note says.
+#: A null reward was not requested, or failed if there is a note, which gives the reason.
 REWARDS = pa.schema(
     [
         _SAMPLE,
@@ -91,7 +91,7 @@ REWARDS = pa.schema(
     ]
 )
 
-#: Where reward and advantage are null the sample is left out of training.
+#: Samples with null reward and advantage are excluded from training.
 ADVANTAGES = pa.schema(
     [
         _SAMPLE,
@@ -102,7 +102,7 @@ ADVANTAGES = pa.schema(
     ]
 )
 
-#: Columns for readers that see many artifacts at once; who reads one knows them, and tables of 0.1.0 lack them.
+#: Columns for tools that read many artifacts at once; redundant within one artifact. Tables of 0.1.0 lack them.
 OF_ARTIFACT = pa.schema([column("artifact", pa.string(), "Artifact of the samples, kind/id: the other half of a key.")])
 OF_REWARD = pa.schema(
     [
@@ -113,7 +113,7 @@ OF_REWARD = pa.schema(
 )
 
 
-#: Of every token the policy chose, in order; null where a run needs none.
+#: One value per token that the policy chose, in order; null if a run needs none.
 _VALUES = column(
     "values", pa.list_(pa.float32()), "What the critic expected at each token the policy chose.", nullable=True
 )
@@ -122,7 +122,7 @@ _REFERENCE = column(
 )
 VALUES = pa.schema([_SAMPLE, _PROMPT, _GROUP, _VALUES, _REFERENCE])
 
-#: A gradient is its size times an array of root mean square 1, which half precision holds whatever the size.
+#: A gradient is its RMS times an array of RMS 1, which half precision represents at any scale.
 GRADIENTS = pa.schema(
     [
         _SAMPLE,
@@ -138,7 +138,7 @@ GRADIENTS = pa.schema(
     ]
 )
 
-#: Advantages of tokens, row by row as those of samples; null where the sample is left out.
+#: Advantages of tokens, in the same rows as those of samples; null if the sample is excluded.
 TOKEN_ADVANTAGES = pa.schema(
     [
         _SAMPLE,
@@ -150,7 +150,7 @@ TOKEN_ADVANTAGES = pa.schema(
 )
 
 
-#: Advantages of modalities, row by row as those of samples, where rewards name one; null where one is left out.
+#: Advantages of modalities, in the same rows as those of samples, if rewards name one; null if it is excluded.
 MODALITY_ADVANTAGES = pa.schema(
     [
         _SAMPLE,
@@ -167,7 +167,7 @@ def write_table(path: Path, rows: Mapping[str, Sequence[Any]], schema: pa.Schema
         pyarrow.ArrowInvalid: a column does not fit the schema.
     """
     table = pa.table({name: rows[name] for name in schema.names}, schema=versioned(schema))
-    # Shards are many and their tables small: zstd, and dictionaries of numbers, would double the time to open one.
+    # Tables are many and small: zstd and dictionaries of numbers would double the time to open one.
     repeated = [field.name for field in schema if pa.types.is_string(field.type) and field.name != "sample_id"]
     pq.write_table(table, path, version="2.6", compression="snappy", use_dictionary=repeated)
 
@@ -178,7 +178,7 @@ def versioned(schema: pa.Schema) -> pa.Schema:
 
 
 def read_table(files: Files, name: str, schema: pa.Schema) -> pa.Table:
-    """Read a table and check it against the schema; columns beyond the schema's are not read.
+    """Read a table and check it against the schema; additional columns are not read.
 
     Raises:
         CorruptError: a column is missing or of another type, or the file is newer than this reader.
@@ -194,7 +194,7 @@ def read_table(files: Files, name: str, schema: pa.Schema) -> pa.Table:
         older = version == 1 and schema.equals(SAMPLES)
         wanted = _SAMPLES_1 if older else schema
         present = set(file.schema_arrow.names)
-        # One thread: shards are small and many, and starting threads would cost more than reading.
+        # One thread: shards are small, and starting threads would cost more than reading.
         table = file.read(columns=[column for column in wanted.names if column in present], use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise CorruptError(f"{where} is not a readable Parquet file: {error}") from None
@@ -238,7 +238,7 @@ _SAMPLES_1 = pa.schema(
 
 
 def _from_version_1(table: pa.Table) -> pa.Table:
-    """Return a samples table of version 1, which had columns for latents and means, as one of this version."""
+    """Convert a samples table of version 1, which had columns for latents and means."""
     arrays = []
     for row in table.select([*_LATENTS_1, "steps"]).to_pylist():
         dtype, shape = row["latents_dtype"], row["latents_shape"]

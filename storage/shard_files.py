@@ -1,4 +1,4 @@
-"""The files of one shard, as readers see them: opened by name, read in ranges, checked against the commit record."""
+"""Read access to the files of one shard: opened by name, read in ranges, checked against the commit record."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Files(Protocol):
     """Their name in messages."""
 
     def blob(self, name: str) -> Blob:
-        """Open one for reading in ranges.
+        """Open a file for reading in ranges.
 
         Raises:
-            CorruptError: there is none of this name, or its content differs from the commit.
+            CorruptError: there is no file of this name, or its content differs from the commit.
         """
         ...
 
 
 class ShardFiles:
-    """The committed files of one shard; each is checked when it is first used."""
+    """The committed files of one shard; each is checked on first use."""
 
     def __init__(self, root: Root, path: str, files: Sequence[FileEntry]) -> None:
         """Bind to the files ``files`` below ``path``."""
@@ -42,7 +42,7 @@ class ShardFiles:
         """Return a local path of a file.
 
         Raises:
-            CorruptError: there is none of this name, or its content differs from the commit.
+            CorruptError: there is no file of this name, or its content differs from the commit.
         """
         return self._root.fetch(self.where, self._entry(name))
 

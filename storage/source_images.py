@@ -1,4 +1,4 @@
-"""The images that prompts start from: unchanged files, each stored once, by key."""
+"""The start images of prompts: unchanged files, each stored once by key."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from storage.layout import ArtifactRef
 from storage.schema import REFERENCES, versioned
 
 FILE = "references.parquet"
-#: Images in memory while they are written; to read one, as many are read.
+#: Images per row group, which is the unit of writing and reading.
 _TOGETHER = 16
 
 
 def write_references(folder: Path, keys: Sequence[str], read: Callable[[str], bytes]) -> None:
-    """Write the files of a prompt table's images; nothing if there are none.
+    """Write the image files of a prompt table; without images no file is written.
 
     Args:
-        folder: of the shard.
+        folder: folder of the shard.
         keys: key of each image.
-        read: gives the file of one.
+        read: returns the file content of a key.
     """
     if not keys:
         return
     schema = versioned(REFERENCES)
-    # Images are compressed already.
+    # Images are already compressed.
     with pq.ParquetWriter(folder / FILE, schema, version="2.6", compression="none", use_dictionary=False) as writer:
         for start in range(0, len(keys), _TOGETHER):
             some = keys[start : start + _TOGETHER]
@@ -40,7 +40,7 @@ def write_references(folder: Path, keys: Sequence[str], read: Callable[[str], by
 
 
 class ReferenceFiles:
-    """The files of the images of one prompts artifact, read when they are asked for."""
+    """The image files of one prompts artifact, read on demand."""
 
     def __init__(self, store: ArtifactStore, ref: ArtifactRef) -> None:
         """Bind to an artifact."""
@@ -68,7 +68,7 @@ class ReferenceFiles:
 
     @property
     def empty(self) -> bool:
-        """There are none: prompts start from no images, or were made by a version that kept none."""
+        """Whether there are no images: prompts have none, or were written by a version that did not store them."""
         return not self._places
 
     @cached_property
@@ -87,6 +87,6 @@ class ReferenceFiles:
         return {key: place for place, key in enumerate(keys)}
 
     def _open(self) -> pq.ParquetFile:
-        """Return the table, of which a thread alone reads."""
+        """Return a new reader of the table, as readers are not shared between threads."""
         (record,) = self._store.shards(self._ref)
         return pq.ParquetFile(arrow_file(self._store.files(self._ref, record).blob(FILE)))

@@ -12,7 +12,7 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 
-#: Name of the columns of each kind in ``storage.schema``, which is imported only where a table is: it takes Arrow.
+#: Name of each kind's schema in ``storage.schema``, which is imported lazily because it imports Arrow.
 TABLES: Mapping[str, str] = {
     "prompts": "PROMPTS",
     "rewards": "REWARDS",
@@ -33,12 +33,12 @@ def write_rows(
 
     Args:
         kind: the kind.
-        folder: of the shard.
+        folder: folder of the shard.
         columns: the kind's columns.
-        labels: the values, the same in all rows, of the additional columns for other tools.
+        labels: values of the additional columns for other tools, the same in all rows.
 
     Raises:
-        pyarrow.ArrowInvalid: a column does not fit the kind's.
+        pyarrow.ArrowInvalid: a column does not fit the schema.
     """
     rows = len(next(iter(columns.values())))
     repeated = {name: [value] * rows for name, value in (labels or {}).items()}
@@ -46,18 +46,18 @@ def write_rows(
 
 
 def written_schema(kind: str) -> pa.Schema:
-    """Return all columns of the table of a kind that is in ``TABLES``."""
+    """Return all columns of the table of a kind in ``TABLES``."""
     defined = vars(_schema())
     return pa.schema([*defined[TABLES[kind]], *(defined[LABELS[kind]] if kind in LABELS else ())])
 
 
 def read_rows(store: ArtifactStore, ref: ArtifactRef, table: str | None = None) -> pa.Table:
-    """Return all rows of a table of ``TABLES`` of an artifact, in shard order.
+    """Return all rows of an artifact's table, in shard order.
 
     Args:
         store: the store.
         ref: the artifact.
-        table: which; that of the artifact's kind when absent.
+        table: a key of ``TABLES``; the artifact's kind when absent.
 
     Raises:
         CorruptError: a table is damaged.
@@ -66,7 +66,7 @@ def read_rows(store: ArtifactStore, ref: ArtifactRef, table: str | None = None) 
 
 
 def read_shard(store: ArtifactStore, ref: ArtifactRef, record: ShardRecord, table: str | None = None) -> pa.Table:
-    """Return the rows of one shard of such an artifact; see ``read_rows``.
+    """Return the rows of one shard; see ``read_rows``.
 
     Raises:
         CorruptError: the table is damaged.

@@ -1,4 +1,4 @@
-"""Notes that the files of an artifact were removed on purpose, while its records and manifest stay."""
+"""Notes that the files of an artifact were removed on purpose, leaving its records and manifest."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def removal_note(ref: ArtifactRef, reason: str) -> bytes:
 
 
 def is_removed(data: bytes | None, ref: ArtifactRef) -> bool:
-    """Return whether a note says that an artifact's files were removed; that of another artifact says nothing.
+    """Return whether a note says that an artifact's files were removed; a note of another artifact is ignored.
 
     Args:
-        data: the note, None where there is none.
+        data: the note, None if there is none.
         ref: the artifact.
     """
     try:
@@ -30,10 +30,10 @@ def is_removed(data: bytes | None, ref: ArtifactRef) -> bool:
 
 
 def check_note(data: bytes, ref: ArtifactRef) -> None:
-    """Check that a note is as it was written, and the artifact's own.
+    """Check that a note is intact and belongs to the artifact.
 
     Raises:
-        CorruptError: it is not.
+        CorruptError: the note is damaged or belongs to another artifact.
     """
     named = _named(data, ref)
     if named != str(ref):
@@ -44,11 +44,7 @@ def check_note(data: bytes, ref: ArtifactRef) -> None:
 
 
 def _named(data: bytes, ref: ArtifactRef) -> str:
-    """Return the artifact that a note names; those of version 0.1.0 name none.
-
-    Raises:
-        CorruptError: it is damaged, or no such note.
-    """
+    """Return the artifact that a note names, or ``ref`` for notes of version 0.1.0, which name none."""
     path = layout.removed(ref)
     value = unseal(data, path)
     if "removed" not in value:

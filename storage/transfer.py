@@ -1,4 +1,4 @@
-"""Copying a run, with everything it names, from one root to another."""
+"""Copies a run with all artifacts it names from one root to another."""
 
 from __future__ import annotations
 
@@ -20,32 +20,31 @@ def copy_run(
 ) -> dict[str, int]:
     """Copy a run's artifacts, checked byte by byte, then its records. Existing files are not copied again.
 
-    Of a run that is being executed the copy is the run as it was at the beginning: what is committed meanwhile, is not
-    part of it.
+    The copy of a run that is being executed is a snapshot: later commits are not part of it.
 
     Args:
-        source: where the run is.
-        target: where it shall be.
-        run: its name.
-        progress: (artifact, done, total) after each.
+        source: store of the run.
+        target: store of the copy.
+        run: name of the run.
+        progress: called with (artifact, done, total) after each artifact.
 
     Returns:
         Counts of artifacts, shards and bytes copied.
 
     Raises:
         RunConflictError: the target has another run of this name.
-        CorruptError: something in the source is damaged.
-        CommitLostError: the target has other content under the same name.
+        CorruptError: the source is damaged.
+        CommitLostError: the target has different content under the same name.
     """
     _check_same(source, target, run)
-    # Records before artifacts: each artifact that one names was committed, and is copied below.
+    # Records are read first: all artifacts that they name are committed, and are copied below.
     records = records_of(source, run)
     refs = list(dict.fromkeys(entry.ref for entry in RunFolder(source, run).entries()))
     counts = {"artifacts": len(refs), "shards": 0, "bytes": 0}
     for number, ref in enumerate(refs, 1):
-        # Before the shards: one that is written later names shards that are not copied.
+        # The manifest is read before the shards, as a later one could name shards that are not copied.
         manifest = source.root.read(layout.manifest(ref))
-        # Files without a manifest belong to no artifact; a cache has no manifest and is copied whole.
+        # Files that the manifest does not name are left out; a cache has no manifest and is copied whole.
         for record in source.records(ref) if manifest is None else source.shards(ref):
             copied = 0 if source.removed(ref) else _copy_shard(source, target, ref, record)
             counts["shards"] += copied > 0
@@ -61,11 +60,7 @@ def copy_run(
 
 
 def _check_same(source: ArtifactStore, target: ArtifactStore, run: str) -> None:
-    """Check that the target has no run of this name, or the same.
-
-    Raises:
-        RunConflictError: it has another.
-    """
+    """Raise RunConflictError if the target has another run of this name."""
     ours, theirs = RunFolder(source, run).describe(), RunFolder(target, run).describe()
     if theirs is not None and theirs != ours:
         raise RunConflictError(

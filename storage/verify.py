@@ -1,4 +1,4 @@
-"""Lists the content of a store and checks it against the commits."""
+"""Lists the content of a store and checks it against the commit records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storage.tombstones import check_note
 
 
 def list_artifacts(store: ArtifactStore) -> list[dict[str, Any]]:
-    """Return one entry per artifact, complete or not, with the runs whose lineage names it, and for which epochs."""
+    """Return one entry per artifact, complete or not, with the runs and epochs whose lineage names it."""
     uses = _uses(store)
     return [_entry(store, ref, uses.get(str(ref), [])) for ref in list_refs(store)]
 
@@ -49,12 +49,12 @@ def describe_artifact(store: ArtifactStore, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something in a store that is not as it was committed."""
+    """A difference between a store and its commit records."""
 
     ref: ArtifactRef | None
-    """The artifact; None where it is a record of a run."""
+    """The artifact; None for a record of a run."""
     shard: str | None
-    """The shard, or None when it is the manifest or belongs to no shard."""
+    """The shard; None for the manifest and for files outside shards."""
     kind: str
     """missing, corrupt or orphaned."""
     message: str
@@ -85,7 +85,7 @@ def verify_store(store: ArtifactStore, *, deep: bool) -> dict[str, Any]:
 
 
 def find_problems(store: ArtifactStore, *, deep: bool) -> list[Problem]:
-    """Return everything in a store that is not as it was committed."""
+    """Return all differences between a store and its commit records."""
     artifacts = (problem for ref in list_refs(store) for problem in check_artifact(store, ref, deep=deep)[0])
     return [*_of_runs(store), *artifacts]
 
@@ -97,7 +97,7 @@ def _of_runs(store: ArtifactStore) -> list[Problem]:
 
 
 def _unmade(store: ArtifactStore) -> Iterator[Problem]:
-    """Yield artifacts that a run's lineage names and that are incomplete now."""
+    """Yield incomplete artifacts that a run's lineage names."""
     for name, runs in sorted(users_of(store).items()):
         ref, run = ArtifactRef.parse(name), min(runs)
         if ref.kind == "embeddings":
@@ -108,10 +108,7 @@ def _unmade(store: ArtifactStore) -> Iterator[Problem]:
 
 
 def _unrecorded(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
-    """Yield the shards of an artifact without manifest whose files are there without a record.
-
-    Of a kind of policy that encodes nothing, there are none.
-    """
+    """Yield shards with files but without a record, of an artifact that has no manifest."""
     folders = [name for name in store.root.list(ref.path) if not name.startswith("_")]
     committed = store.committed(ref)
     for folder in folders:
@@ -122,7 +119,7 @@ def _unrecorded(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
 
 
 def check_artifact(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> tuple[list[Problem], int]:
-    """Check one artifact; return its problems and how many files were checked."""
+    """Check one artifact; return its problems and the number of checked files."""
     problems: list[Problem] = []
     manifest, records = None, []
     try:
@@ -173,7 +170,7 @@ def _check_removal(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
 
 
 def _check_checkpoints(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> Iterator[Problem]:
-    """Yield the checkpoints of a training under way that it could not go on from."""
+    """Yield the damaged checkpoints of an unfinished training."""
     for path, message in damaged_checkpoints(store, ref, deep=deep):
         yield Problem(ref=ref, shard=None, kind="corrupt", message=message, path=path)
 
@@ -196,7 +193,7 @@ def _check_record(
 
 
 def _orphans(ref: ArtifactRef, records: list[ShardRecord], sizes: Mapping[str, int]) -> list[Problem]:
-    """Return the files of a complete artifact that nothing names."""
+    """Return the folders of a complete artifact with files that no record names."""
     named = {f"{record.shard}-{record.digest[:12]}/{file.name}" for record in records for file in record.files}
     loose = [name for name in sizes if name not in named and layout.holds_files(name)]
     folders = sorted({name.partition("/")[0] for name in loose})
@@ -211,7 +208,7 @@ def _entry(store: ArtifactStore, ref: ArtifactRef, uses: Sequence[tuple[str, Lin
     epochs: dict[str, set[int]] = {}
     for name, entry in uses:
         epochs.setdefault(name, set()).add(entry.epoch)
-    # What grows has no manifest.
+    # Growing artifacts have no manifest.
     named = uses[0][1].stage if uses else ""
     return {
         "artifact": str(ref),
@@ -228,7 +225,7 @@ def _entry(store: ArtifactStore, ref: ArtifactRef, uses: Sequence[tuple[str, Lin
 
 
 def _age(records: list[ShardRecord]) -> float | None:
-    """Return how long ago the newest shard was begun, None where its record does not say."""
+    """Return the seconds since the newest shard was begun, None if no record has the time."""
     started = [float(record.producer["started"]) for record in records if "started" in record.producer]
     return round(time.time() - max(started), 1) if started else None
 
@@ -242,7 +239,7 @@ def find_ref(store: ArtifactStore, name: str) -> ArtifactRef:
     """Return the artifact ``kind/id``; the kind may be left out and the id shortened.
 
     Raises:
-        StoreError: none, or more than one, has this name.
+        StoreError: no artifact, or more than one, has this name.
     """
     found = [ref for ref in list_refs(store) if str(ref).startswith(name) or ref.id.startswith(name)]
     exact = [ref for ref in found if str(ref) == name]
@@ -254,12 +251,12 @@ def find_ref(store: ArtifactStore, name: str) -> ArtifactRef:
 
 
 def users_of(store: ArtifactStore) -> dict[str, set[str]]:
-    """Return which runs name each artifact in their lineage."""
+    """Return by artifact the runs whose lineage names it."""
     return {artifact: {name for name, _ in uses} for artifact, uses in _uses(store).items()}
 
 
 def _uses(store: ArtifactStore) -> dict[str, list[tuple[str, LineageEntry]]]:
-    """Return which runs name each artifact in their lineage, and where."""
+    """Return by artifact the runs and lineage entries that name it."""
     uses: dict[str, list[tuple[str, LineageEntry]]] = {}
     for name in list_runs(store):
         for entry in readable_entries(store, name):

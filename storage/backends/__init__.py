@@ -1,6 +1,6 @@
-"""Roots: the file systems a store can live on.
+"""Roots: the supported file systems of stores.
 
-A new one is one file here with a class that fulfils ``base.Root``, and one line in the table.
+A new one is one file here with a class that implements ``base.Root``, and one line in the table.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ROOTS = Table(
 
 
 def open_backend(section: StoreSection) -> Root:
-    """Return the root a config names, made if needed.
+    """Return the root that a config names, created if needed.
 
     Raises:
-        StoreError: the scheme is unknown, or the place cannot be used.
+        StoreError: the scheme is unknown, or the location cannot be used.
     """
     if not section.root:
         raise StoreError("store.root is empty: it names nothing. Give a folder or s3://bucket/prefix.")

@@ -1,7 +1,7 @@
-"""The few operations a store needs from a file system.
+"""The interface between a store and its file system.
 
-A root creates small objects exclusively, publishes folders of finished files, and reads. Everything above it is the
-same for every kind of storage. Paths are relative to the root, with forward slashes.
+A root creates small objects exclusively, publishes folders of finished files, and reads. The code above it is the same
+for every kind of storage. Paths are relative to the root, with forward slashes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from storage.backends.process_tags import is_gone, tag
 from storage.layout import STAGING
 from storage.names import digest, inside
 
-#: Seconds after which a staging folder counts as abandoned, on whatever machine its process ran.
+#: Seconds after which a staging folder of any machine counts as abandoned.
 _STALE_S = 7 * 86400.0
 BLOCK = 1 << 20
-"""Bytes of the blocks that are checked on their own: small enough to be in the processor's cache when they are used."""
+"""Bytes per separately checked block: small enough to stay in the CPU cache until it is used."""
 PART = 4 << 20
-"""Bytes that are read at a time on remote roots; blocks of records up to version 3."""
+"""Bytes per read on remote roots; also the block size of records up to version 3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class FileEntry:
     size: int
     """Bytes."""
     xxh3: str
-    """xxh3-128, hex: of the content of a file of one block, of the digests of the blocks of a larger one."""
+    """xxh3-128, hex: of the content for a file of one block, of the digests of the blocks for a larger one."""
     blocks: tuple[str, ...] = ()
     """xxh3-128 of each MiB of the content, hex; absent in records of version 1 and for files of one block.
 
@@ -49,16 +49,16 @@ class FileEntry:
 
     @property
     def block_size(self) -> int:
-        """Bytes of each block but the last."""
+        """Bytes of each block except the last."""
         return BLOCK if self.by_blocks else PART
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> FileEntry:
-        """Return the entry a record of any version holds.
+        """Return the entry from a record of any version.
 
         Raises:
-            TypeError: it is no entry.
-            ValueError: its name leads out of the shard's folder, or a checksum is none.
+            TypeError: the data are no entry.
+            ValueError: the name leads out of the shard's folder, or a checksum is invalid.
         """
         entry = cls(**{**data, "blocks": tuple(data.get("blocks", ()))})
         inside(entry.name)
@@ -73,12 +73,12 @@ class FileEntry:
 
 
 class Blob(Protocol):
-    """A committed file that is read in ranges."""
+    """A committed file for reading in ranges."""
 
     size: int
 
     def read(self, offset: int, size: int) -> memoryview:
-        """Return the bytes of a range; read-only, a view of the file where that is possible.
+        """Return the bytes of a range; read-only, a view of the file if possible.
 
         Raises:
             CorruptError: the range lies outside the file, or its content differs from the commit.
@@ -87,18 +87,18 @@ class Blob(Protocol):
 
 
 class Root(Protocol):
-    """The operations a store needs from a file system."""
+    """A file system of stores."""
 
     uri: str
     disk: str
-    """Local folder that new files are written to first."""
+    """Local folder where new files are written first."""
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a small object exclusively and durably; False when it exists already."""
+        """Write a small object exclusively and durably; False when it already exists."""
         ...
 
     def publish(self, folder: Path, path: str) -> None:
-        """Make a folder of finished files visible under ``path``, durably. Its name carries the content's digest."""
+        """Make a folder of finished files visible under ``path``, durably. ``path`` contains the content digest."""
         ...
 
     def read(self, path: str) -> bytes | None:
@@ -142,7 +142,7 @@ class Root(Protocol):
         ...
 
     def move(self, path: str, target: str) -> None:
-        """Move an object or folder, which has no other writer, within the root."""
+        """Move an object or folder without other writers within the root."""
         ...
 
     def remove(self, path: str) -> None:
@@ -150,11 +150,11 @@ class Root(Protocol):
         ...
 
     def staging(self) -> contextlib.AbstractContextManager[Path]:
-        """Give a private local folder to write to; it is removed afterwards, whatever happens."""
+        """Provide a private local folder for writing; it is removed afterwards in any case."""
         ...
 
     def sweep(self) -> int:
-        """Remove half-written files of killed processes of this host; return how many entries."""
+        """Remove half-written files of killed processes of this host; return the number of entries."""
         ...
 
     def lock(self, path: str, label: str) -> contextlib.AbstractContextManager[None]:
@@ -167,7 +167,7 @@ class Root(Protocol):
 
 
 class Staging:
-    """Private local folders below one folder; their names tell whose they are."""
+    """Private local folders below one folder; their names identify their processes."""
 
     def __init__(self, folder: Path) -> None:
         """Create the folder if needed."""
@@ -176,7 +176,7 @@ class Staging:
 
     @contextlib.contextmanager
     def make(self) -> Iterator[Path]:
-        """Give a private folder; removed afterwards."""
+        """Provide a private folder; removed afterwards."""
         folder = self.folder / tag()
         folder.mkdir()
         try:
@@ -185,7 +185,7 @@ class Staging:
             shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self) -> int:
-        """Remove files of killed processes, and files too old to be in use; return how many entries."""
+        """Remove files of killed processes, and files too old to be in use; return the number of entries."""
         swept = 0
         for entry in self.folder.iterdir():
             if is_gone(entry.name.removesuffix(".tmp")) or _age_s(entry) > _STALE_S:
@@ -195,7 +195,7 @@ class Staging:
 
 
 def _age_s(entry: Path) -> float:
-    """Return the seconds since something was changed; 0 if it is gone meanwhile."""
+    """Return the seconds since the last change; 0 if the entry no longer exists."""
     try:
         return time.time() - entry.stat().st_mtime
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Requests to one prefix of an S3 bucket, through s3fs: retried, range-exact, with a conditional put that is proven.
+"""Requests to one prefix of an S3 bucket through s3fs: retried, range-exact, with verified conditional puts.
 
-Some servers ignore the condition of a put without saying so; it is tried once per process before anything is committed.
-Multipart completion ignores it on more servers still, so nothing relies on that.
+Some servers silently ignore the condition of a put, so each process tests it once before its first commit. Even more
+servers ignore it on multipart completion, which is therefore never conditional.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _ATTEMPTS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """A call that lists part of a bucket, and how it goes on."""
+    """A paginated call that lists part of a bucket."""
 
     call: str
     """Name of the operation."""
     tokens: Mapping[str, str]
-    """Arguments of the next call by name, each with the field of the answer that it is."""
+    """Arguments of the next call, each with the field of the answer that provides it."""
 
 
 _OBJECTS = Listing(call="list_objects_v2", tokens={"ContinuationToken": "NextContinuationToken"})
@@ -42,14 +42,14 @@ _UPLOADS = Listing(
     call="list_multipart_uploads", tokens={"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
 )
 
-#: Answers of the probe by uri, one probe per process.
+#: Results of the probe by URI, one probe per process.
 _conditional: dict[str, bool] = {}
 _probe_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a server says of an object."""
+    """Version and age of an object."""
 
     version: str
     """Its ETag."""
@@ -61,10 +61,10 @@ class Bucket:
     """Objects below ``s3://bucket/prefix``; endpoint and credentials come from the usual AWS variables and files."""
 
     def __init__(self, path: str) -> None:
-        """Connect, and check that the bucket is there.
+        """Connect, and check that the bucket exists.
 
         Raises:
-            StoreError: it is not, or credentials are missing or refused.
+            StoreError: the bucket does not exist, or credentials are missing or refused.
         """
         self.bucket, _, self.prefix = path.strip("/").partition("/")
         if not self.bucket:
@@ -79,13 +79,12 @@ class Bucket:
         self._steady(self._fs.call_s3, "put_object", Bucket=self.bucket, Key=self._name(path), Body=data, **arguments)
 
     def put_new(self, path: str, data: bytes) -> bool:
-        """Put an object on condition that there is none; False when there is.
+        """Put an object if it does not exist; False when it does.
 
-        A refusal may be the answer to a second try of a put that had succeeded, so the object's writer is read back
-        before it is believed.
+        A refusal may answer a retry of a put that had succeeded, so the object's writer is read back to confirm it.
 
         Raises:
-            StoreError: this server does not keep conditions.
+            StoreError: the server ignores conditions.
         """
         self._require_conditions()
         writer = tag()
@@ -101,7 +100,7 @@ class Bucket:
         return True
 
     def about(self, path: str) -> About | None:
-        """Return which version of an object there is, and its age by the server's clock; None if there is none."""
+        """Return the version of an object and its age by the server's clock; None if it does not exist."""
         try:
             found = self._steady(self._fs.call_s3, "head_object", Bucket=self.bucket, Key=self._name(path))
         except FileNotFoundError:
@@ -110,11 +109,11 @@ class Bucket:
         return About(version=str(found["ETag"]), age_s=(now - found["LastModified"]).total_seconds())
 
     def replace(self, path: str, data: bytes, version: str) -> str | None:
-        """Put an object in the place of a known version of it; return its own version, None if that one is gone.
+        """Replace a known version of an object; return the new version, None if the known one is no longer current.
 
-        A server that does not know the condition replaces whatever is there.
+        A server that does not support the condition replaces any version.
         """
-        # Ceph up to release 18 compares with the version without its quotes.
+        # Ceph up to release 18 compares with the version without quotes.
         for condition in (version, version.strip('"')):
             try:
                 self.put(path, data, IfMatch=condition)
@@ -122,7 +121,7 @@ class Bucket:
             except OSError as error:
                 if status_of(error) in (400, 501):
                     if condition != version:
-                        # It knows conditions: it has refused one.
+                        # The server supports conditions, as it refused the first one.
                         return None
                     self.put(path, data)
                     break
@@ -130,7 +129,7 @@ class Bucket:
                     raise
             found = self.about(path)
             if found is None or found.version != version:
-                # Another's, or the refusal answers the client's own second try.
+                # Another process replaced it, or the refusal answers the client's own retry.
                 return found.version if found is not None and self.get(path) == data else None
         else:
             return None
@@ -138,7 +137,7 @@ class Bucket:
         return None if found is None else found.version
 
     def upload(self, file: Path, path: str) -> None:
-        """Upload a file; a large one in parts, which are aborted when one fails. No truncated object is left."""
+        """Upload a file, a large one in parts that are aborted when one fails. No truncated object is left."""
         if file.stat().st_size <= LARGEST and self._quick.put(self._name(path), file.read_bytes()):
             return
         self._steady(self._fs.put_file, str(file), self._key(path))
@@ -146,7 +145,7 @@ class Bucket:
     def get(self, path: str) -> bytes | None:
         """Return an object, or None when it does not exist."""
         try:
-            # Never in concurrent parts: s3fs fills what is missing of those with zeros.
+            # Never in concurrent parts: s3fs fills missing ones with zeros.
             data: bytes = self._steady(self._fs.cat_file, self._key(path), max_concurrency=1)
         except FileNotFoundError:
             return None
@@ -160,10 +159,10 @@ class Bucket:
         got = [data for _, data in known]
         left = [number for number, (is_known, _) in enumerate(known) if not is_known]
         keys, none = [self._key(paths[number]) for number in left], [None] * len(left)
-        # Not s3fs's 'cat', which takes names with brackets for patterns.
+        # Not s3fs's 'cat', which treats names with brackets as patterns.
         options = {"on_error": "return", "max_concurrency": 1}
         found = self._steady(self._fs.cat_ranges, keys, none, none, **options) if left else []
-        # One failure does not fail the others; what did not come is asked for again on its own.
+        # One failure does not fail the others; each failed object is requested again separately.
         for number, answer in zip(left, found, strict=True):
             if isinstance(answer, bytes):
                 got[number] = answer
@@ -172,17 +171,17 @@ class Bucket:
         return got
 
     def get_range(self, path: str, start: int, stop: int) -> bytes:
-        """Return some bytes of an object.
+        """Return a range of bytes of an object.
 
         Raises:
-            FileNotFoundError: it does not exist.
-            CorruptError: it ends before ``stop``.
+            FileNotFoundError: the object does not exist.
+            CorruptError: the object ends before ``stop``.
         """
         if stop == start:
             return b""
         data: bytes = self._steady(self._fs.cat_file, self._key(path), start=start, end=stop)
         if len(data) != stop - start:
-            raise CorruptError(f"{path}: bytes {start} to {stop} were asked for, {len(data)} came: it is too short.")
+            raise CorruptError(f"{path}: bytes {start} to {stop} were requested, {len(data)} came: it is too short.")
         return data
 
     def names(self, path: str) -> list[str]:
@@ -205,7 +204,7 @@ class Bucket:
         self._steady(self._fs.cp_file, self._key(path), self._key(target))
 
     def delete(self, path: str) -> None:
-        """Delete an object or everything below a folder; a no-op when there is nothing."""
+        """Delete an object or everything below a folder; a no-op when it does not exist."""
         name = self._name(path)
         for page in self._pages(Prefix=name):
             keys = [entry["Key"] for entry in page.get("Contents", ())]
@@ -217,9 +216,9 @@ class Bucket:
                 raise OSError(f"{self.uri}: '{error['Key']}' cannot be deleted: {error.get('Message', error['Code'])}")
 
     def abort_uploads(self, older_than_s: float) -> int:
-        """Abort this store's multipart uploads that began before some seconds ago; return how many.
+        """Abort this store's multipart uploads that are older than some seconds; return their number.
 
-        Uploads of other stores are never touched, below the prefix or beside it: their keys are no files of this one.
+        Uploads of other stores, below the prefix or next to it, are not touched: their keys are no files of this store.
 
         Raises:
             StoreError: the listing of uploads does not end.
@@ -266,10 +265,10 @@ class Bucket:
             self.delete(path)
 
     def _steady(self, call: Callable[..., _Result], *arguments: Any, **options: Any) -> _Result:
-        """Call, and call again with growing pauses on what may pass: throttling, server errors, broken connections.
+        """Call with retries and exponential backoff on throttling, server errors and broken connections.
 
         Raises:
-            ConnectionError: the server could not be reached to the last.
+            ConnectionError: the server could not be reached on the last attempt.
             StoreError: credentials are missing, expired or refused.
         """
         retrying = tenacity.Retrying(
@@ -287,10 +286,10 @@ class Bucket:
         return result
 
     def _pages(self, listing: Listing = _OBJECTS, **arguments: str) -> Iterator[Mapping[str, Any]]:
-        """Yield a listing, up to a thousand entries at a time.
+        """Yield the pages of a listing, of up to a thousand entries each.
 
         Raises:
-            StoreError: the server sends the same continuation token again, or none: the listing would not end.
+            StoreError: a continuation token is repeated or missing, so the listing would not end.
         """
         more: dict[str, Any] = {}
         sent = set()
@@ -299,7 +298,7 @@ class Bucket:
             yield page
             if not page.get("IsTruncated"):
                 return
-            more = {name: page.get(said) for name, said in listing.tokens.items()}
+            more = {name: page.get(field) for name, field in listing.tokens.items()}
             token = tuple(more.values())
             if not all(token) or token in sent:
                 raise StoreError(
@@ -317,12 +316,12 @@ class Bucket:
 
 
 def _refused(error: OSError) -> bool:
-    """Return whether a put was refused because the object exists; s3fs says so in different ways per server."""
+    """Return whether a put was refused because the object exists; the error of s3fs depends on the server."""
     return isinstance(error, FileExistsError) or status_of(error) == 412
 
 
 def _transient(error: BaseException) -> bool:
     if isinstance(error, (ConnectionError, TimeoutError, *UNREACHED)):
         return True
-    # 409: another conditional put of the same key is under way.
+    # 409: another conditional put of the same key is in progress.
     return isinstance(error, OSError) and (status_of(error) >= 500 or status_of(error) in (409, 429))

@@ -1,6 +1,6 @@
 """The local cache of a remote root: whole small files, and checked parts of large ones, within a size limit.
 
-Everything in it can be removed at any time but the files of folders in use, which their processes hold a lock on.
+Any file in it can be removed at any time, except for those of folders in use, which processes lock.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from storage.backends.process_tags import tag
 _IN_USE = ".in-use"
 #: Parts kept in memory.
 _RECENT = 16
-#: Folders held at a time; each takes an open file.
+#: Maximum number of held folders; each takes an open file.
 _HELD = 64
 
 
 class Cache:
-    """Files below a folder; those not used for longest go first when there are too many bytes."""
+    """Files below a folder with a size limit; the least recently used files are removed first."""
 
     def __init__(self, folder: Path, limit: int) -> None:
-        """Bind to a folder, which is made when something is kept: small objects are read without it.
+        """Bind to a folder, which is created on the first write, as small objects are read without it.
 
         Args:
-            folder: the cache's own folder.
-            limit: bytes to keep at most.
+            folder: the folder of the cache.
+            limit: maximum bytes.
         """
         self.folder = folder
         self.limit = limit
@@ -46,7 +46,7 @@ class Cache:
 
     @property
     def staging(self) -> Staging:
-        """Where files are written before they count.
+        """Folder of files in progress.
 
         Raises:
             StoreError: the cache cannot be written.
@@ -58,21 +58,21 @@ class Cache:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Say which folder cannot be written, and how to have another.
+        """Convert write errors inside the context to one that names the folder and the settings for another.
 
         Raises:
-            StoreError: inside, it could not.
+            StoreError: the cache cannot be written.
         """
         try:
             yield
         except OSError as error:
             raise StoreError(
-                f"The cache of the store, '{self.folder}', cannot be written: {error.strerror or error}. What is "
-                "committed stays: make room there, or set store.cache or XDG_CACHE_HOME to another folder."
+                f"The cache of the store, '{self.folder}', cannot be written: {error.strerror or error}. Committed "
+                "data stays: make room there, or set store.cache or XDG_CACHE_HOME to another folder."
             ) from None
 
     def hold(self, folder: Path) -> None:
-        """Keep the files of a folder until this process has held many others since, or ends.
+        """Keep the files of a folder until this process has held many others, or ends.
 
         Raises:
             StoreError: the cache cannot be written.
@@ -104,7 +104,7 @@ class Cache:
         return data
 
     def put_part(self, key: str, data: bytes) -> None:
-        """Keep a part of a file; a reader sees it whole or not at all. Where there is no room it is fetched again."""
+        """Cache a part of a file atomically; if it cannot be written, it is fetched again later."""
         self._recent.add(key, data)
         path = self._part_path(key)
         try:
@@ -126,7 +126,7 @@ class Cache:
             self._part_path(key).unlink(missing_ok=True)
 
     def added(self, count: int) -> None:
-        """Account for new bytes, and remove the oldest files when there are too many."""
+        """Account for new bytes, and remove the oldest files when the limit is exceeded."""
         with self._lock:
             if self._size is not None:
                 self._size += count
@@ -158,13 +158,13 @@ class Cache:
             try:
                 path.unlink(missing_ok=True)
             except OSError:
-                continue  # of another user, say
+                continue  # such as files of another user
             total -= size
         return total
 
 
 class _Holders:
-    """Which folders of a cache some process holds."""
+    """Looks up which folders of a cache processes hold."""
 
     def __init__(self, top: Path) -> None:
         self._top = top

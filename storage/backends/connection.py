@@ -1,4 +1,4 @@
-"""Connections to S3: endpoint and credentials come from the usual AWS variables and files, and are tried at once."""
+"""Connections to S3: endpoint and credentials come from the usual AWS variables and files, and are tested at once."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ except ModuleNotFoundError as error:
         "pip install 'flowmill[s3]'."
     ) from None
 
-#: What is raised where a server does not answer, and where it, or the client's own keys, say no.
+#: Errors of servers that do not answer, and of refused or missing credentials.
 UNREACHED = (HttpError, HTTPClientError, EndpointError)
 DENIED = (PermissionError, NoCredentialsError, PartialCredentialsError, CredentialRetrievalError)
-#: Seconds within which a server must have answered for a store to be opened, and those of each try.
+#: Seconds within which a server must answer when a store is opened, and seconds per attempt.
 _OPENED_S, _TRY_S = 8.0, 4
 _ENDPOINT = "AWS_ENDPOINT_URL"
 
 
 def connection(*, attempts: int, connect_s: int, read_s: int) -> Any:
-    """Return a file system of s3fs.
+    """Return an s3fs file system.
 
     Args:
-        attempts: of the client itself, per request.
-        connect_s: seconds a connection may take.
-        read_s: seconds without a byte.
+        attempts: attempts of the client itself per request.
+        connect_s: connection timeout in seconds.
+        read_s: read timeout in seconds.
     """
     return s3fs.S3FileSystem(
         use_listings_cache=False,
-        # Named, as one process may speak to several: connections are shared by what they are made with.
+        # Explicit, as s3fs shares instances with equal arguments, and one process may use several servers.
         endpoint_url=os.environ.get(_ENDPOINT),
         config_kwargs={
             "retries": {"mode": "standard", "total_max_attempts": attempts},
             "connect_timeout": connect_s,
             "read_timeout": read_s,
-            # Several servers send checksums their own way; every byte is checked against its commit record instead.
+            # Several servers send nonstandard checksums; every byte is checked against its commit record instead.
             "request_checksum_calculation": "when_required",
             "response_checksum_validation": "when_required",
         },
@@ -65,26 +65,26 @@ def connection(*, attempts: int, connect_s: int, read_s: int) -> Any:
 
 
 class Credentials:
-    """The credentials of this process, found once, and fetched anew when they expire."""
+    """The credentials of this process, looked up once and refreshed when they expire."""
 
     def __init__(self) -> None:
-        """Look for none yet."""
+        """Start without a lookup."""
         self._found: Any = None
 
     def now(self) -> ReadOnlyCredentials | None:
-        """Return those that are good now; None without any."""
+        """Return the current credentials; None if there are none."""
         if self._found is None:
             self._found = botocore.session.get_session().get_credentials()
         return None if self._found is None else self._found.get_frozen_credentials()
 
 
 def quick_connection(client: Any, bucket: str, credentials: ReadOnlyCredentials) -> S3Store:
-    """Return a client in Rust for a bucket.
+    """Return an obstore client (in Rust) for a bucket.
 
     Args:
-        client: a file system of s3fs; both ask the same server.
+        client: an s3fs file system, whose server it uses.
         bucket: the bucket.
-        credentials: those of now.
+        credentials: the current credentials.
     """
     meta = client.s3.meta
     return S3Store(
@@ -94,7 +94,7 @@ def quick_connection(client: Any, bucket: str, credentials: ReadOnlyCredentials)
         secret_access_key=credentials.secret_key,
         region=meta.region_name or "us-east-1",
         virtual_hosted_style_request=False,
-        # Of small objects; what takes longer is left to the other client.
+        # Timeouts for small objects; slower requests are left to s3fs.
         client_options={
             "connect_timeout": "5s",
             "timeout": "20s",
@@ -106,16 +106,16 @@ def quick_connection(client: Any, bucket: str, credentials: ReadOnlyCredentials)
 
 
 def check_bucket(uri: str, bucket: str) -> None:
-    """Ask for a bucket, within some 15 seconds whatever happens.
+    """Check that a bucket is accessible, within about 15 seconds in any case.
 
     Raises:
-        StoreError: it is not there, its server does not answer, or credentials are missing or refused.
+        StoreError: the bucket does not exist, its server does not answer, or credentials are missing or refused.
     """
     endpoint = _endpoint()
     impatient = connection(attempts=1, connect_s=_TRY_S, read_s=_TRY_S)
     impatient.retries = 1
     retrying = tenacity.Retrying(
-        # What a certificate or a protocol says does not change by asking again.
+        # Retries do not fix certificate and protocol errors.
         retry=tenacity.retry_if_exception(lambda error: not isinstance(error, (SSLError, FileNotFoundError, *DENIED))),
         stop=tenacity.stop_after_delay(_OPENED_S),
         wait=tenacity.wait_random_exponential(multiplier=0.1, max=1),
@@ -139,29 +139,25 @@ def refusal(uri: str, bucket: str, error: Exception) -> StoreError:
     """Return the error of credentials that are missing, expired or refused."""
     return StoreError(
         f"'{uri}': access to bucket '{bucket}' at {os.environ.get(_ENDPOINT, 'AWS')} is refused ({error}). Set "
-        "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, to keys that may read and write there. What is "
-        "committed stays: the same command goes on."
+        "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, to keys that may read and write there. Committed "
+        "data stays: the same command goes on."
     )
 
 
 def status_of(error: BaseException) -> int:
-    """Return the HTTP status behind an error; 0 where there is none."""
+    """Return the HTTP status behind an error; 0 if there is none."""
     cause = error if isinstance(error, ClientError) else error.__cause__
     response = getattr(cause, "response", None) or {}
     return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def server() -> str:
-    """Return an address of the server that is asked, whatever the bucket."""
+    """Return the address of the server, independent of the bucket."""
     return os.environ.get(_ENDPOINT) or "https://s3.amazonaws.com"
 
 
 def _endpoint() -> str:
-    """Return the server's address, for messages.
-
-    Raises:
-        StoreError: the variable holds none.
-    """
+    """Return the server's address for messages; raise StoreError if the variable holds an invalid one."""
     endpoint = os.environ.get(_ENDPOINT)
     if endpoint is None:
         return "AWS"

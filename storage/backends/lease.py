@@ -1,4 +1,4 @@
-"""A lease on S3: an object that names who holds it, renewed while the holder lives."""
+"""A lease on S3: an object that names its holder and is renewed while the holder lives."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from configs.errors import RunConflictError
 from storage.backends.bucket import About, Bucket
 from storage.backends.process_tags import is_gone, tag, told
 
-#: Seconds of the server's clock after which a lease that was not renewed is anybody's.
+#: Seconds of the server's clock after which any process may take a lease that was not renewed.
 LEASE_S = 60.0
 
 
 def holder_of(bucket: Bucket, path: str, found: About | None) -> str | None:
-    """Return the process that holds a lease; None if nothing holds it, or a process that is gone.
+    """Return the tag of the process that holds a lease; None if it is free, expired, or its process is gone.
 
     Args:
-        bucket: where it is.
+        bucket: bucket of the lease.
         path: its object.
-        found: the server's answer.
+        found: version and age of the object.
     """
     data = bucket.get(path)
     if found is None or data is None:
@@ -33,13 +33,13 @@ class Lease:
     """One lease of this process."""
 
     def __init__(self, bucket: Bucket, path: str, label: str, create: Callable[[str, bytes], bool]) -> None:
-        """Bind to a lease; it is not held yet.
+        """Bind to a lease without taking it.
 
         Args:
-            bucket: where it is.
+            bucket: bucket of the lease.
             path: its object.
             label: the leased object, for messages.
-            create: puts an object if there is none.
+            create: puts an object if it does not exist.
         """
         self._bucket, self._path, self._label, self._create = bucket, path, label, create
         self._holder = tag()
@@ -50,10 +50,10 @@ class Lease:
         self._keeper = threading.Thread(target=self._renew, daemon=True, name="lease")
 
     def take(self) -> None:
-        """Take the lease, and keep it until it is given back.
+        """Take the lease, and renew it until it is given back.
 
         Raises:
-            RunConflictError: a process that may live holds it.
+            RunConflictError: a process that may be alive holds it.
         """
         for _ in range(3):
             version = self._taken()
@@ -64,19 +64,19 @@ class Lease:
         raise RunConflictError(f"{self._label}: other processes keep taking its lease. Try again.")
 
     def check(self) -> None:
-        """Check that the lease is still this process's.
+        """Check that this process still holds the lease.
 
         Raises:
             RunConflictError: another process has taken it.
         """
         if self._lost:
             raise RunConflictError(
-                f"{self._label} was taken over by another process while this one could not renew its lease. What is "
-                "committed stays, and the other goes on with it."
+                f"{self._label} was taken over by another process while this one could not renew its lease. Committed "
+                "data stays, and the other process goes on with it."
             )
 
     def give_back(self) -> None:
-        """Let others take it."""
+        """Release the lease."""
         self._stop.set()
         self._keeper.join()
         found = self._bucket.about(self._path)
@@ -84,7 +84,7 @@ class Lease:
             self._bucket.delete(self._path)
 
     def _taken(self) -> str | None:
-        """Take it unless a live process holds it; return its object's version, None if another process was faster."""
+        """Take the lease unless a live process holds it; return its version, None if another process was faster."""
         if self._create(self._path, self._body):
             found = self._bucket.about(self._path)
             return None if found is None else found.version
@@ -102,7 +102,7 @@ class Lease:
             try:
                 version = self._bucket.replace(self._path, self._body, self._version)
             except OSError:
-                # The server does not answer; it is tried again, and another may take the lease meanwhile.
+                # The server does not answer: retry later; another process may take the lease in the meantime.
                 continue
             if version is None:
                 self._lost = True

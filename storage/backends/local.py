@@ -23,7 +23,7 @@ from storage.checksums import check_file, check_size, hash_file
 from storage.layout import STAGING
 from storage.names import below, inside
 
-#: Longer than anybody takes to look whether a lock is held.
+#: Seconds to wait for a lock: longer than another process takes to probe whether it is held.
 _LOOKED_S = 0.2
 
 
@@ -31,10 +31,10 @@ class LocalBackend:
     """Objects are files; a link is exclusive, a rename is atomic."""
 
     def __init__(self, path: str, section: StoreSection | None = None) -> None:
-        """Create the folder if needed; nothing is written to an existing one, as readers may lack the permission.
+        """Create the folder if needed; an existing one is not written to, as readers may lack permission.
 
         Raises:
-            StoreError: it cannot be created.
+            StoreError: the folder cannot be created.
         """
         self.folder = Path(path).expanduser().absolute()
         self.uri = self.disk = str(self.folder)
@@ -48,10 +48,10 @@ class LocalBackend:
 
     @property
     def _staging(self) -> Staging:
-        """Where files are written before they count.
+        """Folder of files in progress.
 
         Raises:
-            StoreError: nothing can be written.
+            StoreError: the root is not writable.
         """
         try:
             if self._known_staging is None:
@@ -65,11 +65,7 @@ class LocalBackend:
         return self._known_staging
 
     def _at(self, path: str) -> Path:
-        """Return where a path of the store is.
-
-        Raises:
-            StoreError: it leads out of the root.
-        """
+        """Return the local path of a path in the store; raise StoreError if it leads out of the root."""
         try:
             inside(path)
             folder, _, _ = path.rpartition("/")
@@ -83,7 +79,7 @@ class LocalBackend:
         return Path(found)
 
     def _is_inside(self, folder: str) -> bool:
-        """Return whether no link leads to a folder of the store, so that paths need no check."""
+        """Return whether the path of a folder contains no link, so that its files need no further check."""
         if not folder or folder in self._inside:
             return True
         try:
@@ -119,7 +115,7 @@ class LocalBackend:
     def publish(self, folder: Path, path: str) -> None:
         """Sync every file and rename the folder into place.
 
-        An existing target should be equal, as its name carries the digest: it stays if it is, and is replaced if not.
+        An existing target should be equal, as its name contains the digest: it stays if it is, and is replaced if not.
         """
         target = self._at(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +151,7 @@ class LocalBackend:
         return {file.relative_to(top).as_posix(): file.stat().st_size for file in sorted(found)}
 
     def fetch(self, path: str, entry: FileEntry) -> Path:
-        """Return the path itself, checked once per process."""
+        """Return the local path, checked once per process."""
         where = f"{path}/{entry.name}"
         with self._lock:
             known = where in self._checked
@@ -169,7 +165,7 @@ class LocalBackend:
         check_file(self._at(f"{path}/{entry.name}"), entry, where=f"{path}/{entry.name}")
 
     def blob(self, path: str, entry: FileEntry) -> Blob:
-        """Map a committed file; a large one is checked block by block, as far as it is read."""
+        """Map a committed file; the blocks of a large one are checked when they are read."""
         where = f"{path}/{entry.name}"
         with self._lock:
             known = where in self._checked
@@ -201,15 +197,15 @@ class LocalBackend:
             self._checked.clear()
 
     def staging(self) -> contextlib.AbstractContextManager[Path]:
-        """Give a private folder on the same file system; removed afterwards."""
+        """Provide a private folder on the same file system; removed afterwards."""
         return self._staging.make()
 
     def sweep(self) -> int:
-        """Remove staging files of killed processes of this host; return how many entries."""
+        """Remove staging files of killed processes of this host; return the number of entries."""
         return self._staging.sweep()
 
     def _make_room(self, target: Path) -> None:
-        # Moved before it is deleted: no other process sees half of it, and several may do so at once.
+        # Moved before deletion, so that no process sees half of it and several processes can do this at once.
         aside = self._staging.folder / tag()
         with contextlib.suppress(FileNotFoundError):
             target.rename(aside)
@@ -217,7 +213,7 @@ class LocalBackend:
 
     @contextlib.contextmanager
     def lock(self, path: str, label: str) -> Iterator[None]:
-        """Hold an flock that the kernel releases when the process dies, however it dies."""
+        """Hold an flock, which the kernel releases when the process ends for any reason."""
         target = self._at(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -246,7 +242,7 @@ class LocalBackend:
 
 
 def _locks(file: IO[Any], kind: int, *, patience_s: float = _LOOKED_S) -> bool:
-    """Return whether an open file could be locked; others may look for a moment whether it is."""
+    """Return whether an open file could be locked; waits a moment for processes that only probe the lock."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -278,7 +274,7 @@ def _moved(folder: Path, target: Path) -> bool:
 def _equal(folder: Path, target: Path) -> bool:
     try:
         return _hashes(folder) == _hashes(target)
-    except FileNotFoundError:  # another process made room meanwhile
+    except FileNotFoundError:  # another process moved it away in the meantime
         return False
 
 

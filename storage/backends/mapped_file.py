@@ -1,4 +1,4 @@
-"""A file on a disk of this machine, read in ranges."""
+"""A local file that is read in ranges."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class MappedFile:
         entry: FileEntry | None = None,
         on_checked: Callable[[], None] = lambda: None,
     ) -> None:
-        """Map the file; with an entry, each of its blocks is checked when it is first read.
+        """Map the file; with an entry, each block is checked when it is first read.
 
         Args:
             path: the file.
             where: its name in messages.
             entry: its size and checksums.
-            on_checked: hears when all of it has been checked.
+            on_checked: called when all blocks have been checked.
         """
         self._entry = entry
         self._on_checked = on_checked

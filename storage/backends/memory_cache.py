@@ -1,4 +1,4 @@
-"""Bytes a process has read or written: files that are created once and never change are not requested again."""
+"""An in-memory cache of objects that a process has read or written, as committed objects never change."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 
 class Known:
-    """Bytes by path, the last used ones; a missing path is never cached, as another process may create it."""
+    """The most recently used objects by path; missing ones are not cached, as another process may create them."""
 
     def __init__(self, *, limit: int, largest: int) -> None:
-        """Start with none.
+        """Start empty.
 
         Args:
-            limit: bytes to keep at most.
-            largest: bytes of one object at most; larger ones are not kept.
+            limit: maximum total bytes.
+            largest: maximum bytes of one object; larger ones are not cached.
         """
         self._limit, self._largest = limit, largest
         self._objects: OrderedDict[str, bytes] = OrderedDict()
@@ -23,14 +23,14 @@ class Known:
         self._lock = threading.Lock()
 
     def get(self, path: str) -> bytes | None:
-        """Return an object, None if it is not known."""
+        """Return an object, None if it is not cached."""
         with self._lock:
             if path in self._objects:
                 self._objects.move_to_end(path)
             return self._objects.get(path)
 
     def add(self, path: str, data: bytes | None) -> None:
-        """Remember an object; those used longest ago go when there are too many bytes."""
+        """Cache an object; the least recently used ones are dropped when the limit is exceeded."""
         if data is None or len(data) > self._largest:
             return
         with self._lock:
@@ -41,7 +41,7 @@ class Known:
                 self._forget([next(iter(self._objects))])
 
     def forget(self, path: str) -> None:
-        """Forget an object, and everything below a folder of that name."""
+        """Drop an object, or everything below a folder of that name."""
         with self._lock:
             self._forget([name for name in self._objects if name == path or name.startswith(f"{path}/")])
 

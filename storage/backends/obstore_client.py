@@ -1,8 +1,7 @@
-"""Small objects through a client in Rust: a tenth of the CPU time per object.
+"""Small objects through obstore, a client in Rust that takes a tenth of the CPU time per object.
 
-It tells of what it got or put whole, and what there is not once it has got or put anything. Whatever else happens to an
-object is found out by the one who asks, through the client that does everything else: a proxy or a certificate that one
-knows the other need not.
+It reports complete gets and puts, and missing objects once any get or put has succeeded. In all other cases the caller
+falls back to s3fs, as the two clients may differ in their proxy and certificate settings.
 """
 
 from __future__ import annotations
@@ -18,36 +17,36 @@ from storage.backends.connection import Credentials, quick_connection
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-#: Fewer are not worth a connection that may prove useless.
+#: Minimum number of objects for which trying a connection is worthwhile.
 LEAST = 16
-#: Bytes that are put in one request.
+#: Maximum bytes of a put in one request.
 LARGEST = 4 << 20
-#: Requests under way at once; as many that fail before any succeeds say that all will.
+#: Concurrent requests; also the number of failures before any success after which the client pauses.
 _TOGETHER = 16
-#: Seconds for which it is left alone after a failure; the other client tries again, again and again.
+#: Seconds of the pause after a failure, during which s3fs handles requests with retries.
 _REST_S = 60.0
 
 
 class Quick:
-    """Gets from one bucket, and puts into it."""
+    """Gets and puts small objects of one bucket."""
 
     def __init__(self, client: Any, bucket: str) -> None:
-        """Bind to a bucket, and to the client of everything else; nothing is asked yet."""
+        """Bind to a bucket and the s3fs client, without a request."""
         self._client, self._bucket = client, bucket
         self._credentials = Credentials()
         self._connected: tuple[S3Store, object] | None = None
         self._lock = threading.Lock()
         self._rests_until = 0.0
         self.is_proven = False
-        """Whether it has got or put an object: it asks the right server, and is believed what there is not."""
+        """Whether a get or put has succeeded: the server is the right one, so missing objects are reported as such."""
 
     @property
     def rests(self) -> bool:
-        """Whether it has failed lately."""
+        """Whether it pauses after a recent failure."""
         return time.monotonic() < self._rests_until
 
     def get(self, keys: Sequence[str]) -> list[tuple[bool, bytes | None]]:
-        """Return of each object whether it knows about it, and if so the object, None if there is none."""
+        """Return (known, data) for each object; data are None if the object is known to be missing, or unknown."""
         store = self._connection()
         if store is None:
             return [(False, None)] * len(keys)
@@ -80,12 +79,12 @@ class Quick:
             return list(pool.map(one, keys))
 
     def put(self, key: str, data: bytes, *, writer: str | None = None) -> bool:
-        """Put an object, and return whether it is known to be there now.
+        """Put an object; return whether it is known to exist now.
 
         Args:
             key: the object.
             data: its bytes.
-            writer: put it only if there is none, and say on it that this one did.
+            writer: put it only if it does not exist, with this writer in its metadata.
         """
         store = self._connection() if len(data) <= LARGEST else None
         if store is None:
@@ -108,7 +107,7 @@ class Quick:
         self._rests_until = time.monotonic() + _REST_S
 
     def _connection(self) -> S3Store | None:
-        """Return the client with the credentials of now; None without any, or while it rests."""
+        """Return the client with the current credentials; None without credentials, or during a pause."""
         if self.rests:
             return None
         with self._lock:

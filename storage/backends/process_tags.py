@@ -1,7 +1,7 @@
-"""Names that identify the process that made a file, so that files of dead processes are known.
+"""Names that identify the process that made a file, to recognize files of dead processes.
 
-A process id alone is not enough: another container on the same folder has its own ids, and ids are reused after
-it was started again.
+A process id alone is not enough: other containers on the same folder have their own ids, and ids are reused after a
+restart.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _PARTS = 5
 
 
 def tag() -> str:
-    """Return a unique name: host, which start of which machine and process namespace, process, its start, a number."""
+    """Return a unique name: host, id of boot and process namespace, process id, its start time, a random number."""
     pid = os.getpid()
     return _SEPARATOR.join((socket.gethostname(), _machine(), str(pid), _own_start(pid), uuid.uuid4().hex))
 
 
 def is_gone(name: str) -> bool:
-    """Return whether the process of a ``tag`` is certainly gone; False where that cannot be known from here."""
+    """Return whether the process of a ``tag`` is certainly gone; False if this cannot be determined here."""
     parts = name.split(_SEPARATOR)
     if len(parts) != _PARTS or not parts[2].isdigit():
         return False
@@ -35,7 +35,7 @@ def is_gone(name: str) -> bool:
 
 
 def told(name: str) -> str:
-    """Return host and process of a ``tag`` for people."""
+    """Return host and process of a ``tag`` in readable form."""
     parts = name.split(_SEPARATOR)
     return f"{parts[0]}, pid {parts[2]}" if len(parts) == _PARTS else "unknown host and process"
 
@@ -53,14 +53,14 @@ def _machine() -> str:
 
 @cache
 def _own_start(pid: int) -> str:
-    """Return when this process began, which is asked for with every file; a fork has another number."""
+    """Return the start time of this process, cached per process id, as a fork has another one."""
     return _start(pid) or ""
 
 
 def _start(pid: int) -> str | None:
-    """Return when a process began, in the kernel's own count; None if there is none."""
+    """Return the start time of a process in the kernel's clock ticks; None if it does not exist."""
     try:
-        # Its name, in parentheses, may hold anything; the 20th of the fields after it is the start.
+        # The start time is the 20th field after the process name, which is in parentheses and may hold any character.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         if Path("/proc/self/stat").exists():

@@ -1,7 +1,7 @@
-"""A prefix of an S3 bucket.
+"""A store root on a prefix of an S3 bucket.
 
-Large files are published under names that carry their digest, and count only once a small record, put on condition that
-there is none, names them.
+Large files are published under names that contain their digest. They become visible once a small record names them,
+which is put on the condition that it does not exist.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from storage.backends.process_tags import tag
 from storage.checksums import check_block, check_content, check_file, check_range, check_size
 
 _PIECE = 4 * PART
-#: Files of a shard that go up at once.
+#: Concurrent uploads of files of a shard.
 _TOGETHER = 4
 _STALE_UPLOAD_S = 24 * 3600.0
 
-#: Bytes of records kept in memory, and of one: larger objects are none.
+#: Maximum bytes of cached records, and of one record.
 _RECORDS, _RECORD = 64_000_000, 4_000_000
 
 
@@ -56,7 +56,7 @@ class S3Backend:
         self._leases: list[Lease] = []
 
     def create(self, path: str, data: bytes) -> bool:
-        """Put a small object on condition that there is none; False when there is.
+        """Put a small object if it does not exist; False when it does.
 
         Raises:
             RunConflictError: another process has taken a lease of this one.
@@ -77,9 +77,9 @@ class S3Backend:
         return True
 
     def publish(self, folder: Path, path: str) -> None:
-        """Upload every file. What is there already is the same, as the name carries the digest, or was damaged.
+        """Upload every file. Existing objects are equal, as the name contains the digest, or damaged.
 
-        The files stay in the cache, from where they are read by the stages that follow.
+        The files stay in the cache, where later stages read them.
         """
         files = sorted(file for file in folder.rglob("*") if file.is_file())
         with ThreadPoolExecutor(_TOGETHER, thread_name_prefix="upload") as pool:
@@ -90,7 +90,7 @@ class S3Backend:
             self._adopt(file, path, name)
 
     def read(self, path: str) -> bytes | None:
-        """Return the bytes of a small object, or None when it does not exist; one read before is as it was."""
+        """Return the bytes of a small object, or None when it does not exist; cached if it was read before."""
         known = self._known.get(path)
         if known is None:
             known = self._bucket.get(path)
@@ -98,7 +98,7 @@ class S3Backend:
         return known
 
     def read_many(self, paths: list[str]) -> list[bytes | None]:
-        """Return the bytes of several small objects, fetched concurrently; those read before are as they were."""
+        """Return the bytes of several small objects, fetched concurrently; cached if they were read before."""
         found = {path: self._known.get(path) for path in paths}
         missing = [path for path, data in found.items() if data is None]
         for path, data in zip(missing, self._bucket.get_many(missing), strict=True):
@@ -115,7 +115,7 @@ class S3Backend:
         return self._bucket.sizes(path)
 
     def fetch(self, path: str, entry: FileEntry) -> Path:
-        """Download a committed file into the cache, where it stays while it is in use, and check it once."""
+        """Download a committed file into the cache, where it stays while in use, and check it once."""
         where = f"{path}/{entry.name}"
         folder, target = self._cache.folder / "files" / path, self._local(path, entry.name)
         if where in self._checked and target.exists():
@@ -126,7 +126,7 @@ class S3Backend:
         try:
             check_file(target, entry, where=where)
         except CorruptError:
-            # The copy may be at fault; a second error is the object's own.
+            # The cached copy may be damaged; a second error means that the object is.
             self._download(where, entry, target)
             check_file(target, entry, where=where)
         with contextlib.suppress(OSError):
@@ -135,7 +135,7 @@ class S3Backend:
         return target
 
     def check(self, path: str, entry: FileEntry) -> None:
-        """Download a committed file in pieces and compare every byte; nothing is kept."""
+        """Download a committed file in pieces and compare every byte, without caching."""
         where = f"{path}/{entry.name}"
         try:
             check_content(self._pieces(where, entry), entry, where=where)
@@ -143,12 +143,12 @@ class S3Backend:
             check_size(None, entry, where=where)
 
     def blob(self, path: str, entry: FileEntry) -> Blob:
-        """Open a committed file for range requests; in whole where its record, of version 1, has no block checksums."""
+        """Open a committed file for range requests; large files without block checksums (version 1) are downloaded."""
         if not entry.blocks and entry.size > PART:
             return MappedFile(self.fetch(path, entry), where=f"{path}/{entry.name}")
         if f"{path}/{entry.name}" in self._checked:
             with contextlib.suppress(FileNotFoundError):
-                # What is mapped stays readable when the cache makes room.
+                # A mapped file stays readable after the cache removes it.
                 return MappedFile(self._local(path, entry.name), where=f"{path}/{entry.name}")
         return RemoteFile(self._bucket, f"{path}/{entry.name}", entry, self._cache)
 
@@ -166,20 +166,20 @@ class S3Backend:
         self._checked -= {where for where in list(self._checked) if where == path or where.startswith(f"{path}/")}
 
     def staging(self) -> contextlib.AbstractContextManager[Path]:
-        """Give a private local folder; removed afterwards."""
+        """Provide a private local folder; removed afterwards."""
         return self._cache.staging.make()
 
     def sweep(self) -> int:
-        """Remove what killed processes left: local staging folders, and multipart uploads older than a day."""
+        """Remove leftovers of killed processes: local staging folders, and multipart uploads older than a day."""
         return self._cache.staging.sweep() + self._bucket.abort_uploads(_STALE_UPLOAD_S)
 
     @contextlib.contextmanager
     def lock(self, path: str, label: str) -> Iterator[None]:
         """Hold a lease: an object that names its holder and is renewed while the holder lives.
 
-        A lease of a dead process of this machine, or one that was not renewed for a minute of the server's clock, is
-        taken over. Only its holder renews it, and one that lost it commits nothing more. It spares work done twice;
-        correctness rests on conditional commits alone.
+        A lease is taken over if its process on this machine is dead, or if it was not renewed for a minute of the
+        server's clock. Only its holder renews it, and a holder that lost it commits nothing more. The lease avoids
+        duplicate work; correctness relies on conditional commits alone.
         """
         lease = Lease(self._bucket, path, label, self._create)
         lease.take()
@@ -191,21 +191,21 @@ class S3Backend:
             lease.give_back()
 
     def locked(self, path: str) -> bool:
-        """Return whether a process that may live holds a lease."""
+        """Return whether a process that may be alive holds a lease."""
         return holder_of(self._bucket, path, self._bucket.about(path)) is not None
 
     def _local(self, path: str, name: str) -> Path:
         return self._cache.folder / "files" / path / name
 
     def _adopt(self, file: Path, path: str, name: str) -> None:
-        """Keep a file that was published in the cache; whoever made it has its checksums from its bytes."""
+        """Keep a published file in the cache as checked, as its checksums were computed from its bytes."""
         target = self._local(path, name)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             os.link(file, target)
         except OSError:
-            return  # made elsewhere than in the cache's staging folder: it is downloaded when it is needed
+            return  # written outside the cache's staging folder: it is downloaded when needed
         self._cache.added(file.stat().st_size)
         self._checked.add(f"{path}/{name}")
 
@@ -233,17 +233,17 @@ class S3Backend:
 
 
 def _write(file: IO[bytes], data: bytes) -> None:
-    """Write all of something to a file without a buffer, whose own errors would come when it is closed."""
+    """Write all data to an unbuffered file; a buffered one would only raise errors on close."""
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]
 
 
 class RemoteFile:
-    """A committed object read by range requests of parts of 4 MiB, each checked and cached on its own."""
+    """A committed object read by range requests of 4 MiB parts, each checked and cached separately."""
 
     def __init__(self, bucket: Bucket, path: str, entry: FileEntry, cache: Cache) -> None:
-        """Bind to an object; nothing is read yet."""
+        """Bind to an object without reading it."""
         self.size = entry.size
         self._bucket = bucket
         self._path = path
@@ -254,7 +254,7 @@ class RemoteFile:
         """Return the bytes of a range.
 
         Raises:
-            CorruptError: the range lies outside the object, or a block is not what was committed.
+            CorruptError: the range lies outside the object, or a block differs from the commit.
         """
         check_range(offset, size, self.size, where=self._path)
         if size == 0:
@@ -272,7 +272,7 @@ class RemoteFile:
             try:
                 self._check(data, number)
             except CorruptError:
-                self._cache.drop_part(key)  # the copy is at fault
+                self._cache.drop_part(key)  # the cached copy is damaged
             else:
                 return data
         try:
@@ -288,6 +288,6 @@ class RemoteFile:
         view, step, begin = memoryview(data), self._entry.block_size, number * PART
         size = min(PART, self.size - begin)
         for start in range(0, size, step):
-            # The last takes all that came, so that more or less than was asked for is noticed.
+            # The last block takes all remaining bytes, so that a response of the wrong size is detected.
             block = view[start : start + step] if start + step < size else view[start:]
             check_block(block, (begin + start) // step, self._entry, where=self._path)

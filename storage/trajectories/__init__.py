@@ -1,6 +1,6 @@
-"""Trajectory stores: how the samples of one shard become files, and back.
+"""Trajectory stores, which write the samples of a shard to files and read them back.
 
-A new store is one file here with a class that fulfils ``base.TrajectoryStore``, and one line in the table.
+A new store is one file here with a class that implements ``base.TrajectoryStore``, and one line in the table.
 """
 
 from __future__ import annotations

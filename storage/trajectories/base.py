@@ -1,8 +1,8 @@
 """The interface of trajectory stores: samples, readers and writers.
 
 A sample is a chain of S >= 0 trained transitions: ``states`` lists the denoising steps whose latents are stored,
-``steps`` the S trained ones; step i leads from the state i to the state i + 1. An evaluation image is a chain of 0, a
-forward-process sample one of 0 with its final latents. A causal LM's sample has tokens instead of latents.
+``steps`` the S trained ones; step i leads from state i to state i + 1. Evaluation images have S = 0, as do
+forward-process samples, which store their final latents. A causal LM's sample has tokens instead of latents.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from storage.checksums import REMEDY
 from storage.media import MediaFormat, Sound, decode, decode_sound
 from storage.shard_files import Files
 
-#: Fields of a sample that are stored as raw arrays where present, in this order, with their kinds.
+#: Fields of a sample that are stored as raw arrays if present, in this order, with their descriptions.
 ARRAYS = {
     "latents": "Latents of the stored states (N, ...), float32 or float16.",
     "means": "Means of the trained steps under the policy that sampled (S, ...), float32.",
@@ -51,7 +51,7 @@ class Sample:
     prompt_id: str
     """Identity of the prompt."""
     group_id: str
-    """Samples that are compared with each other: the prompt's, or with branching those of one step."""
+    """Group of samples that are compared with each other: of one prompt, or with branching of one step."""
     prompt: str
     """The prompt."""
     epoch: int
@@ -65,7 +65,7 @@ class Sample:
     sigmas: Sequence[float]
     """Noise levels of the whole schedule, [T + 1] from 1 to 0."""
     media: np.ndarray | None = None
-    """(H, W, 3) uint8 image or (F, H, W, 3) uint8 clip; None for text, and where nothing is decoded."""
+    """(H, W, 3) uint8 image or (F, H, W, 3) uint8 clip; None for text and for samples that are not decoded."""
     sound: Sound | None = None
     """Sound of a clip, stored in the same file; None if it has none."""
     steps: Sequence[int] = ()
@@ -75,27 +75,27 @@ class Sample:
     log_probs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     """(S,) float32 behavior log-probs, mean over latent dims."""
     reference_kl: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    """(S,) float32 KL of each trained step to the base model's, or (0,) where none was computed."""
+    """(S,) float32 KL of each trained step to the base model, or (0,) if not computed."""
     latents: np.ndarray | None = None
     """(N, ...) float32 or float16 latents, one per stored state."""
     means: np.ndarray | None = None
     """(S, ...) float32 means of the behavior policy's trained steps, for algorithms that compare means."""
     unconditional: np.ndarray | None = None
-    """(S, ...) float32 or float16 predictions without the prompt, which a first update can use again."""
+    """(S, ...) float32 or float16 predictions without the prompt, which the first update can reuse."""
     tokens: np.ndarray | None = None
     """(L,) int32 token ids, prompt and completion, of a causal LM."""
     token_mask: np.ndarray | None = None
     """(L,) uint8, 1 for tokens the policy chose."""
     final: np.ndarray | None = None
-    """(...) float32 or float16 latents the sampling ended in, for rewards that score latents."""
+    """(...) float32 or float16 final latents, for rewards that score latents."""
     sampled_log_probs: np.ndarray | None = None
-    """(S,) float32 log-probs of chosen tokens as the sampler computed them, which rounds otherwise than training."""
+    """(S,) float32 log-probs of chosen tokens from the sampler, whose rounding differs from training."""
     finish: np.ndarray | None = None
-    """(1,) uint8: why a text ended."""
+    """(1,) uint8 reason why a text ended."""
     text: np.ndarray | None = None
-    """(bytes,) uint8 UTF-8 of a completion, for rewards and people."""
+    """(bytes,) uint8 UTF-8 of a completion, for rewards and for display."""
     modality_log_probs: np.ndarray | None = None
-    """(S, M) float32 behavior log-probs by modality, mean over its latent dims; None of samples that have one."""
+    """(S, M) float32 behavior log-probs by modality, mean over its latent dims; None for a single modality."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the prompt source, for rewards."""
 
@@ -105,7 +105,7 @@ class Sample:
         return {name: np.ascontiguousarray(array) for name, array in found.items() if array is not None}
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns of ``schema.SAMPLES`` but those about payloads."""
+        """Return the columns of ``schema.SAMPLES`` without those about payloads."""
         plain = ("sample_id", "prompt_id", "group_id", "prompt", "epoch", "replica", "seed", "policy")
         return {
             **{name: getattr(self, name) for name in plain},
@@ -119,10 +119,10 @@ class Sample:
 
 
 class TrajectoryShard:
-    """A shard opened for reading: its table in memory, its payloads read in ranges once one is asked for."""
+    """A shard opened for reading: its table is in memory, its payloads are read in ranges on demand."""
 
     def __init__(self, table: pa.Table, payloads: Callable[[], Blob], where: str) -> None:
-        """Bind a table of schema ``storage.schema.SAMPLES`` to the function that opens the file of its offsets."""
+        """Bind a table of schema ``storage.schema.SAMPLES`` to the function that opens its payload file."""
         self.table = table
         self._payloads = payloads
         self._blob: Blob | None = None
@@ -133,14 +133,14 @@ class TrajectoryShard:
         return _Stored(self.table.column("arrays"), self._where)
 
     def close(self) -> None:
-        """Close the payload file; it is opened again when it is needed."""
+        """Close the payload file; it is opened again when needed."""
         self._blob = None
 
     def array(self, name: str, row: int) -> np.ndarray:
         """Return a stored array of a row, without decoding; read-only.
 
         Raises:
-            CorruptError: none of this name is stored, or the byte range does not hold it.
+            CorruptError: there is no array of this name, or the byte range does not hold it.
         """
         found = self._stored.find(row, name)
         if found is None:
@@ -151,14 +151,14 @@ class TrajectoryShard:
                 f"{self._where}: {name} of row {row} are {size} bytes, but shape {list(kind.shape)} of {kind.dtype} "
                 f"needs {kind.size}."
             )
-        # One call, not frombuffer and reshape: each row finds the processor's cache full of the one before.
+        # One call instead of frombuffer and reshape, which would be slow with a cold CPU cache.
         return np.ndarray(kind.shape, kind.dtype, self._read(offset, size))
 
     def final_latents(self, row: int) -> np.ndarray:
-        """Return the latents in which the sampling of a row ended, float32.
+        """Return the final latents of a row, float32.
 
         Raises:
-            CorruptError: none are stored, or the byte range does not hold them.
+            CorruptError: there are none, or the byte range does not hold them.
         """
         states = self.table.column("states")[row].as_py()
         last = len(self.table.column("sigmas")[row]) - 1
@@ -167,10 +167,10 @@ class TrajectoryShard:
         return np.asarray(self.array("final", row), np.float32)
 
     def text(self, row: int) -> str | None:
-        """Return the text of a row, None of samples that are none.
+        """Return the text of a row, None for samples that are not texts.
 
         Raises:
-            CorruptError: the byte range does not hold it.
+            CorruptError: the byte range does not hold the text.
         """
         if self._stored.find(row, "text") is None:
             return None
@@ -180,7 +180,7 @@ class TrajectoryShard:
         """Return the (H, W, 3) image or (F, H, W, 3) clip of a row, uint8.
 
         Raises:
-            CorruptError: none is stored, or it cannot be decoded.
+            CorruptError: there are no media, or they cannot be decoded.
         """
         return decode(self.media_file(row), self.media_format(row), where=f"{self._where}: media of row {row}")
 
@@ -188,7 +188,7 @@ class TrajectoryShard:
         """Return the sound of a row's clip.
 
         Raises:
-            CorruptError: nothing is, or it cannot be decoded.
+            CorruptError: there is no sound, or it cannot be decoded.
         """
         found = self.sound_of(row)
         if found is None:
@@ -199,7 +199,7 @@ class TrajectoryShard:
         """Return the sound of a row's clip, None if it has none.
 
         Raises:
-            CorruptError: it cannot be decoded.
+            CorruptError: the sound cannot be decoded.
         """
         if self.media_format(row) != "mp4":
             return None
@@ -213,7 +213,7 @@ class TrajectoryShard:
         """Return the encoded media of a row.
 
         Raises:
-            CorruptError: none is stored.
+            CorruptError: the row has no media.
         """
         if not self.media_format(row):
             raise CorruptError(f"{self._where}: row {row} has no media.")
@@ -236,10 +236,10 @@ class _Kind(NamedTuple):
 
     @classmethod
     def parse(cls, name: str, dtype: str, shape: tuple[int, ...], where: str) -> _Kind:
-        """Return the description of an array in a table.
+        """Return the kind of an array from its description in a table.
 
         Raises:
-            CorruptError: no array is like that.
+            CorruptError: the description is invalid.
         """
         try:
             kind = stored_dtype(dtype, shape)
@@ -250,7 +250,7 @@ class _Kind(NamedTuple):
 
 
 class _Stored:
-    """The column ``arrays`` of a samples table, taken apart: training asks for every row once per trained step."""
+    """An index of the column ``arrays`` of a samples table, as training reads every row once per trained step."""
 
     def __init__(self, column: pa.ChunkedArray, where: str) -> None:
         lists = column.combine_chunks()
@@ -259,7 +259,7 @@ class _Stored:
         if any(each.null_count for each in (lists, entries, *fields, entries.field("shape").flatten())):
             raise CorruptError(f"{where}: the table says nothing of some arrays. {REMEDY}")
         self._first = _bounds(lists)
-        # Views, whose items are plain integers.
+        # Items of memoryviews are plain integers.
         self._offsets, self._sizes = (memoryview(entries.field(name).to_numpy()) for name in ("offset", "size"))
         names, dtypes = (entries.field(name).to_pylist() for name in ("name", "dtype"))
         about = zip(names, dtypes, _tuples(entries.field("shape")), strict=True)
@@ -277,20 +277,20 @@ class _Stored:
 
 
 def _bounds(lists: pa.ListArray) -> list[int]:
-    """Return where each list begins in the flattened values, and where the last ends."""
+    """Return the start of each list in the flattened values, and the end of the last."""
     ends: list[int] = np.cumsum(lists.value_lengths().to_numpy()).tolist()
     return [0, *ends]
 
 
 def _tuples(lists: pa.ListArray) -> Iterator[tuple[int, ...]]:
-    """Yield lists of numbers; a Python object for every list in Arrow would take most of the time."""
+    """Yield lists of numbers as tuples, without an Arrow scalar per list, which would take most of the time."""
     values = lists.flatten().to_numpy().tolist()
     for start, end in pairwise(_bounds(lists)):
         yield tuple(values[start:end])
 
 
 class TrajectoryWriter(Protocol):
-    """Writes the files of one shard. How samples are dealt out over calls of ``add`` changes no byte."""
+    """Writes the files of one shard. The bytes do not depend on the split of samples over calls of ``add``."""
 
     def add(self, samples: Sequence[Sample]) -> None:
         """Append samples.
@@ -301,7 +301,7 @@ class TrajectoryWriter(Protocol):
         ...
 
     def end(self) -> Sequence[FileEntry]:
-        """Write the rest; return the entries of those files whose checksums were taken as they were written.
+        """Write the rest; return the entries of files whose checksums were computed while they were written.
 
         Raises:
             StoreError: the format cannot hold these samples in one shard.

@@ -1,8 +1,8 @@
-"""Everything of a shard in one Parquet file, one row group per prompt group.
+"""A store with one Parquet file per shard and one row group per prompt group.
 
-Arrays and media are binary columns without compression or dictionary, so every value lies in the file as it is. Where,
-the writer finds out, compares byte for byte, and notes in the file's own metadata; a reader maps or range-reads values
-there without decoding, and any Parquet reader reads them as columns.
+Arrays and media are binary columns without compression or dictionary, so every value lies in the file unchanged. The
+writer finds the offset of each value, compares it byte for byte, and notes it in the file's metadata. A reader maps or
+range-reads values there without decoding, and any Parquet reader reads them as columns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LENGTH = 4
 _PAGE_HEADER = 256
 """Bytes within which the first value of a column must begin."""
 _PAGE = 1 << 30
-"""Payload bytes of a row group at most, so that each column has one page."""
+"""Maximum payload bytes of a row group, so that each column has one page."""
 
 
 class ParquetStore:
@@ -48,7 +48,7 @@ class ParquetStore:
         """Open a shard.
 
         Raises:
-            CorruptError: the file is not a samples table, or does not say where its payloads lie.
+            CorruptError: the file is not a samples table, or lacks the offsets of its payloads.
         """
         table = read_table(files, FILE, SAMPLES)
         metadata = pq.read_metadata(arrow_file(files.blob(FILE))).metadata or {}
@@ -66,7 +66,7 @@ class ParquetStore:
 
 
 class ParquetWriter:
-    """Encodes media as samples come; the rest waits for all of them, as the widths of columns do."""
+    """Encodes media as samples arrive; the file is written at the end, as column widths depend on all samples."""
 
     def __init__(self, path: Path, media: MediaFormat) -> None:
         """Begin with no samples."""
@@ -79,10 +79,10 @@ class ParquetWriter:
         self._rows += [_Row.of(sample, self._media) for sample in samples]
 
     def end(self) -> Sequence[FileEntry]:
-        """Write the row groups, then where each payload lies.
+        """Write the row groups, then the offsets of all payloads.
 
         Raises:
-            StoreError: the samples hold different arrays, or a payload is not found where it must be.
+            StoreError: the samples hold different arrays, or a payload is not found at its expected offset.
         """
         samples = [row.sample for row in self._rows]
         held = {tuple(sample.arrays()) for sample in samples}
@@ -104,7 +104,7 @@ class ParquetWriter:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A sample whose media are encoded."""
+    """A sample with encoded media."""
 
     sample: Sample
     form: str
@@ -133,7 +133,7 @@ class _Row:
 
 
 def _schema(samples: Sequence[Sample], payloads: Sequence[str]) -> pa.Schema:
-    """Return the payload columns, of fixed width where every value has the same, then those of ``SAMPLES``."""
+    """Return the payload columns, with fixed width if all values have the same size, then those of ``SAMPLES``."""
     fields = []
     for name in payloads:
         widths = set() if name == _MEDIA else {sample.arrays()[name].nbytes for sample in samples}
@@ -157,7 +157,7 @@ def _writer(file: Any, schema: pa.Schema, payloads: Sequence[str]) -> pq.Parquet
 
 
 def _groups(rows: Sequence[_Row]) -> list[list[_Row]]:
-    """Return consecutive rows of one prompt, cut where a column would need a second page."""
+    """Return groups of consecutive rows of one prompt, split where a column would need a second page."""
     groups: list[list[_Row]] = []
     for _, members in itertools.groupby(rows, key=lambda row: row.sample.prompt_id):
         size = 0
@@ -179,10 +179,10 @@ def _locate(
     columns: dict[str, pa.DataType],
     places: dict[str, list[int]],
 ) -> None:
-    """Append where each payload of a row group lies: columns in order, values in order, each compared with the source.
+    """Append the offset of each payload of a row group to ``places``, in file order; each is compared with its source.
 
     Raises:
-        StoreError: a value is not where it must be: this pyarrow lays files out in another way.
+        StoreError: a value is not at its expected offset, as this pyarrow uses another file layout.
     """
     blob = MappedFile(path)
     position = start
@@ -192,7 +192,7 @@ def _locate(
         lengths = [prefix + len(value) for value in values]
         length = len(values[0]).to_bytes(prefix, "little") if prefix else b""
         first = length + values[0][:_PAGE_HEADER]
-        # A short value may stand in headers too, of which the one before may count as not yet passed.
+        # A short value may also occur in page headers, so all matches in the window are tried.
         window = bytes(blob.read(position, min(2 * _PAGE_HEADER + len(first), blob.size - position)))
         header = window.find(first)
         while header >= 0:
@@ -207,7 +207,7 @@ def _locate(
 
 
 def _lies(blob: MappedFile, offsets: Sequence[int], values: Sequence[bytes]) -> bool:
-    """Return whether each value is where it should be."""
+    """Return whether each value lies at its offset."""
     return offsets[-1] + len(values[-1]) <= blob.size and all(
         bytes(blob.read(offset, len(value))) == value for offset, value in zip(offsets, values, strict=True)
     )

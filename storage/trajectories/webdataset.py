@@ -3,7 +3,7 @@
 The tar holds for every sample its arrays (``<sample>.latents.npy`` and, where present, ``.means.npy``,
 ``.unconditional.npy``, ``.tokens.npy``, ``.token_mask.npy``), its media (``<sample>.png``, ``.webp`` or ``.mp4``) and
 ``<sample>.json``. Members start at multiples of 512 and npy payloads at multiples of 64 within them, so arrays are read
-as they lie at the offset the table gives, and any ``tar``, ``webdataset`` or ``datasets`` user can read the same file.
+in place at the offset in the table, and ``tar``, ``webdataset`` and ``datasets`` can read the same file.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from storage.trajectories.base import Sample, TrajectoryShard, array_entry
 
 TABLE = "samples.parquet"
 TAR = "samples.tar"
-#: Headers and descriptions that are remembered: those of samples of one kind repeat.
+#: Size of the caches of headers and descriptions, which repeat among samples of one kind.
 _KNOWN = 256
-#: Bytes and parts that are written at once: limits of the processor's cache after checksums, and of system calls.
+#: Limits on bytes and parts per write: by the CPU cache, which holds the data after checksums, and by system calls.
 _GATHERED, _PARTS = 1 << 20, 512
-#: Bytes of a member whose parts are copied into one.
+#: Maximum bytes of a member whose parts are copied into one buffer.
 _SMALL = 1 << 14
 
 _EMPTY = tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT)
@@ -53,13 +53,13 @@ class WebDatasetStore:
         """Open a shard.
 
         Raises:
-            CorruptError: the table is not a samples table.
+            CorruptError: the file is not a samples table.
         """
         return TrajectoryShard(read_table(files, TABLE, SAMPLES), lambda: files.blob(TAR), f"{files.where}/{TAR}")
 
 
 class WebDatasetWriter:
-    """Writes samples to the tar as they come, and at the end the table with the payload offsets."""
+    """Writes samples to the tar as they arrive, and the table with payload offsets at the end."""
 
     def __init__(self, folder: Path, media: MediaFormat) -> None:
         """Begin an empty tar."""
@@ -96,7 +96,7 @@ class _TarWriter:
         self._waiting: list[memoryview] = []
 
     def add(self, name: str, *parts: bytes | memoryview) -> int:
-        """Append a member, without times or owners, made of parts; return where its data starts."""
+        """Append a member made of parts, without times or owners; return the offset of its data."""
         size = sum(map(len, parts))
         header = _header(name, size)
         start = self._position + len(header)
@@ -118,7 +118,7 @@ class _TarWriter:
     def _append(self, *parts: bytes | memoryview) -> None:
         size = sum(map(len, parts))
         self._position += size
-        # Of small parts there are many, each of which costs more than its copy.
+        # Each of many small parts would cost more than its copy.
         joined = (b"".join(parts),) if size <= _SMALL else parts
         self._waiting += [memoryview(part) for part in joined if len(part)]
 
@@ -150,7 +150,7 @@ def _header(name: str, size: int) -> bytes:
 
 
 def _gathered(parts: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield parts in lists of some bytes and at most so many as one call takes; large ones are cut."""
+    """Yield parts in lists that respect the limits on bytes and parts per write; large parts are split."""
     some: list[memoryview] = []
     room = _GATHERED
     for part in parts:
@@ -185,19 +185,19 @@ def _write_sample(tar: _TarWriter, sample: Sample, media: MediaFormat) -> dict[s
 
 @lru_cache(_KNOWN)
 def _described(prompt: str, prompt_id: str, metadata: str) -> bytes:
-    """Return the JSON of a sample in the tar; samples of a group have similar ones."""
+    """Return the JSON of a sample in the tar, cached, as samples of a group share it."""
     return canonical_json({"prompt": prompt, "prompt_id": prompt_id, "metadata": json.loads(metadata)}).encode()
 
 
 def _add_array(tar: _TarWriter, name: str, array: np.ndarray) -> int:
-    """Append a contiguous array as .npy; return where its raw data starts."""
+    """Append a contiguous array as .npy; return the offset of its raw data."""
     prefix = _npy_header(array.dtype, array.shape)
     return tar.add(name, prefix, array.data.cast("B") if array.size else b"") + len(prefix)
 
 
 @lru_cache(_KNOWN)
 def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the header before the data of a row-major array."""
+    """Return the .npy header of a row-major array."""
     header = io.BytesIO()
     about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, about)

@@ -1,1 +1,1 @@
-"""What refuses and forecasts before any work: configs, rewards, memory, cost. Rules of one kind are with it."""
+"""Checks and forecasts before a run starts: configs, rewards, memory, cost. Rules for one policy kind live with it."""

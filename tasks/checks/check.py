@@ -1,4 +1,4 @@
-"""Preflight: refuses what cannot work before any work starts, and says what a run will cost."""
+"""Preflight: refuses configs that cannot work before a run starts, and estimates the cost of the run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tasks.training.optimizers import check_optimizer
 
 
 def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
-    """Check every component, every combination and the prompts; return what the run costs.
+    """Check every component, every combination and the prompts; return the cost of the run.
 
     Args:
         config: the config.
         rewards: also build the rewards, which finds missing packages and wrong values.
 
     Raises:
-        ConfigError: something cannot work.
+        ConfigError: a setting cannot work.
         PromptError: a prompt source cannot be used.
     """
     _known("model.policy", config.model.policy, POLICIES)
@@ -46,7 +46,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     kind, requires = make_kind(config), make_algorithm(config).requires
     _check_kind(config, requires)
     _check_estimator(config, kind, requires)
-    # What the base model is comes first: all that is asked of its architecture depends on it.
+    # The base model comes first: later checks depend on its architecture.
     check_model(config)
     check_execution(config)
     check_render(config)
@@ -75,7 +75,7 @@ def _check_kind(config: RunConfig, requires: Requirements) -> None:
 
 
 def _check_estimator(config: RunConfig, kind: Kind, requires: Requirements) -> None:
-    """Check that samples have what advantages are estimated of, and that no critic is set which nobody trains."""
+    """Check that the estimator fits the samples, and that a configured critic is trained."""
     if make_estimator(config).per_token and not kind.per_token:
         raise ConfigError(
             f"advantage.estimator is '{config.advantage.estimator.name}', which gives every token an advantage, but "
@@ -96,7 +96,7 @@ def _check_estimator(config: RunConfig, kind: Kind, requires: Requirements) -> N
 
 
 def _check_registered(config: RunConfig) -> None:
-    """Check a name that MLflow would refuse after all training."""
+    """Check the name of the registered model, which MLflow would refuse only after training."""
     name = config.tracking.registered_model
     if name is not None and (not name.strip() or set("/:") & set(name)):
         raise ConfigError(
@@ -130,6 +130,6 @@ def _check_mixture(config: RunConfig, prompts: Sequence[Prompt]) -> None:
 
 
 def _known(label: str, name: str, table: Table) -> None:
-    """Check a table name without importing what it stands for; import strings are imported."""
+    """Check a table name without importing its component; import strings are imported."""
     if name not in table:
         resolve(table, name, label=label)

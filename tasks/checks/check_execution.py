@@ -1,4 +1,4 @@
-"""Refuses ways to carry a run out that cannot work, before anything is started."""
+"""Refuses execution settings that cannot work, before any process starts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tasks.inputs.row_tokens import image_tokens, text_tokens
 
 
 def check_execution(config: RunConfig) -> None:
-    """Check launcher, runner, and how processes share the weights and the tokens.
+    """Check launcher, runner, devices, and the sharding of weights and tokens over processes.
 
     Raises:
-        ConfigError: something cannot work, or does nothing.
+        ConfigError: a setting cannot work, or has no effect.
     """
     check_launcher(config.execution)
     check_runner(config.execution)
@@ -32,11 +32,7 @@ def check_execution(config: RunConfig) -> None:
 
 
 def check_devices(config: RunConfig) -> None:
-    """Check that this machine has the devices that models and rewards are to work on, where it is the one that works.
-
-    Raises:
-        ConfigError: it has not.
-    """
+    """Check that this machine has the configured devices of models and rewards, if the run executes here."""
     execution = config.execution
     if execution.nodes > 1 or (execution.ranks > 1 and execution.launcher.name != "local"):
         return
@@ -55,15 +51,15 @@ def _check_strategy(config: RunConfig) -> None:
     execution, model = config.execution, config.model
     if execution.strategy == "fsdp" and execution.ranks == 1:
         raise ConfigError(
-            "execution.strategy is 'fsdp', but there is one process, which has nobody to share weights with. Set "
+            "execution.strategy is 'fsdp', but there is one process, which has no other to share weights with. Set "
             "execution.processes to 2 or more, or strategy to 'ddp'."
         )
     if execution.fsdp_size is not None:
         _check_groups(execution, execution.fsdp_size)
     if execution.parameters_in_host and execution.strategy != "fsdp":
-        asked = "true" if execution.offload is True else f"'{execution.offload}'"
+        value = "true" if execution.offload is True else f"'{execution.offload}'"
         raise ConfigError(
-            f"execution.offload is {asked}, but execution.strategy '{execution.strategy}' keeps weights on devices. "
+            f"execution.offload is {value}, but execution.strategy '{execution.strategy}' keeps weights on devices. "
             "Set strategy to 'fsdp', offload to 'optimizer', which moves the moments alone, or offload to false."
         )
     if execution.sampling == "spread" and execution.strategy != "fsdp":
@@ -93,7 +89,7 @@ def _check_groups(execution: ExecutionSection, size: int) -> None:
     if size % execution.context_parallel:
         raise ConfigError(
             f"{where}, but {execution.context_parallel} processes share the tokens of each row "
-            "(execution.context_parallel), who must be in one group. Set fsdp_size to a multiple of that."
+            "(execution.context_parallel), which must be in one group. Set fsdp_size to a multiple of that."
         )
 
 
@@ -116,7 +112,7 @@ def _check_shares(config: RunConfig) -> None:
 
 
 def _check_tokens(config: RunConfig) -> None:
-    """Check that the heads and tokens of a model whose architecture is known can be shared out evenly."""
+    """Check that the heads and tokens of a model of known architecture can be split evenly."""
     architecture = None if config.model.path is None else architecture_of(config.model.path)
     if architecture is None:
         return
@@ -124,8 +120,8 @@ def _check_tokens(config: RunConfig) -> None:
     where = f"execution.context_parallel is {degree}"
     if model.policy in REFERENCES and most_images(model.policy, model.options):
         raise ConfigError(
-            f"{where}, but the images that prompts of model.policy '{model.policy}' start from have numbers of tokens "
-            "of their own, which cannot be shared out evenly. Set it to 1."
+            f"{where}, but the images that prompts of model.policy '{model.policy}' start from differ in their "
+            "numbers of tokens, which cannot be shared out evenly. Set it to 1."
         )
     token_plan(meta_denoiser(architecture), degree)
     for section, called in (("model", config), ("evaluate", as_evaluated(config))):

@@ -1,4 +1,4 @@
-"""Refuses an image model that cannot draw texts, or draws what nothing looks at."""
+"""Refuses an image model that cannot draw texts, or whose images no reward reads."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tasks.inputs.model_settings import check_model
 from tasks.inputs.renderer import reads_images, render_of, renderer_config
 from tasks.modalities.modality import make_kind
 
-#: Settings of how the image model is carried out, which do nothing without one.
+#: Execution settings of the image model, which have no effect without one.
 _OF_EXECUTION = ("render_rows", "render_device", "keep_renderer")
-#: Settings of a model that only training has, or that images do not.
+#: Model settings that apply to training or clips only.
 _FOREIGN = ("lora", "checkpoint", "gradient_checkpointing", "frames")
 
 
 def check_render(config: RunConfig) -> None:
-    """Check the section ``render``, and that nothing is set for one that is not there.
+    """Check the section ``render``; without one, check that no setting depends on it.
 
     Raises:
-        ConfigError: it cannot work, or a setting does nothing.
+        ConfigError: a setting cannot work, or has no effect.
     """
     if config.render is None:
         _check_absent(config)
@@ -42,7 +42,7 @@ def check_render(config: RunConfig) -> None:
 
 
 def _check_drawer(config: RunConfig) -> None:
-    """Check the model that draws, as a run of it would be."""
+    """Check the image model as the model of a run."""
     drawer, model = renderer_config(config), render_of(config).model
     if not make_kind(drawer).draws:
         raise ConfigError(

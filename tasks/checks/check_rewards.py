@@ -1,4 +1,4 @@
-"""Refuses rewards that do not exist, ask for what a run does not have, or are set to do what they cannot."""
+"""Refuses rewards that do not exist, need inputs that a run lacks, or have unsupported settings."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tasks.inputs.prompts import SOURCE, Prompt
 from tasks.inputs.renderer import reads_images
 from tasks.modalities.modality import make_kind
 
-#: What file systems and MLflow take in names, beside letters and digits.
+#: Characters that file systems and MLflow accept in names, in addition to letters and digits.
 _IN_LABELS = "_-.: "
 _LONGEST_LABEL = 100
-#: Settings that only say something about rewards that are optimized, with the value at which they say nothing.
+#: Settings that only affect optimized rewards, with their neutral values.
 _OPTIMIZED = {"weight": 1.0, "threshold": None, "standardize": False, "modality": None}
-#: Why settings of scoring have no place where rewards are followed back, but for those that act on scores.
+#: Reasons why settings do not apply to training on reward gradients; other settings act on scores only.
 _UNFOLLOWED = {
     "server": "a server gives scores alone",
-    "spread": "each rank follows samples of its own back, whenever it gets to them",
+    "spread": "each rank follows different samples back, at different times",
 }
 
 
@@ -37,10 +37,10 @@ def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *,
     Args:
         config: the config.
         prompts: by split.
-        build: also make them, which finds missing packages and wrong values.
+        build: also build them, which finds missing packages and wrong values.
 
     Raises:
-        ConfigError: one cannot work.
+        ConfigError: a reward cannot work.
     """
     sections = [*config.scored, *config.evaluate.judges]
     _check_labels(sections)
@@ -59,10 +59,10 @@ def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *,
 
 
 def check_followed(config: RunConfig, requires: Requirements) -> None:
-    """Check that rewards can be followed back to samples, where the algorithm trains on their gradients.
+    """Check that rewards are differentiable, if the algorithm trains on their gradients.
 
     Raises:
-        ConfigError: one cannot be, or a setting of it would do nothing.
+        ConfigError: a reward has no gradient, or a setting of it would have no effect.
     """
     if not (requires.gradients or requires.rewards):
         return
@@ -117,11 +117,7 @@ def asked_of(section: RewardSection, prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def _check_spread(section: RewardSection, config: RunConfig) -> None:
-    """Refuse a reward whose calls ranks cannot make together.
-
-    Raises:
-        ConfigError: it is one.
-    """
+    """Refuse ``spread`` for a reward whose calls the ranks cannot make together."""
     if not section.spread:
         return
     found, runner = why_not_spread(section), config.execution.runner.name
@@ -143,11 +139,7 @@ def _check_sources(section: RewardSection, config: RunConfig) -> None:
 
 
 def _check_every_source(config: RunConfig) -> None:
-    """Refuse a source whose prompts no reward scores.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse a source whose prompts no reward scores."""
     for source in config.prompts.sources:
         if not any(not section.sources or source.name in section.sources for section in config.rewards):
             raise ConfigError(
@@ -171,14 +163,14 @@ def _check_labels(sections: Sequence[RewardSection]) -> None:
 
 
 def _check_watched(config: RunConfig) -> None:
-    """Refuse settings of monitors and judges that would do nothing."""
+    """Refuse settings of monitors and judges that would have no effect."""
     watched = [("monitors", section) for section in config.monitors]
     for place, section in [*watched, *(("evaluate.judges", section) for section in config.evaluate.judges)]:
         for name, nothing in _OPTIMIZED.items():
             value = getattr(section, name)
             if value != nothing:
                 raise ConfigError(
-                    f"{place}: '{section.slot}' has {name} {value!r}, but what is listed there is not optimized. "
+                    f"{place}: '{section.slot}' has {name} {value!r}, but rewards listed there are not optimized. "
                     "Remove it, or move the reward to 'rewards'."
                 )
 

@@ -1,4 +1,4 @@
-"""Which share of the time of all processes a stage leaves them waiting for the last, counted from the config."""
+"""Estimates from the config which share of a stage's time its processes spend waiting for the last one."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from tasks.modalities.forward_cost import Cost
 from tasks.modalities.modality import make_kind
 from tasks.runs.sharding import encoding_cuts, evaluation_cuts, idle_share, rollout_cuts
 
-#: Share of a stage's time from which a person is told.
+#: Idle share from which a stage gets a note.
 _MUCH = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """What a stage leaves idle."""
+    """Idle time of a stage."""
 
     stage: str
     """Its name."""
     parts: int
-    """Shards, or micro-batches of an update, that are dealt out."""
+    """Number of shards, or of micro-batches per update."""
     share: float
-    """Share of the time of all processes, where all are equally fast, in which they wait or compute what only pads."""
+    """Share of process time spent waiting or computing padding, for equally fast processes."""
 
 
 class Dealt(NamedTuple):
-    """What the processes of a run share of a stage."""
+    """The work of a stage that the processes of a run divide."""
 
     ends: Sequence[int]
-    """Where each part ends, in samples."""
+    """End of each part, in samples."""
     batch: int
-    """Samples that are computed at a time."""
+    """Samples per batch."""
     times: int = 1
-    """How often all of it is done."""
+    """Number of repetitions of the whole work."""
 
 
 def idle_shares(config: RunConfig, cost: Cost) -> list[Idle]:
-    """Return what every stage leaves idle that the processes of a run share, in the order of the work."""
+    """Return the idle time of every stage that the processes of a run divide, in order of execution."""
     encode = sum(cost.prompts.values()) if make_kind(config).encodes else 0
     by_ranks = partial(scored_by_ranks, nodes=config.execution.nodes)
     on_ranks = {
@@ -61,7 +61,7 @@ def _idle(config: RunConfig, cost: Cost, stage: str) -> Idle:
 
 
 def idle_notes(config: RunConfig, cost: Cost, found: Sequence[Idle]) -> list[str]:
-    """Return what leaves processes idle for a tenth of a stage or more, and which size of its batches does not."""
+    """Return notes on stages with an idle share of a tenth or more, each with a better batch size if there is one."""
     return [_note(config, cost, idle) for idle in found if idle.share >= _MUCH and idle.stage in _BATCHES]
 
 
@@ -79,7 +79,7 @@ def _note(config: RunConfig, cost: Cost, idle: Idle) -> str:
 
 
 def _better(config: RunConfig, cost: Cost, setting: str, now: Mapping[str, float]) -> Iterator[int]:
-    """Yield smaller sizes of batches, largest first, with which stages leave little idle, or no more than now."""
+    """Yield smaller batch sizes, largest first, with a small idle share, or one no larger than now."""
     for smaller in range(getattr(config.execution, setting.rpartition(".")[2]) - 1, 0, -1):
         other = override_config(config, [f"{setting}={smaller}"])
         if all(_idle(other, cost, stage).share <= max(share, _MUCH - 1e-9) for stage, share in now.items()):
@@ -104,7 +104,7 @@ def _score(config: RunConfig, cost: Cost) -> Dealt:
 
 
 def _optimize(config: RunConfig, cost: Cost) -> Dealt:
-    """Return the micro-batches of an update; how full they are is said apart."""
+    """Return the micro-batches of an update; ``notes.padding_notes`` covers their padding."""
     rows = cost.optimize_rows * config.run.epochs / max(1, cost.updates)
     return Dealt(range(1, math.ceil(rows / config.execution.micro_batch_size) + 1), 1)
 
@@ -121,7 +121,7 @@ def _splits(cost: Cost) -> int:
     return sum(1 for split in ("train", "heldout") if cost.prompts[split])
 
 
-#: What the processes share of each stage, in the order of the work.
+#: The divided work of each stage, in order of execution.
 _DEALT: Mapping[str, Callable[[RunConfig, Cost], Dealt]] = {
     "encode": _encode,
     "rollout": _rollout,
@@ -130,7 +130,7 @@ _DEALT: Mapping[str, Callable[[RunConfig, Cost], Dealt]] = {
     "evaluate": _evaluate,
     "judge": _judge,
 }
-#: The size of the batches of stages whose parts cannot be smaller.
+#: Batch size settings of the stages that get notes.
 _BATCHES = {
     "rollout": "execution.rollout_batch_size",
     "optimize": "execution.micro_batch_size",

@@ -1,4 +1,4 @@
-"""What a run needs of a GPU and of the machine around it, phase by phase, from the models' architectures alone."""
+"""Estimates the GPU and host memory of a run by phase, from the models' architectures alone."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SCORE, _AFTER = "score", ("gradient", "optimize")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardMemory:
-    """What models of rewards take of a device while samples are scored, in bytes."""
+    """Device memory of reward models while samples are scored, in bytes."""
 
     weights: int
-    """Of all that score at a time."""
+    """Weights of all models that score at the same time."""
     activations: int
-    """Of the largest call."""
+    """Activations of the largest call."""
     unknown: tuple[str, ...]
     """Labels of rewards whose models are not counted."""
 
     @classmethod
     def of(cls, sections: Sequence[RewardSection], ranks: int) -> RewardMemory:
-        """Return what the rewards of a config take that work on the accelerator of one of so many ranks."""
+        """Return the memory of rewards on the accelerator of one of ``ranks`` ranks."""
         weights, activations, unknown = {}, 0, []
         for section in sections:
             if not works_on_accelerator(section):
@@ -43,7 +43,7 @@ class RewardMemory:
             if taken is None:
                 unknown.append(section.slot)
                 continue
-            # Labels that stand for one model share it, if they hold it in the same way.
+            # Labels of the same model share it if they hold it in the same way.
             spread = section.spread and ranks > 1
             held = taken.of_rank(ranks) if spread else taken.weights
             weights[section.name, repr(section.options), section.device, spread] = held
@@ -54,23 +54,23 @@ class RewardMemory:
 
 @dataclass(frozen=True)
 class RunMemory:
-    """Estimates for one rank, in bytes: of the policy, and of the rewards beside it. A ``Memory``."""
+    """Memory estimates for one rank, in bytes: policy and rewards. Implements ``Memory``."""
 
     policy: Memory
-    """Of the policy, as its kind has it."""
+    """Estimate of the policy's kind."""
     rewards: RewardMemory
-    """Of rewards and judges, whichever take more."""
-    beside: bool
-    """Samples are scored while the next are made, as one process does; several ranks score when all are made."""
+    """Memory of rewards or of judges, whichever is larger."""
+    overlapped: bool
+    """Whether scoring overlaps sampling, as in a single process; several ranks score after all samples are made."""
 
     @property
     def parameters(self) -> int:
-        """Of the policy."""
+        """Parameters of the policy."""
         return self.policy.parameters
 
     @property
     def trained(self) -> int:
-        """Of what of it is trained."""
+        """Trained parameters of the policy."""
         return self.policy.trained
 
     @property
@@ -80,18 +80,18 @@ class RunMemory:
 
     @property
     def between(self) -> int:
-        """What of the policy is held while samples are scored."""
+        """Memory of the policy while samples are scored."""
         return self.policy.between
 
     @property
     def host(self) -> Mapping[str, int]:
-        """Host memory by what is in it."""
+        """Host memory by content."""
         resting = {REWARD_MODELS: self.rewards.weights} if self.rewards.weights else {}
         return {**self.policy.host, **resting}
 
     @cached_property
     def phases(self) -> dict[str, int]:
-        """Memory of every phase; without models of rewards there is none of scoring."""
+        """Memory of every phase; without reward models there is no scoring phase."""
         return {name: sum(line.get(name, 0) for line in self.lines.values()) for name in self._names}
 
     @property
@@ -103,24 +103,24 @@ class RunMemory:
 
     @cached_property
     def lines(self) -> dict[str, dict[str, int]]:
-        """What it consists of, in words, by phase."""
+        """Parts of the memory by label, then by phase."""
         lines = {label: dict(held) for label, held in self.policy.lines.items()}
         if self.rewards.weights:
             known = self.policy.phases
-            meanwhile = max(size for name, size in known.items() if name not in ("encode", "value", *_AFTER))
-            name = "policy, while it samples the next" if self.beside else "policy, at rest"
-            lines[name] = {SCORE: meanwhile if self.beside else self.policy.between}
+            sampling = max(size for name, size in known.items() if name not in ("encode", "value", *_AFTER))
+            name = "policy, while it samples the next" if self.overlapped else "policy, at rest"
+            lines[name] = {SCORE: sampling if self.overlapped else self.policy.between}
             lines[REWARD_MODELS] = {**lines.get(REWARD_MODELS, {}), SCORE: self.rewards.weights}
             lines["their activations"] = {SCORE: self.rewards.activations}
         return lines
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the estimate cannot know, a sentence each."""
+        """Limits of the estimate, one sentence each."""
         return (
             *self.policy.notes,
             *(
-                f"memory: the model of reward '{label}' is not counted; give it a device of its own, or leave it room."
+                f"memory: the model of reward '{label}' is not counted; give it a separate device, or leave it room."
                 for label in self.rewards.unknown
             ),
         )
@@ -130,7 +130,7 @@ class RunMemory:
         return {**self.policy.as_dict(), **self.phases, "host": dict(self.host)}
 
     def advice(self, config: RunConfig, limit: int) -> list[str]:
-        """Return what to change so that a run fits ``limit`` bytes per GPU; empty when it does."""
+        """Return changes with which a run fits into ``limit`` bytes per GPU; empty when it already fits."""
         found = self.policy.advice(config, limit)
         if self.phases.get(SCORE, 0) <= limit:
             return found
@@ -147,24 +147,24 @@ class RunMemory:
         ]
 
     def less_between(self, config: RunConfig) -> str:
-        """Return what to change so that less of the policy stays while samples are scored; '' where nothing does."""
+        """Return a change that shrinks the policy's memory during scoring; '' if there is none."""
         return self.policy.less_between(config)
 
 
 def _could_be_spread(section: RewardSection) -> bool:
-    """Return whether ranks could hold together the model of a reward that each holds whole now."""
+    """Return whether the ranks could shard the model of a reward that each holds whole now."""
     return not section.spread and works_on_accelerator(section) and why_not_spread(section) is None
 
 
 def estimate_memory(config: RunConfig, *, reference: bool) -> RunMemory | None:
-    """Return what a rank needs, or None while the architecture is not known (a model to build, or not published here).
+    """Return the memory of a rank, or None if the architecture is unknown (a built or unpublished model).
 
     Args:
-        config: a config that was checked.
-        reference: the base model is compared with.
+        config: a checked config.
+        reference: whether training compares with the base model.
 
     Raises:
-        NotMeasuredError: a class cannot be carried out without its weights.
+        NotMeasuredError: a class cannot run without its weights.
     """
     requires = make_algorithm(config).requires
     policy = make_kind(config).memory(config, requires, optimizer_sizes(config), reference=reference)
@@ -172,7 +172,7 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> RunMemory | None:
 
 
 def memory_and_notes(config: RunConfig, *, reference: bool) -> tuple[RunMemory | None, Sequence[str]]:
-    """Return what ``estimate_memory`` does with its notes; None with the reason where it cannot be measured here."""
+    """Return the result of ``estimate_memory`` with its notes, or None with the reason why it cannot be measured."""
     try:
         found = estimate_memory(config, reference=reference)
     except NotMeasuredError as error:
@@ -181,8 +181,8 @@ def memory_and_notes(config: RunConfig, *, reference: bool) -> tuple[RunMemory |
 
 
 def with_rewards(config: RunConfig, policy: Memory) -> RunMemory:
-    """Return what a run takes whose policy takes so much."""
-    # Judges have their turn when evaluations are made, and the models of rewards have left by then.
+    """Return the memory of a run, given that of its policy."""
+    # Judges run after evaluations, when the reward models are no longer loaded.
     ranks = config.execution.ranks
     either = (RewardMemory.of(sections, ranks) for sections in (config.scored, config.evaluate.judges))
     rewards = max(either, key=lambda found: found.weights + found.activations)
@@ -190,6 +190,6 @@ def with_rewards(config: RunConfig, policy: Memory) -> RunMemory:
 
 
 def optimizer_sizes(config: RunConfig) -> OptimizerSizes:
-    """Return what of the configured optimizer decides how much memory training takes."""
+    """Return the properties of the configured optimizer that determine the memory of training."""
     optimizer = resolve(OPTIMIZERS, config.optimize.optimizer, label="optimize.optimizer")
     return OptimizerSizes(moment_bytes=optimizer.moment_bytes, fuses=optimizer.fuses)

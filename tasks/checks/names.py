@@ -1,6 +1,6 @@
-"""Refuses misspelled components, options and files from the text of things alone: nothing heavy is imported.
+"""Refuses misspelled components, options and files from source text alone, without heavy imports.
 
-``check_config`` finds all of this too, and much more, but only after torch is there.
+``check_config`` finds all of these and much more, but has to import torch first.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def check_names(
 
     Args:
         config: the config.
-        source: the config file; what it names may be meant relative to its folder.
-        overrides: ``section.key=value`` strings laid over it, to blame.
-        later: of what options name (``configs.path_types``) only that of overrides must be there by now.
+        source: the config file; suggestions also search its folder.
+        overrides: ``section.key=value`` strings applied to it, which messages name as the cause.
+        later: paths in options (``configs.path_types``) may be missing for now, except those of overrides.
 
     Raises:
-        ConfigError: a component or option does not exist, or the model's folder, or what an option names.
+        ConfigError: a component, an option, the model's folder or a path in an option does not exist.
         PromptError: a prompt file does not exist.
     """
     folders = (Path.cwd(), *(() if source is None else (source.parent,)))
@@ -59,11 +59,7 @@ def check_names(
 
 
 def check_places(config: RunConfig, *, overrides: Sequence[str] = (), later: bool = False) -> None:
-    """Check that what options name (``configs.path_types``) is there; see ``check_names``.
-
-    Raises:
-        ConfigError: something is not.
-    """
+    """Check that paths in options (``configs.path_types``) exist; see ``check_names``."""
     for setting, problem in _lacking_places(config):
         by = blamed(setting.split("."), overrides)
         if by or not later:
@@ -80,7 +76,7 @@ def _problems(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str,
 
 
 def _tables(config: RunConfig) -> dict[str, Mapping[str, str]]:
-    """Return the tables of components by setting; of those in lists, by that of the list."""
+    """Return the tables of components by setting; list items share the setting of the list."""
     solvers = SOLVERS
     return {
         "model.policy": POLICIES,
@@ -123,7 +119,7 @@ def _component(
 
 
 def _missing_part(module: str) -> str:
-    """Return the first part of a dotted name that is nowhere; the whole name where a package of ours lacks the rest."""
+    """Return the shortest prefix of a dotted name that does not exist; the whole name for modules of flowmill."""
     parts = module.split(".")
     if parts[0] in PACKAGES:
         return module
@@ -143,11 +139,11 @@ def _options(
 
 
 def _lacking_places(config: RunConfig) -> Iterator[tuple[str, ConfigError]]:
-    """Yield what options of components name (``configs.path_types``) that is not there, by setting."""
+    """Yield missing or unusable paths in options of components (``configs.path_types``), by setting."""
     tables = _tables(config)
     for setting, component in components(config):
         if isinstance(component, RewardSection) and component.server is not None:
-            # What it reads is where it is served.
+            # Its paths are on the server's machine.
             continue
         for named in places(component, tables[setting.rstrip(".0123456789")], label=setting):
             place, lacking = f"{setting}.options.{named.option}", _lacking(named)
@@ -158,7 +154,7 @@ def _lacking_places(config: RunConfig) -> Iterator[tuple[str, ConfigError]]:
 
 
 def _unusable(folder: Path, place: str) -> Iterator[ConfigError]:
-    """Yield why the folder of a model cannot be loaded as one; nothing of a model on the hub."""
+    """Yield the reason why a local model folder cannot be loaded; hub ids are skipped."""
     try:
         if folder.is_dir():
             check_model_folder(folder, label=place)
@@ -167,7 +163,7 @@ def _unusable(folder: Path, place: str) -> Iterator[ConfigError]:
 
 
 def _lacking(named: Place) -> str:
-    """Return what is wrong with what an option names; empty: nothing."""
+    """Return the complaint about a path in an option; '' if it exists."""
     path = Path(named.path)
     if named.is_file and not path.is_file():
         return f"is no file. {_hint(named.path, (Path.cwd(),))}"
@@ -205,7 +201,7 @@ def _files(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, Fl
 
 
 def _is_prompt_file(source: str, folders: Sequence[Path]) -> bool:
-    """Return whether a prompt source is meant as a file, misspelled ending included; others are dataset ids."""
+    """Return whether a prompt source is meant as a file, even with a misspelled suffix; others are dataset ids."""
     suffix = Path(source).suffix.lower()
     if suffix in PROMPT_FILES:
         return True

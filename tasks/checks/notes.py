@@ -1,4 +1,4 @@
-"""What a person should know about a training config that works: printed by ``flowmill check``, never refused."""
+"""Notes on valid training configs, printed by ``flowmill check``; they never refuse a config."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tasks.training.learning_rates import learning_rate
 if TYPE_CHECKING:
     from tasks.modalities.forward_cost import Cost
 
-#: Rows that are computed over rows that count, from which a person is told.
+#: Ratio of computed to used rows from which padding gets a note.
 _WASTE = 1.1
 
 
 def training_notes(config: RunConfig, *, updates: int) -> list[str]:
-    """Return notes on a config of ``updates`` optimizer updates in the whole run."""
+    """Return notes on a config with ``updates`` optimizer updates in the whole run."""
     found = [note for note in (_guidance(config), _schedule(config, updates)) if note is not None]
     return [*found, *make_algorithm(config).requires.notes, *_unwatched(config)]
 
 
 def cut_notes(config: RunConfig) -> list[str]:
-    """Return which prompts a local model's tokenizers cut off; of other models 'flowmill run' says it."""
+    """Return notes on prompts that the tokenizers of a local model truncate; for others 'flowmill run' reports them."""
     folder = Path(str(config.model.path)).expanduser()
     if config.model.path is None or not folder.is_dir() or config.model.policy not in POLICIES:
         return []
@@ -45,7 +45,7 @@ def cut_notes(config: RunConfig) -> list[str]:
 
 
 def padding_notes(config: RunConfig, cost: Cost) -> list[str]:
-    """Return what of the rows that are computed only pads, where that is a tenth or more."""
+    """Return notes on stages where a tenth or more of the computed rows are padding."""
     rollout, execution = config.rollout, config.execution
     notes, batch, size = [], execution.rollout_batch_size, execution.micro_batch_size
     samples = rollout.prompts_per_epoch * rollout.group_size
@@ -69,7 +69,7 @@ def padding_notes(config: RunConfig, cost: Cost) -> list[str]:
 
 
 def _unwatched(config: RunConfig) -> list[str]:
-    """Return which monitors should stand beside rewards that are known to be fooled, and do not."""
+    """Return notes on missing monitors for rewards that are known to be gamed."""
     present = {section.name for section in config.monitors}
     return [
         f"rewards: {why} ('{section.name}'). The monitor '{monitor}' tells when: monitors=[{{name: {monitor}}}]."

@@ -1,4 +1,4 @@
-"""What a run would compute under a config, why, and what it would cost; nothing is made."""
+"""Forecast of the work of a run: the stages it would compute, the reasons and the cost."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class StageForecast:
     stage: str
     """Its name."""
     fresh: int
-    """Artifacts that count already."""
+    """Artifacts that are up to date."""
     reused: int
-    """Artifacts another run made."""
+    """Artifacts of other runs that can be reused."""
     due: int
     """Artifacts to compute."""
     rows: int | None
-    """Rows through policy, critic and base model, at most; None for stages that run none of them."""
+    """Maximum number of rows through policy, critic and base model; None for stages that run none of them."""
     seconds: float | None
-    """Estimated from what this run needed so far; None without experience."""
+    """Estimate from the times of this run so far; None before any."""
     reason: str
-    """Why the first of them is due."""
+    """Reason why the first of them is due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Forecast:
     """A whole run."""
 
     stages: tuple[StageForecast, ...]
-    """By stage, in the order of the work."""
+    """Stages in order of execution."""
 
     @property
     def due(self) -> int:
@@ -55,18 +55,18 @@ class Forecast:
 
 
 def forecast(config: RunConfig, found: RunContext | None = None) -> Forecast:
-    """Return what ``flowmill run`` would do.
+    """Return the work that ``flowmill run`` would do.
 
     Args:
-        config: what is asked for.
+        config: the config of the run.
         found: the run, if it exists with these settings.
 
     Raises:
-        ConfigError: something in the config cannot work.
+        ConfigError: a setting cannot work.
         PromptError: a prompt source cannot be used.
     """
     if found is not None and finished_result(found) is not None:
-        # As the run itself would end here: nothing is checked or loaded for it.
+        # A finished run ends here too, without checking or loading anything.
         return Forecast(stages=_finished(config))
     from tasks.checks.check import check_config
 

@@ -1,4 +1,4 @@
-"""Tries every reward on one sample before anything is sampled: the mistakes of a reward show in the first minute."""
+"""Tries every reward on made-up samples before sampling, so that its errors show in the first minute."""
 
 from __future__ import annotations
 
@@ -23,61 +23,60 @@ from tasks.inputs.renderer import reads_images, renderer_config
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.modality import make_kind
 
-#: Prompts, and samples of one of them, that a reward is tried with.
+#: Number of prompts, and of samples per prompt, in the trial of a reward.
 _TRIED = 2
 
 
 def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float], None] = time.sleep) -> MadeRewards:
-    """Build every reward and judge and score made-up samples with each, of the first two prompts; return them.
+    """Build every reward and judge, score made-up samples of the first two prompts with each, and return them.
 
-    Of one sample, one score for all would pass. A reward that compares the samples of a group gets two of each prompt.
+    With a single sample, a reward that returns one score for the whole batch would pass. A reward that compares the
+    samples of a group gets two samples per prompt. The scores themselves are ignored.
 
-    Rewards that the ranks score with are left to them, and only their options are checked.
-
-    What made-up samples score means nothing, only that they can be scored. A reward whose connection fails is tried
-    again, as a shard would be.
+    Rewards that run on the ranks' accelerators are not built; only their options are checked. A failed connection is
+    retried as for a shard.
 
     Args:
         config: the config.
-        load: also those that load, or download, a model; of others the options are checked.
-        sleep: waits some seconds before another try.
+        load: also try rewards that load or download a model; otherwise only their options are checked.
+        sleep: waits the given seconds before a retry.
 
     Raises:
         ConfigError: a reward cannot be built.
-        RewardError: a reward fails, or returns something that is no score.
+        RewardError: a reward fails, or returns invalid scores.
         PromptError: a prompt source cannot be used.
     """
     made = MadeRewards()
-    for section, asked in _tried(config):
-        # The ranks' devices are theirs: the process that started them keeps off.
+    for section, prompts in _tried(config):
+        # The launching process must not use the devices of the ranks.
         if (config.execution.ranks > 1 and works_on_accelerator(section)) or (not load and loads_model(section)):
             check_section(section)
             continue
-        _try(made.of(section), section, asked, config, sleep)
+        _try(made.of(section), section, prompts, config, sleep)
     return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringTime:
-    """How long a reward takes, estimated."""
+    """Estimated scoring time of a reward."""
 
     reward: str
     """Its label."""
     seconds: float
-    """Of one process, for a made-up sample."""
+    """Seconds per made-up sample in one process."""
     samples: int
-    """That it scores per epoch."""
+    """Samples that it scores per epoch."""
     workers: int
-    """Of them scored at a time, on a machine with as many cores as this one."""
+    """Samples scored in parallel, on a machine with as many cores as this one."""
 
 
 def time_rewards(config: RunConfig, made: MadeRewards, cost: Cost) -> list[ScoringTime]:
-    """Return how long scoring an epoch takes with the rewards that take no accelerator, tried once more.
+    """Return the scoring time per epoch of rewards that use no accelerator, measured with another trial.
 
     Args:
         config: a config whose rewards were tried.
-        made: those.
-        cost: what an epoch takes.
+        made: the rewards.
+        cost: cost of the run.
 
     Raises:
         RewardError: a reward fails.
@@ -86,10 +85,10 @@ def time_rewards(config: RunConfig, made: MadeRewards, cost: Cost) -> list[Scori
     several = execution.nodes > 1
     workers = score_workers(execution, on_rank=several) * (execution.ranks if several else 1)
     found = []
-    for slot, asked in ((section.slot, asked) for section, asked in _tried(config) if section.slot in sections):
+    for slot, prompts in ((section.slot, prompts) for section, prompts in _tried(config) if section.slot in sections):
         section = sections[slot]
         if section.server is None and not loads_model(section) and needs_of_made(made.of(section)).media != "latents":
-            batch = _trial_of(made.of(section), section, asked, config)
+            batch = _trial_of(made.of(section), section, prompts, config)
             began = time.perf_counter()
             score(made.of(section), slot, batch, Handling.of(section))
             took = (time.perf_counter() - began) / len(batch)
@@ -98,7 +97,7 @@ def time_rewards(config: RunConfig, made: MadeRewards, cost: Cost) -> list[Scori
 
 
 def _tried(config: RunConfig) -> list[tuple[RewardSection, Sequence[Prompt]]]:
-    """Return rewards, monitors and judges, each with prompts to try it with."""
+    """Return rewards, monitors and judges, each with the prompts of its trial."""
     prompts = source_prompts(config)
     heldout = prompts["heldout"] or prompts["train"]
     listed = [(s, prompts["train"]) for s in config.scored] + [(s, heldout) for s in config.evaluate.judges]
@@ -106,19 +105,19 @@ def _tried(config: RunConfig) -> list[tuple[RewardSection, Sequence[Prompt]]]:
 
 
 def loads_model(section: RewardSection) -> bool:
-    """Return whether a reward loads a model of a size that works on an accelerator."""
+    """Return whether a reward loads a model that is large enough for an accelerator."""
     return section.server is None and needs_of(section.name, section.options).accelerated
 
 
-def _trial_of(reward: Reward, section: RewardSection, asked: Sequence[Prompt], config: RunConfig) -> Batch:
-    """Return made-up samples of prompts, with the images they start from where the reward looks at those."""
+def _trial_of(reward: Reward, section: RewardSection, prompts: Sequence[Prompt], config: RunConfig) -> Batch:
+    """Return one made-up sample per prompt, or several for a groupwise reward or a single prompt."""
     needs = needs_of_made(reward)
-    each = _TRIED if needs.groupwise or len(asked) == 1 else 1
-    return _trial([prompt for prompt in asked for _ in range(each)], section, config, needs)
+    each = _TRIED if needs.groupwise or len(prompts) == 1 else 1
+    return _trial([prompt for prompt in prompts for _ in range(each)], section, config, needs)
 
 
 def _trial(prompts: Sequence[Prompt], section: RewardSection, config: RunConfig, needs: Needs) -> Batch:
-    """Return a made-up sample of each prompt, with the images it starts from where they are needed."""
+    """Return a made-up sample of each prompt, with its start images if the reward needs them."""
     seen, started = renderer_config(config) if reads_images(config, section) else config, needs.references
     made = _noise(needs) if needs.media == "sounds" else make_kind(seen).trial(seen)
     shard = "none yet: rewards are tried before sampling"
@@ -138,23 +137,23 @@ def _noise(needs: Needs) -> np.ndarray:
 
 
 def _try(
-    reward: Reward, section: RewardSection, asked: Sequence[Prompt], config: RunConfig, sleep: Callable[[float], None]
+    reward: Reward, section: RewardSection, prompts: Sequence[Prompt], config: RunConfig, sleep: Callable[[float], None]
 ) -> None:
     if isinstance(reward, RemoteReward):
         reward.introduce()
     needs = needs_of_made(reward)
     if needs.media == "latents":
-        # Their shape is the model's affair, which is not loaded yet.
+        # Their shape depends on the model, which is not loaded yet.
         return
     delay = config.execution.retry_delay_s
-    batch = _trial_of(reward, section, asked, config)
+    batch = _trial_of(reward, section, prompts, config)
     for left in reversed(range(config.execution.retries + 1)):
         try:
             score(reward, section.slot, batch, replace(Handling.of(section), exclude=False))
             return
         except OSError as error:
             if not left or not isinstance(error, ConnectionError | TimeoutError):
-                told = " ".join(error.__notes__)
-                raise RewardError(f"{type(error).__name__}: {error}. {told} Nothing was sampled yet.") from error
+                notes = " ".join(error.__notes__)
+                raise RewardError(f"{type(error).__name__}: {error}. {notes} Nothing was sampled yet.") from error
         sleep(delay)
         delay *= 2

@@ -1,1 +1,1 @@
-"""What goes into a run: prompts, base models, and what a config names, made. Nothing of a run is read here."""
+"""The inputs of a run: prompts, base models, and the objects that a config names. No module here reads a run."""

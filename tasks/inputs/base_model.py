@@ -1,4 +1,4 @@
-"""Which model was trained, as a card names it: no path of a machine, and the license its own files state."""
+"""The trained model as a model card names it: without local paths, and with the license that its files state."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LICENSE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class License:
-    """What a model's own files say about its license."""
+    """The license that a model's files state."""
 
     id: str = "unknown"
-    """The Hub's name of the license; ``other`` for a license file alone, ``unknown`` for nothing at all."""
+    """The Hub's name of the license; ``other`` for a license file alone, ``unknown`` for neither."""
     name: str | None = None
-    """Name of a license the Hub has no name for."""
+    """Name of a license that the Hub does not list."""
     link: str | None = None
-    """Where its text is."""
+    """Location of the license text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +51,15 @@ def describe_base(section: ModelSection, identity: Mapping[str, Any], folder: Pa
     """Return the run's base model.
 
     Args:
-        section: what the config says of it.
-        identity: of ``tasks.inputs.weight_sources.model_identity``; not used for a built model.
-        folder: where its files are.
+        section: the config section of the model.
+        identity: result of ``tasks.inputs.weight_sources.model_identity``; not used for a built model.
+        folder: the folder with its files.
     """
     if section.build is not None:
         name = str(section.build.options.get("family", section.build.name))
         return BaseModel(source="built", name=name, revision=None, license=License())
     if section.single_files:
-        # What the folder beside it says of its license is of other weights.
+        # The license in the folder applies to other weights.
         return BaseModel(source="file", name=section.base_name, revision=None, license=License())
     name, path = str(section.path), Path(str(section.path))
     if "commit" not in identity:
@@ -89,12 +89,12 @@ def license_files(folder: Path) -> list[Path]:
 
 
 def license_identity(folder: Path) -> dict[str, Any]:
-    """Return what a card takes from a folder that is not part of the model's identity."""
+    """Return the facts of a folder that a card shows but the model's identity does not cover."""
     return {**asdict(license_of(folder)), "files": {file.name: hash_file(file) for file in license_files(folder)}}
 
 
 def front_matter(card: Path) -> Mapping[str, Any]:
-    """Return the YAML head of a model card; nothing where there is none that can be read."""
+    """Return the YAML front matter of a model card; empty if the card has none or it cannot be parsed."""
     if not card.is_file():
         return {}
     found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)

@@ -1,4 +1,4 @@
-"""What clips a family can be asked for: how many frames, how many of them a second, and what is looked at."""
+"""Checks of clip settings against the model family: number of frames, frame rate, and the frames that are scored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def check_clips(config: RunConfig) -> None:
     """Check frames, their rate, how clips are stored, and which frames rewards look at.
 
     Raises:
-        ConfigError: the family makes no such clips, or none.
+        ConfigError: the family makes no clips, or none with these settings.
     """
     family, frames, media = config.model.policy, config.model.frames, config.rollout.media.format
     clips = family in VIDEO
@@ -45,7 +45,7 @@ def check_clips(config: RunConfig) -> None:
 
 
 def _check_rate(config: RunConfig) -> None:
-    """Check that clips are stored at the rate their sound is made for."""
+    """Check that clips are stored at the frame rate for which the family generates their sound."""
     family, stored = config.model.policy, config.rollout.media.fps
     rate = config.model.options.get("frame_rate", FRAME_RATE.get(family))
     if family not in FRAME_RATE or rate == stored:

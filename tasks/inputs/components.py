@@ -1,4 +1,4 @@
-"""What a config names, made: kernel and plan of the sampler, the algorithm, stores, formats, how models are called."""
+"""Builds the objects that a config names: sampler kernel and plan, algorithm, stores, formats, model call options."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def make_algorithm(config: RunConfig) -> Algorithm:
     """Return the training objective.
 
     Raises:
-        ConfigError: there is none of this name, or an option cannot work.
+        ConfigError: there is no algorithm of this name, or an option cannot work.
     """
     return chosen(algorithms_of(kind_name(config)), config.optimize.algorithm, label="optimize.algorithm")  # type: ignore[no-any-return]
 
 
 def algorithm_needs(config: RunConfig) -> AlgorithmNeeds:
-    """Return what of an algorithm's requirements decides which stages there are and what they are made from.
+    """Return the requirements of the algorithm that determine the stages and their inputs.
 
-    Who reads a run knows it from what the run wrote down, and imports no code that only its record names.
+    A config read from a run's record already holds them, so code that only the record names is not imported.
 
     Raises:
-        ConfigError: there is none of this name, or an option cannot work.
+        ConfigError: there is no algorithm of this name, or an option cannot work.
     """
     known = config.known_needs
     if known is not None:
@@ -59,10 +59,10 @@ def algorithm_needs(config: RunConfig) -> AlgorithmNeeds:
 
 
 def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:
-    """Return the adapters that are trained: those to begin as, or on the targets of the config or the family.
+    """Return the LoRA adapters to train: those of ``model.lora.start``, or new ones on the targets of config or family.
 
     Raises:
-        ConfigError: those to begin as cannot be read, or are others than the config says.
+        ConfigError: the start adapters cannot be read, or differ from the config.
     """
     from models.weights.lora import LoraSpec
 
@@ -84,7 +84,7 @@ def _of_start(
     alpha: int | None,
     targets: tuple[str, ...] | None,
 ) -> LoraSpec:
-    """Read adapters once for all who ask what they are, as long as their ``files`` stay as they are."""
+    """Return the spec of start adapters; ``files`` (name, mtime, size) are part of the cache key."""
     found: StartAdapter = family.read_adapter(start)
     return found.spec(rank=rank, alpha=alpha, targets=targets)
 
@@ -117,10 +117,10 @@ def make_solver(name: str, where: str) -> Solver:
 
 
 def call_options(config: RunConfig) -> dict[str, Any]:
-    """Return how the model is called: what changes samples of a given policy, and nothing else.
+    """Return the call options that change the samples of a given policy, and no others.
 
-    Guidance counts wherever it enters: as an input of the model at any scale, as a second forward above 1 (at or below
-    that it is off). Attention counts where it is approximate; compiling and devices change rounding alone.
+    Guidance counts wherever it enters: as an input of the model at any scale, as a second forward pass at scales above
+    1 (it is off otherwise). Attention counts where it is approximate. Compilation and devices only change rounding.
     """
     model = config.model
     guided: dict[str, Any] = {}
@@ -135,25 +135,25 @@ def call_options(config: RunConfig) -> dict[str, Any]:
 
 
 def as_evaluated(config: RunConfig) -> RunConfig:
-    """Return the config with the model called as evaluations call it: they may be of another size than rollouts."""
+    """Return the config with the model sizes of evaluations, which may differ from those of rollouts."""
     sizes = {name: getattr(config.evaluate, name) for name in ("height", "width", "frames")}
     changed = {name: size for name, size in sizes.items() if size is not None}
     return config.model_copy(update={"model": config.model.model_copy(update=changed)}) if changed else config
 
 
 def decode_rows(config: RunConfig) -> int:
-    """Return how many images or clips are decoded at a time."""
+    """Return the number of images or clips per decoding batch."""
     execution = config.execution
     return execution.decode_batch_size or execution.rollout_batch_size
 
 
 def sampling_sizes(config: RunConfig) -> dict[str, int | None]:
-    """Return the sizes of batches that the bytes of samples depend on."""
+    """Return the batch sizes that affect the bytes of samples."""
     return {"rollout_batch_size": config.execution.rollout_batch_size, "decode_batch_size": decode_rows(config)}
 
 
 def media_format(config: RunConfig) -> MediaFormat:
-    """Return how a run stores images and clips."""
+    """Return the format in which a run stores images and clips."""
     from storage.media import MediaFormat
 
     media = config.rollout.media

@@ -1,4 +1,4 @@
-"""Which files of a hub repository a pipeline is loaded from: those ``from_pretrained`` reads, never a pickle."""
+"""Selects the files of a hub repository that a pipeline loads: those ``from_pretrained`` reads, never a pickle."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _OTHER_WEIGHTS = (
     ".gguf",
     ".ot",
 )
-#: At the top: what the pipeline is, and what its card says of its license.
+#: Top-level files: the pipeline's index, the model card and the license.
 _TOP = (*INDICES, "README.md", "LICENSE*", "LICENCE*", "NOTICE*")
-#: Denoisers of tasks that no family has: MiniMax-H3's for references, as large as the one that is trained.
+#: Denoisers of tasks that no family supports: MiniMax-H3's for references, as large as the trained one.
 _OTHER_TASKS = frozenset({"transformer_ref"})
 _SHARDED = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def download(repo: str, revision: str | None, *, without: frozenset[str] = frozenset()) -> Path:
-    """Return the local snapshot of a hub repository's pipeline; what is there already is not loaded again.
+    """Return the local snapshot of a hub repository's pipeline; files in the cache are not downloaded again.
 
-    A branch is resolved to its commit first, so that all files are those of one commit.
+    A branch is resolved to its commit first, so that all files come from one commit.
 
     Args:
         repo: the repository's id.
         revision: branch, tag or commit.
-        without: components whose weights are not wanted.
+        without: components whose weights are not downloaded.
 
     Raises:
-        ConfigError: there is no such repository, it cannot be reached and is not here, or it has pickled weights only.
+        ConfigError: there is no such repository, it is neither reachable nor cached, or it has pickled weights only.
     """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
@@ -71,19 +71,19 @@ def download(repo: str, revision: str | None, *, without: frozenset[str] = froze
 def pipeline_files(
     names: Sequence[str], index: Mapping[str, Any], *, where: str, without: frozenset[str] = frozenset()
 ) -> list[str]:
-    """Return which of a repository's files its pipeline is loaded from.
+    """Return the files of a repository that its pipeline loads.
 
-    Of every component that the index names: all but weights of other formats and of variants such as fp16, whose plain
-    weights are there.
+    For every component in the index, these are all files except weights in other formats, and variants such as fp16
+    where the plain weights exist.
 
     Args:
         names: the repository's files.
-        index: its index, as its file has it.
+        index: the parsed index file.
         where: the setting, for errors.
-        without: components whose weights are not wanted.
+        without: components whose weights are not downloaded.
 
     Raises:
-        ConfigError: a component has no weights but pickled ones.
+        ConfigError: a component has pickled weights only.
     """
     plain = plain_index(index, lambda component: any(name.startswith(f"{component}/") for name in names))
     named = (name for name, value in plain.items() if isinstance(value, list) and value[0] is not None)
@@ -103,14 +103,14 @@ def pipeline_files(
                 "safetensors, or convert it: DiffusionPipeline.from_pretrained(...).save_pretrained(FOLDER)."
             )
         variants = _variants(weights)
-        # An index lists weights: that of a variant, or of another format, would point to what is left out.
+        # An index of a variant or of another format would point to weights that are left out.
         indices = [f"{name}.index.json" for name in other] + [name for name in inside if _is_odd_index(name)]
         wanted += [name for name in inside if name not in {*other, *variants, *indices}]
     return wanted
 
 
 def _variants(weights: Sequence[str]) -> list[str]:
-    """Return weights of a variant, ``model.fp16.safetensors``, where the plain ones are there too."""
+    """Return weights of a variant, such as ``model.fp16.safetensors``, where the plain ones exist too."""
     found = []
     for name in weights:
         path = PurePosixPath(name)
@@ -124,12 +124,12 @@ def _variants(weights: Sequence[str]) -> list[str]:
 
 
 def _is_odd_index(name: str) -> bool:
-    """Return whether a file is an index of weights, but not of plain safetensors: ``x.safetensors.index.fp16.json``."""
+    """Return whether a file indexes weights other than plain safetensors, such as ``x.safetensors.index.fp16.json``."""
     return ".index." in name and not re.fullmatch(r"[^.]+\.safetensors\.index\.json", PurePosixPath(name).name)
 
 
 def _cached(repo: str, revision: str | None, error: Exception) -> Path:
-    """Return what is here of a repository that cannot be reached."""
+    """Return the cached snapshot of a repository that cannot be reached."""
     import huggingface_hub
 
     try:

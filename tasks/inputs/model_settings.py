@@ -1,4 +1,4 @@
-"""What a model family can be asked for: images to start from, sizes of clips, guidance, attention, precision."""
+"""Checks of model settings against the family: start images, clip sizes, guidance, attention, precision."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from tasks.inputs.components import as_evaluated
 from tasks.inputs.model_source import check_source
 from tasks.inputs.prompts import Prompt
 
-#: Latents a token is wide in the models that builders make.
+#: Width of a token in latents, in the models that builders make.
 _BUILT_PATCH = 2
 #: Families whose activations leave float16's range, so that images are black (github.com/Tongyi-MAI/Z-Image/issues/14).
 _OVERFLOWING = frozenset({"z_image"})
 
 
 def check_model(config: RunConfig) -> None:
-    """Check where the model comes from and how it is called.
+    """Check the source of the model and its call options.
 
     Raises:
-        ConfigError: the family cannot do what is asked for.
+        ConfigError: the family does not support a setting.
     """
     check_source(config)
     _check_images(config)
@@ -68,7 +68,7 @@ def check_model(config: RunConfig) -> None:
 
 
 def _check_base(config: RunConfig) -> None:
-    """Check what loading the base model would: its class first, then its files, its size and its schedule."""
+    """Run the checks of loading the base model without loading it: class, files, size and schedule."""
     model, family = config.model, resolve(POLICIES, config.model.policy, label="model.policy")
     if not issubclass(family, PipelinePolicy):
         return
@@ -90,7 +90,7 @@ def _check_base(config: RunConfig) -> None:
 
 
 def _check_built(config: RunConfig, family: type[PipelinePolicy], built: str | None) -> None:
-    """Check that a builder makes the pipeline of the family that is asked for."""
+    """Check that a builder makes the pipeline of the configured family."""
     made = None if built is None else resolve(POLICIES, built, label="model.build.options.family").pipeline_name
     if made is not None and made != family.pipeline_name:
         raise ConfigError(
@@ -121,11 +121,7 @@ def _check_images(config: RunConfig) -> None:
 
 
 def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None:
-    """Check that no prompt comes with more images than the model takes, or with a film for one that takes images.
-
-    Raises:
-        PromptError: one does.
-    """
+    """Check that no prompt has more images than the model takes, or a film where the model takes images only."""
     family = config.model.policy
     most = most_images(family, config.model.options)
     if most is None:
@@ -153,7 +149,7 @@ def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None
 
 
 def _check_size(config: RunConfig) -> None:
-    """Check that the model has positions for an image of the configured size, where its architecture is known."""
+    """Check that a model of known architecture has positions for an image of the configured size."""
     model = config.model
     with whole(Path(str(model.path)).expanduser()):
         most = _positions(model)
@@ -166,7 +162,7 @@ def _check_size(config: RunConfig) -> None:
 
 
 def _positions(model: ModelSection) -> int | None:
-    """Return the pixels along a side that a model has positions for, if that is limited and known."""
+    """Return the largest image side, in pixels, that a model has positions for; None if unlimited or unknown."""
     found = None if model.path is None else architecture_of(model.path)
     if found is not None:
         return int(found.config.get("pos_embed_max_size", 0)) * found.patch * found.latents[1] or None
@@ -177,7 +173,7 @@ def _positions(model: ModelSection) -> int | None:
 
 
 def _check_evaluated(config: RunConfig) -> None:
-    """Check the size of evaluations, where it is another than that of rollouts."""
+    """Check the size of evaluations where it differs from that of rollouts."""
     evaluated, family = as_evaluated(config), config.model.policy
     if evaluated is config:
         return
@@ -196,13 +192,13 @@ def _check_evaluated(config: RunConfig) -> None:
         _check_base(evaluated)
         _check_size(evaluated)
     except ConfigError as error:
-        # They speak of the model's settings.
-        said = re.sub(r"\bmodel\.(height|width|frames)\b", r"evaluate.\1", str(error))
-        raise ConfigError(said) from None
+        # These messages name the settings of ``model``.
+        message = re.sub(r"\bmodel\.(height|width|frames)\b", r"evaluate.\1", str(error))
+        raise ConfigError(message) from None
 
 
 def _check_steps(config: RunConfig) -> None:
-    """Check that a family that is told its steps begins at the noise of the schedule it then follows, or has them."""
+    """Check the number of steps of families whose noise schedule is divided into, or built for, a fixed number."""
     family = config.model.policy
     whole = DIVIDED_STEPS.get(family)
     for where, steps in (("rollout.steps", config.rollout.steps), ("evaluate.steps", config.evaluate.steps)):
@@ -214,17 +210,17 @@ def _check_steps(config: RunConfig) -> None:
             )
     if family not in FIXED_STEPS:
         return
-    told = config.model.options.get("steps", FIXED_STEPS[family])
+    fixed = config.model.options.get("steps", FIXED_STEPS[family])
     for where, steps in (("rollout.steps", config.rollout.steps), ("evaluate.steps", config.evaluate.steps)):
-        if steps is not None and steps != told:
+        if steps is not None and steps != fixed:
             raise ConfigError(
-                f"{where} is {steps}, but model.options.steps of model.policy '{family}' is {told}, which fixes the "
+                f"{where} is {steps}, but model.options.steps of model.policy '{family}' is {fixed}, which fixes the "
                 f"noise a sample begins with. Set model.options.steps and {where} to the same number."
             )
 
 
 def _divisors(whole: int, near: int) -> str:
-    """Return the divisors next to a number that is none, in words."""
+    """Return the nearest divisors below and above a number, in words."""
     found = [each for each in range(1, whole + 1) if whole % each == 0]
     below, above = [n for n in found if n < near][-1:], [n for n in found if n > near][:1]
     return " and ".join(map(str, below + above))
@@ -233,9 +229,9 @@ def _divisors(whole: int, near: int) -> str:
 def _check_guidance(config: RunConfig) -> None:
     model = config.model
     if model.policy in DISTILLED_GUIDANCE and (model.guidance_scale != 1 or model.negative_prompt):
-        said = "negative_prompt" if model.negative_prompt else "guidance_scale"
+        name = "negative_prompt" if model.negative_prompt else "guidance_scale"
         raise ConfigError(
-            f"model.{said} is {getattr(model, said)!r}, but the guidance of model.policy '{model.policy}' is in its "
+            f"model.{name} is {getattr(model, name)!r}, but the guidance of model.policy '{model.policy}' is in its "
             "weights: its pipeline takes no scale and no negative prompt. Set model.guidance_scale to 1, and remove "
             "model.negative_prompt."
         )

@@ -1,4 +1,4 @@
-"""What a run starts from, checked: a builder, a folder or hub id, files of weights beside it."""
+"""Checks of the start weights of a run: a builder, a folder or hub id, single files, a checkpoint, adapters."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from tasks.inputs.components import lora_spec
 
 
 def check_source(config: RunConfig) -> None:
-    """Check that what a run starts from is there, and what it is for.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Check that the start weights of a run exist and fit the configured model."""
     build, path = config.model.build, config.model.path
     if build is not None:
         create(BUILDERS, build.name, build.options, label="model.build")
@@ -33,14 +29,14 @@ def check_source(config: RunConfig) -> None:
 
 
 def _check_single_files(model: ModelSection) -> None:
-    """Check that single files hold what they are for, by their names and sizes; nothing is converted."""
+    """Check by names and sizes of tensors that single files hold their component; they are not converted."""
     if model.single_files:
         folder, family = Path(str(model.path)).expanduser(), resolve(POLICIES, model.policy, label="model.policy")
         family.check_single_files(model.single_files, folder if folder.is_dir() else None)
 
 
 def _check_start(config: RunConfig) -> None:
-    """Check that adapters to begin as are there, and those that the config says."""
+    """Check that start adapters exist and agree with the config."""
     lora = config.model.lora
     if lora is None or lora.start is None:
         return

@@ -1,7 +1,7 @@
-"""What options of components name on this machine (``configs.path_types``), and what it holds.
+"""Files and folders that options of components name (``configs.path_types``), and the hashes of their content.
 
-Which options do is read from the text of components, so that nothing heavy is imported and an option that is annotated
-counts without being named here.
+The annotations are read from the source text of components, so no heavy module is imported, and a new annotated option
+needs no entry here.
 """
 
 from __future__ import annotations
@@ -26,78 +26,78 @@ from tasks.algorithms import algorithms_of
 from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.weight_sources import model_files
 
-#: The column of prompts that names files of a ``ColumnFolderPlace``, where no option says another.
+#: Default prompt column that names the files of a ``ColumnFolderPlace``.
 _COLUMN = "image"
 
-#: The types of ``configs.path_types`` that name something; that of a column is among those of a folder.
+#: The types of ``configs.path_types`` that name a path; ``FolderPlace`` also matches ``ColumnFolderPlace``.
 _KINDS = ("FilePlace", "FolderPlace", "ModelPlace")
 
-#: What prompts say of themselves, one mapping each.
+#: Metadata of all prompts, one mapping each.
 Metadata = Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What an option of a component names."""
+    """A path or hub id that an option of a component names."""
 
     component: Component
     """The component."""
     label: str
-    """What it is, such as ``reward``."""
+    """Role of the component, such as ``reward``."""
     option: str
-    """The option; of a reward inside another with that of the other before it."""
+    """The option; for a reward inside another, prefixed with the other's option."""
     path: str
-    """Its value: a path, or the id of a model on the hub."""
+    """Its value: a path, or a hub model id."""
     kind: str
-    """Its type as the component's text has it, which holds a name of ``configs.path_types``."""
+    """Its annotation in the component's source text, which contains a name of ``configs.path_types``."""
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a file, or a folder."""
+        """Whether the option names a file rather than a folder."""
         return "FilePlace" in self.kind
 
     @property
     def may_be_hub(self) -> bool:
-        """Whether it is the id of a model on the hub, unless there is a folder of that name."""
-        # Old repositories of the hub have no owner in their names.
+        """Whether the value can be a hub model id if there is no folder of that name."""
+        # Names of old hub repositories have no owner.
         return "ModelPlace" in self.kind and not (looks_local(self.path) and "/" in self.path)
 
     @property
     def column(self) -> str | None:
-        """Of a folder that prompts name files of, the column they do it in."""
+        """The prompt column that names files of the folder; None for other kinds."""
         named = self.component.options.get("column", _COLUMN)
         return str(named) if "ColumnFolderPlace" in self.kind else None
 
     def __str__(self) -> str:
-        """Return it as a sentence about it begins."""
+        """Return the subject of a sentence about it."""
         kind = "file" if self.is_file else "folder"
         return f"{self.label} '{self.component.name}': the {kind} at '{self.path}' (option '{self.option}')"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is at a place."""
+    """Content of a place."""
 
     digest: str
-    """Checksum of the file; of a folder the hash of those of its files."""
+    """Checksum of a file; for a folder, a hash of the checksums of its files."""
     changed_ns: int
-    """When any of it changed last, nanoseconds since 1970."""
+    """Time of the last change, in nanoseconds since 1970."""
 
 
 def places(component: Component, table: Mapping[str, str], *, label: str) -> Iterator[Place]:
-    """Yield what the options of a component name.
+    """Yield the places that the options of a component name.
 
     Args:
         component: the component.
-        table: the components it is one of, by name.
-        label: what it is, for messages.
+        table: its table of import strings, by name.
+        label: its role, for messages.
     """
     for option, path, kind in _named(component.name, component.options, table, ""):
         yield Place(component=component, label=label, option=option, path=path, kind=kind)
 
 
 def taken(name: str, table: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options of a component with their types; None when its text does not tell."""
+    """Return the options of a component with their annotations; None if its source text does not show them."""
     return _taken(table.get(name, name), len(GIVEN) if table is REWARDS else 0)
 
 
@@ -119,7 +119,7 @@ def _named(
 
 
 def _leaves(value: object) -> Iterator[str]:
-    """Yield the strings of an option, those in lists and mappings too."""
+    """Yield the strings of an option, including those in lists and mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -129,17 +129,17 @@ def _leaves(value: object) -> Iterator[str]:
 
 
 def reward_places(section: RewardSection) -> tuple[Place, ...]:
-    """Return what a reward, monitor or judge reads."""
+    """Return the places that a reward, monitor or judge reads."""
     return tuple(places(section, REWARDS, label="reward"))
 
 
 def algorithm_places(config: RunConfig) -> tuple[Place, ...]:
-    """Return what the algorithm of a run reads: the teachers of one that has them."""
+    """Return the places that the algorithm reads, such as its teachers."""
     return tuple(places(config.optimize.algorithm, algorithms_of(kind_name(config)), label="algorithm"))
 
 
 def config_places(config: RunConfig) -> dict[str, tuple[Place, ...]]:
-    """Return all that the components of a config read, by the setting of each that reads anything."""
+    """Return the places that rewards and the algorithm read, by setting; components that read none are left out."""
     found = {"optimize.algorithm": algorithm_places(config)}
     for setting, component in components(config):
         if isinstance(component, RewardSection):
@@ -148,12 +148,12 @@ def config_places(config: RunConfig) -> dict[str, tuple[Place, ...]]:
 
 
 def held(place: Place, metadata: Callable[[], Metadata], *, deep: bool = False) -> Held | None:
-    """Return what is at a place; None where there is nothing, or it cannot be read.
+    """Return the content of a place; None if it does not exist or cannot be read.
 
     Args:
         place: the place.
-        metadata: gives what all prompts say of themselves, where that counts.
-        deep: read all of it again, see ``storage.file_hash_cache``.
+        metadata: returns the metadata of all prompts; called for places with a column only.
+        deep: read all files again, see ``storage.file_hash_cache``.
     """
     try:
         folder, names = _files(place, metadata)
@@ -167,14 +167,14 @@ def held(place: Place, metadata: Callable[[], Metadata], *, deep: bool = False) 
 
 
 def changed_places(config: RunConfig, metadata: Callable[[], Metadata]) -> list[str] | None:
-    """Read all that options name again; return the paths of what changed unnoticed, None where nothing is local."""
+    """Read all places again; return the paths that changed undetected, None if no place is local."""
     named = {place.path: place for places in config_places(config).values() for place in places}
     believed = {path: found for path, place in named.items() if (found := held(place, metadata)) is not None}
     return [path for path in believed if held(named[path], metadata, deep=True) != believed[path]] if believed else None
 
 
 def _files(place: Place, metadata: Callable[[], Metadata]) -> tuple[Path, list[str]]:
-    """Return the files that count of a place, by their paths below a folder; none where it is not there."""
+    """Return the relevant files of a place as a folder and paths below it; no paths if it does not exist."""
     path = Path(place.path)
     if place.is_file:
         return path.parent, [path.name] if path.is_file() else []
@@ -187,5 +187,5 @@ def _files(place: Place, metadata: Callable[[], Metadata]) -> tuple[Path, list[s
 
 
 def _visible_files(folder: Path) -> list[str]:
-    """Return all files of a folder but those that programs keep there for themselves."""
+    """Return the files of a folder without hidden ones."""
     return [name for name in files_below(folder) if not any(part.startswith(".") for part in name.split("/"))]

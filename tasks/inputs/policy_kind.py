@@ -1,4 +1,4 @@
-"""What kind of policy a config has, told without importing one."""
+"""The kind of a config's policy, determined without importing the policy."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from models.policies import FAMILY_KINDS
 
 
 def kind_name(config: RunConfig) -> str:
-    """Return the kind of a run's policy: as the config says, or that of a family of the table."""
+    """Return the kind of a run's policy: ``model.kind``, or that of its family in the table."""
     return config.model.kind or FAMILY_KINDS.get(config.model.policy, "diffusion")

@@ -1,4 +1,4 @@
-"""Rows of prompt files (``configs.schema.PROMPT_FILES``), of folders of ``save_to_disk`` and of datasets of a hub."""
+"""Reads rows of prompt files (``configs.schema.PROMPT_FILES``), ``save_to_disk`` folders and hub datasets."""
 
 from __future__ import annotations
 
@@ -44,16 +44,12 @@ def _jsonl_rows(path: str, column: str) -> Rows:
 
 
 def _lines(path: str) -> list[str]:
-    """Return the lines of a text file: they end with a line feed, a carriage return or both, and with nothing else."""
+    """Return the lines of a text file; only a line feed, a carriage return or both end a line."""
     return _LINE_END.split(_text(path))
 
 
 def _text(path: str) -> str:
-    """Return the text of a file.
-
-    Raises:
-        PromptError: it is not UTF-8, or holds NUL characters.
-    """
+    """Return the text of a file; raise PromptError if it is not UTF-8 or holds NUL characters."""
     data = Path(path).read_bytes()
     try:
         text = data.decode("utf-8-sig")
@@ -70,10 +66,7 @@ def _text(path: str) -> str:
 
 
 def _separated_rows(path: str, delimiter: str) -> Rows:
-    """Yield the rows of a file of separated values, whose first names the columns; all values are texts.
-
-    The number of a row is that of the line it begins in, as quoted values may hold line ends.
-    """
+    """Yield the rows of a CSV or TSV file with a header, by the line each begins in; all values are texts."""
     reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter=delimiter, strict=True)
     names: list[str] = []
     begins = 1
@@ -100,7 +93,7 @@ def _columns(names: list[str], path: str, line: int) -> list[str]:
     wrong = next((name for name in names if not name.strip() or names.count(name) > 1), None)
     if wrong is not None:
         label = f"names the column {wrong!r} more than once" if wrong.strip() else "has a column without a name"
-        raise PromptError(f"{path}, line {line}: the header {label}. Give each column a name of its own.")
+        raise PromptError(f"{path}, line {line}: the header {label}. Give each column a unique name.")
     return names
 
 
@@ -127,10 +120,10 @@ def _parquet_rows(path: str, column: str) -> Rows:
 
 
 def saved_rows(path: str, section: PromptsSection, where: str) -> Rows:
-    """Return the rows of a folder that ``save_to_disk`` of datasets wrote.
+    """Yield the rows of a folder that ``save_to_disk`` of datasets wrote.
 
     Raises:
-        PromptError: it cannot be read, or has no such split.
+        PromptError: the folder cannot be read, or has no such split.
     """
     yield from _table_rows(read_table(saved_files(Path(path), section.split, where)), path)
 
@@ -152,10 +145,10 @@ def _first_line(error: Exception) -> str:
 
 
 def hub_rows(source: str, section: PromptsSection, where: str) -> Rows:
-    """Return the rows of a dataset.
+    """Yield the rows of a hub dataset.
 
     Raises:
-        PromptError: it cannot be loaded, or is none.
+        PromptError: the source is no dataset id, or the dataset cannot be loaded.
     """
     if source.startswith((".", "/")) or source.count("/") > 1 or (Path(source).suffix and "/" not in source):
         raise PromptError(

@@ -15,16 +15,16 @@ from models.image_files import film_size, is_film, is_plain, open_clip, open_pic
 from storage.checksums import hash_data, hash_file
 from storage.names import below
 
-#: A small file can claim to be an image of any size; models take a hundredth of this.
+#: Limit on pixels, as a small file can claim to be an image of any size; models take a hundredth of this.
 _MOST_PIXELS = 1 << 26
-#: Files whose rows are told by their lines.
+#: File types whose rows are identified by line number.
 _OF_LINES = (".txt", ".jsonl", ".csv", ".tsv")
-#: Ends the key of an image that is seen otherwise than its pixels are stored.
+#: Suffix of the key of an image that is displayed differently from its stored pixels (such as EXIF rotation).
 AS_SEEN = "-as-seen"
 
 
 class Place(NamedTuple):
-    """Where a row stands, for errors."""
+    """Location of a row, for errors."""
 
     where: str
     source: str
@@ -36,10 +36,10 @@ class Place(NamedTuple):
 
 
 def text_of(value: Any, place: Place) -> str:
-    """Return a prompt, checked to be one.
+    """Return the text of a prompt.
 
     Raises:
-        PromptError: it is empty, or is no text.
+        PromptError: the value is empty or not a text.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         raise PromptError(f"{place}: the prompt is empty. Remove the line or write a prompt.")
@@ -71,16 +71,12 @@ def _kind_of(value: Any) -> str:
 
 
 def check_metadata(metadata: Mapping[str, Any], place: Place) -> None:
-    """Refuse bytes, which JSON does not have: a reward would get a list of numbers instead.
-
-    Raises:
-        PromptError: a column holds some.
-    """
+    """Refuse columns with bytes, which JSON lacks: a reward would get a list of numbers instead."""
     for column, value in metadata.items():
         if _holds_bytes(value):
             raise PromptError(
                 f"{place}: the column '{column}' holds bytes, which no reward could be given as they are. Remove the "
-                "column; where a reward needs the files, write them beside the list and their paths into a column."
+                "column; where a reward needs the files, write them next to the list and their paths into a column."
             )
 
 
@@ -93,10 +89,10 @@ def _holds_bytes(value: Any) -> bool:
 
 
 def images_of(row: Mapping[str, Any], column: str, place: Place, folder: Path) -> tuple[tuple[Path, ...], str]:
-    """Return the files of a row's images, in order, and what identifies what is seen of them.
+    """Return the files of a row's images, in order, and their joined content keys.
 
     Raises:
-        PromptError: there is none, or one cannot be used.
+        PromptError: the row has no image, or one cannot be used.
     """
     named = row.get(column)
     listed = list(named) if isinstance(named, list | tuple) else [named]
@@ -111,12 +107,12 @@ def images_of(row: Mapping[str, Any], column: str, place: Place, folder: Path) -
 
 
 def join_keys(keys: Iterable[str]) -> str:
-    """Return what identifies several images, in their order; of one it is what identifies that."""
+    """Return one key for several images in order; for one image, its own key."""
     return ",".join(keys)
 
 
 def split_keys(joined: str) -> list[str]:
-    """Return what identifies each of several images."""
+    """Return the keys of the images of a joined key."""
     return joined.split(",")
 
 
@@ -140,7 +136,7 @@ def _image(name: str, place: Place, folder: Path) -> tuple[Path, str]:
             image.verify()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise PromptError(f"{place}: '{path}' is not an image: {error}.") from None
-    # What is seen of other images is not what their pixels alone would give, as which they may have been encoded.
+    # The key differs for these images, as earlier conditions may hold encodings of the raw pixels.
     return path, hash_file(path) + ("" if plain else AS_SEEN)
 
 
@@ -173,7 +169,7 @@ def image_data(path: Path, key: str) -> bytes:
     """Return the file of a prompt's image.
 
     Raises:
-        PromptError: it is not the one any more that was found when the prompts were read, or cannot be read.
+        PromptError: the file changed since the prompts were read, or cannot be read.
     """
     try:
         data = path.read_bytes()
@@ -185,30 +181,30 @@ def image_data(path: Path, key: str) -> bytes:
 
 
 def picture_of(data: bytes, key: str, where: str) -> np.ndarray:
-    """Return the (H, W, 3) uint8 pixels of a prompt's image that a store holds, as a person sees it; not to be written.
+    """Return the (H, W, 3) uint8 pixels of a stored prompt image, as a person sees it; the array is read-only.
 
     Args:
-        data: the file.
-        key: what identifies it.
-        where: where it is, for errors.
+        data: content of the file.
+        key: content key of the image.
+        where: location, for errors.
 
     Raises:
-        CorruptError: it is not the image it is said to be.
+        CorruptError: the data do not match the key, or are no image.
     """
     return _opened(data, key, where, open_picture)
 
 
 def frames_of(data: bytes, key: str, where: str, count: int) -> np.ndarray:
-    """Return the first (F, H, W, 3) uint8 frames of a prompt's clip that a store holds; an image stands still.
+    """Return the first (F, H, W, 3) uint8 frames of a stored prompt clip; an image is repeated F times.
 
     Args:
-        data: the file.
-        key: what identifies it.
-        where: where it is, for errors.
+        data: content of the file.
+        key: content key of the clip.
+        where: location, for errors.
         count: F.
 
     Raises:
-        CorruptError: it is not the clip it is said to be.
+        CorruptError: the data do not match the key, or are no clip.
     """
     film = _opened(data, key, where, lambda file: open_clip(file, count))
     return np.repeat(film, count, axis=0) if len(film) == 1 else film
@@ -235,6 +231,6 @@ def _size(data: bytes) -> tuple[int, int]:
 
 
 def _too_large(width: int, height: int) -> str:
-    """Return what is to be said of an image that is too large; nothing of another."""
+    """Return the complaint about an image that is too large; '' otherwise."""
     pixels = width * height
     return f"has {pixels:,} pixels, more than {_MOST_PIXELS:,}" if pixels > _MOST_PIXELS else ""

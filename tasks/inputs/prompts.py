@@ -1,4 +1,4 @@
-"""Reads prompts from files, folders of ``save_to_disk`` or dataset ids, and refuses what cannot be trained on."""
+"""Reads prompts from files, ``save_to_disk`` folders or dataset ids, and refuses unusable ones."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from tasks.inputs.prompt_files import READERS, Rows, hub_rows, saved_rows
 from tasks.inputs.prompt_rows import Place, check_metadata, images_of, split_keys, text_of
 from tasks.inputs.saved_datasets import is_saved_dataset, saved_files
 
-#: Metadata key of the hash of the image a prompt starts from, or of the hashes of several.
+#: Metadata key of the content hash of a prompt's start image, or of the joined hashes of several.
 IMAGE = "image_xxh3"
-#: Metadata key of the name of the source, where there are several.
+#: Metadata key of the name of the prompt source, where there are several.
 SOURCE = "prompt_source"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt and what else its source says about it."""
+    """One prompt with the other columns of its source."""
 
     text: str
     """The prompt."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Other columns or keys, for rewards; of images to start from the hash of their content."""
+    """Other columns or keys, for rewards; also the content hash of start images."""
     images: tuple[Path, ...] = ()
-    """Files of the images to start from, in order."""
+    """Files of the start images, in order."""
     id: str = field(init=False)
     """Identity of the prompt's group: a hash of text and metadata."""
 
     def __post_init__(self) -> None:
-        """Compute the identity once; lists have a million prompts, most of them without metadata."""
+        """Compute the identity once, with a fast path without metadata: a list may hold a million prompts."""
         plain = None if self.metadata else f"[{encode_basestring(self.text)},{{}}]"
         found = fingerprint([self.text, dict(self.metadata)]) if plain is None else hash_text(plain)
         object.__setattr__(self, "id", found[:16])
 
     @property
     def condition(self) -> str:
-        """What is encoded, see ``condition_key``."""
+        """Key of the prompt's encoding, see ``condition_key``."""
         return condition_key(self.text, self.metadata)
 
 
@@ -64,28 +64,28 @@ class StoredPrompt:
 
     @property
     def condition(self) -> str:
-        """What was encoded of it."""
+        """Key of the prompt's encoding, see ``condition_key``."""
         return condition_key(self.text, self.metadata)
 
 
 def stored_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata as the store gives them back: what a reward gets in a trial is what it gets in scoring."""
+    """Return metadata after a round trip through JSON, so that a trial passes a reward the same values as scoring."""
     return dict(json.loads(canonical_json(dict(metadata))))
 
 
 def condition_key(text: str, metadata: Mapping[str, Any]) -> str:
-    """Return what identifies a prompt's conditioning: its text, and the content of the images it starts from."""
+    """Return the key of a prompt's conditioning: its text and the content hashes of its start images."""
     image = metadata.get(IMAGE) if metadata else None
     return text if image is None else f"{text} [image {image}]"
 
 
 def image_keys(metadata: Mapping[str, Any]) -> list[str]:
-    """Return what identifies each of the images a prompt starts from, in order."""
+    """Return the content key of each start image of a prompt, in order."""
     return split_keys(str(metadata[IMAGE])) if IMAGE in metadata else []
 
 
 def image_files(prompts: Iterable[Prompt]) -> dict[str, Path]:
-    """Return the files of the images that prompts start from, each once, by what identifies them."""
+    """Return the files of the prompts' start images by content key."""
     found: dict[str, Path] = {}
     for prompt in prompts:
         if prompt.images:
@@ -94,7 +94,7 @@ def image_files(prompts: Iterable[Prompt]) -> dict[str, Path]:
 
 
 def uses_guidance(config: RunConfig) -> bool:
-    """Return whether guidance takes a negative prompt: when its scale is above 1 and not an input of the model."""
+    """Return whether guidance takes a negative prompt: its scale is above 1 and not an input of the model."""
     return config.model.guidance_scale > 1 and config.model.policy not in EMBEDDED_GUIDANCE
 
 
@@ -102,7 +102,7 @@ def source_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
     """Return the prompts the config names, by split: train, heldout, and negative when guidance needs it.
 
     Raises:
-        PromptError: a source cannot be used, or a held-out prompt is trained on.
+        PromptError: a source cannot be used, or a held-out prompt is also a train prompt.
     """
     train, heldout = _listed(config.prompts, "train"), _listed(config.prompts, "heldout")
     _check_held_out(train, heldout)
@@ -111,11 +111,7 @@ def source_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
 
 
 def _check_held_out(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> None:
-    """Refuse held-out prompts that are trained on, as a person reads them: whatever their case and spaces.
-
-    Raises:
-        PromptError: there are some.
-    """
+    """Refuse held-out prompts that are also train prompts, ignoring case and spaces."""
     trained = {_as_read(prompt): prompt.text for prompt in train} if heldout else {}
     shared = sorted((prompt.text, trained[_as_read(prompt)]) for prompt in heldout if _as_read(prompt) in trained)
     if not shared:
@@ -129,13 +125,13 @@ def _check_held_out(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> None:
 
 
 def _as_read(prompt: Prompt) -> tuple[str, str | None]:
-    """Return what a person takes for one and the same prompt, and the images it starts from."""
+    """Return the normalized text of a prompt and its start images, for comparison."""
     text = unicodedata.normalize("NFKC", prompt.text).casefold()
     return " ".join(text.split()), prompt.metadata.get(IMAGE)
 
 
 def _listed(section: PromptsSection, split: Literal["train", "heldout"]) -> list[Prompt]:
-    """Return the prompts of all lists of a split; of several each prompt says in its metadata which it is of."""
+    """Return the prompts of all sources of a split; with several sources the metadata name the source."""
     found: list[Prompt] = []
     for setting, source in section.lists(split).items():
         prompts = read_prompts(source, section, where=setting)
@@ -159,7 +155,7 @@ def _of_source(prompt: Prompt, name: str, setting: str) -> Prompt:
 
 
 def _taking_turns(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return prompts so that those of all sources take turns: the first ones are of all of them."""
+    """Return prompts interleaved by source, so that the first ones cover all sources."""
     places: dict[str, int] = {}
     keyed: list[tuple[int, int, Prompt]] = []
     for prompt in prompts:
@@ -170,7 +166,7 @@ def _taking_turns(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def _negative(config: RunConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return the negative prompt, with the images of every prompt to start from where prompts have some."""
+    """Return the negative prompt, once for each set of start images if prompts have some."""
     text = config.model.negative_prompt
     images = {prompt.metadata[IMAGE]: prompt.images for prompt in prompts if prompt.images}
     if not images:
@@ -187,7 +183,7 @@ def read_prompts(source: str, section: PromptsSection, *, where: str) -> list[Pr
         where: the setting that names the source, for errors.
 
     Raises:
-        PromptError: the source is missing, empty or malformed, or holds an empty prompt or a prompt twice.
+        PromptError: the source is missing, empty or malformed, or holds an empty prompt or the same prompt twice.
     """
     path, files = Path(source), [Path(source)]
     if is_saved_dataset(path):
@@ -208,7 +204,7 @@ def read_prompts(source: str, section: PromptsSection, *, where: str) -> list[Pr
 def _unchanged_prompts(
     source: str, section: str, where: str, stamps: tuple[tuple[str, int, int], ...]
 ) -> tuple[Prompt, ...]:
-    """Return the prompts of files as they are now: a command asks for a long list several times."""
+    """Return the prompts of unchanged files from a cache, as one command reads a long list several times."""
     return tuple(_file_prompts(source, PromptsSection.model_validate_json(section), where))
 
 
@@ -220,9 +216,8 @@ def _file_prompts(source: str, section: PromptsSection, where: str) -> list[Prom
 
 
 def _prompts(rows: Rows, source: str, section: PromptsSection, where: str) -> list[Prompt]:
-    """Return the prompts of rows, checked."""
     folder = Path(source) if is_saved_dataset(Path(source)) else Path(source).parent
-    # They may be millions, none of them garbage.
+    # There may be millions of objects, none of them garbage.
     with without_collecting():
         numbered = [(number, _prompt(row, section, Place(where, source, number), folder)) for number, row in rows]
     if not numbered:
@@ -276,7 +271,7 @@ def prompt_set(section: PromptsSection, split: Literal["train", "heldout"]) -> s
 
 
 def _named(source: str) -> str:
-    # What exists is an absolute path in a config that was read.
+    # Loading a config makes existing paths absolute.
     if not source.lower().endswith(PROMPT_FILES) and not source.startswith("/"):
         return source
     return source.replace("\\", "/").rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""The image model that draws texts, as a config of its own: whoever knows images works with that."""
+"""The image model that draws texts, as a separate config, so that code for image models works with it unchanged."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from configs.schema import EvaluateSection, MediaSection, RolloutSection, RunCon
 
 
 def render_of(config: RunConfig) -> RenderSection:
-    """Return the section of a run that draws texts; asked only of such."""
+    """Return the ``render`` section of a run that has one."""
     assert config.render is not None
     return config.render
 
 
 def renderer_config(config: RunConfig) -> RunConfig:
-    """Return a config whose model is the one that draws, which samples as evaluations do, alone in each process."""
+    """Return a config whose model is the image model; it samples as evaluations do, on its own in each process."""
     section, execution = render_of(config), config.execution
     media = MediaSection(format=section.format, lossless=section.format == "png")
     alone = {
@@ -37,15 +37,15 @@ def renderer_config(config: RunConfig) -> RunConfig:
 
 
 def reads_images(config: RunConfig, section: RewardSection) -> bool:
-    """Return whether a reward scores what was drawn of texts."""
+    """Return whether a reward scores images drawn of texts."""
     return config.render is not None and section.reads != "texts"
 
 
 def image_name(sample: str, image: int, *, of: int) -> str:
-    """Return the id of an image of a text: that of the text where it has one alone."""
+    """Return the id of an image of a text; with one image per text, the id of the text."""
     return sample if of == 1 else f"{sample}-i{image:02d}"
 
 
 def sample_name(image: str) -> str:
-    """Return the id of the text of one of several images of it."""
+    """Return the id of the text of an image, where a text has several."""
     return image.rpartition("-i")[0]

@@ -1,4 +1,4 @@
-"""How many tokens a row has, of a model whose architecture is known."""
+"""Number of tokens per row, for a model of known architecture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from models.policies import POLICIES, REFERENCES
 
 
 def text_tokens(config: RunConfig, architecture: Architecture) -> int:
-    """Return the text tokens of a row beside its image's, which follow ``model.options.max_sequence_length``."""
+    """Return the number of text tokens of a row, which follows ``model.options.max_sequence_length``."""
     if not architecture.text_tokens:
         return 0
     family = resolve(POLICIES, config.model.policy, label="model.policy")
@@ -20,7 +20,7 @@ def text_tokens(config: RunConfig, architecture: Architecture) -> int:
 
 
 def image_tokens(config: RunConfig, architecture: Architecture) -> int:
-    """Return the most tokens of a row, text aside: of what is generated, and of the images it starts from."""
+    """Return the maximum number of tokens of a row without text: of the generated image and its references."""
     model, references = config.model, 0
     if model.policy in REFERENCES:
         family = resolve(POLICIES, model.policy, label="model.policy")

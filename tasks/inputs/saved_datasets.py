@@ -1,4 +1,4 @@
-"""Folders that ``save_to_disk`` of datasets wrote: Arrow streams, read as they are; the library is not asked."""
+"""Reads folders that ``save_to_disk`` of datasets wrote: Arrow streams, read without that library."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pyarrow as pa
 from configs.errors import PromptError
 from storage.names import below, part
 
-#: Written beside the data of one dataset, and beside the folders of several splits.
+#: Files that mark the folder of one dataset, and the folder of several splits.
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
-#: Both are a few kilobytes; the names of a thousand files are a hundred.
+#: Limit on their size: usually a few kilobytes, a hundred with the names of a thousand files.
 _MOST_BYTES = 1 << 22
 
 
@@ -27,11 +27,11 @@ def saved_files(folder: Path, split: str, where: str) -> list[Path]:
 
     Args:
         folder: see ``is_saved_dataset``.
-        split: the one to read, where there are several.
+        split: the split to read, where there are several.
         where: the setting that names the folder, for errors.
 
     Raises:
-        PromptError: it has no such split, or is not what ``save_to_disk`` writes.
+        PromptError: the folder has no such split, or is not in the format of ``save_to_disk``.
     """
     if (folder / _SPLITS).is_file():
         folder = _split_folder(folder, split, where)
@@ -47,7 +47,7 @@ def saved_files(folder: Path, split: str, where: str) -> list[Path]:
         raise PromptError(f"{where}: '{folder / _STATE}' names no data files: {error}. {_AGAIN}") from None
     for file in files:
         if not file.is_file():
-            raise PromptError(f"{where}: '{file}' does not exist, but '{_STATE}' beside it names it. {_AGAIN}")
+            raise PromptError(f"{where}: '{file}' does not exist, but '{_STATE}' next to it names it. {_AGAIN}")
     return files
 
 
@@ -87,11 +87,7 @@ def _split_folder(folder: Path, split: str, where: str) -> Path:
 
 
 def _read(path: Path, where: str) -> dict[str, Any]:
-    """Return the object in a file that ``save_to_disk`` writes beside data.
-
-    Raises:
-        PromptError: it is missing, larger than such files are, or holds something else.
-    """
+    """Return the JSON object in a file; raise PromptError if it is missing, too large or malformed."""
     try:
         with path.open("rb") as opened:
             data = opened.read(_MOST_BYTES + 1)

@@ -1,11 +1,11 @@
-"""What a run's config in a store would carry out, and whether it may: a store's content is not trusted, a config is.
+"""Trust in configs: a config given on this machine is trusted, a run's config found in a store is not.
 
-Import strings run code, launchers run commands, clusters do what they are told, trackers and reward servers are sent
-what was made, judges are sent a key, paths and hub ids say what is read. Those of a config that was given on this
-machine are remembered; those that are only found in a store want a word of the user's.
+Settings can run code (import strings), run commands (launchers, clusters), send samples (trackers, reward servers),
+send keys (judges), and read files (paths, hub ids). Such settings of a config given on this machine are remembered.
+Those found only in a store require the user's consent.
 
-What a setting is, is not looked up: every text counts, but for those that are known to be harmless. A new setting, and
-any option of a component, counts from the day it exists.
+Every text setting counts unless it is listed as harmless. New settings and options of components therefore count by
+default.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from configs.rewards import ServerSection
 from configs.schema import RunConfig
 from configs.user_directories import user_state
 
-#: Settings with a text of a person's that leads nowhere: names, columns, prompts, devices, parts of a model.
-#: ``store.root`` is always given, whatever a record says.
+#: Text settings without effects outside a run: names, columns, prompts, devices, parts of a model.
+#: ``store.root`` always comes from the caller, never from a record.
 HARMLESS = frozenset(
     {
         "run.name",
@@ -52,7 +52,7 @@ HARMLESS = frozenset(
         "critic.device",
     }
 )
-#: Settings with a name of one of the tables, or an import string, which has a colon.
+#: Settings with a name from a table or an import string, which has a colon.
 NAMES = frozenset(
     {
         "model.policy",
@@ -66,16 +66,16 @@ NAMES = frozenset(
         "optimize.optimizer",
     }
 )
-#: Whose own classes are imported where a run is only read, too: they say what its stages and samples are.
+#: Settings whose custom classes are imported even to read a run, as its stages and samples depend on them.
 READ = frozenset({"model.kind", "rollout.store", "advantage.estimator"})
-#: Lists of rewards, which are alike.
+#: Settings with lists of rewards that follow the same rules as ``rewards``.
 _REWARDS = ("monitors", "evaluate.judges")
-#: Whose options are commands, classes or addresses of who carries something out: all count, numbers too.
+#: Prefix of components whose options are commands, classes or addresses: all options count, including numbers.
 _COMMANDS = "execution."
 
 
 def remember(config: RunConfig) -> None:
-    """Take note of what a config that was given on this machine carries out; without a writable home, of nothing."""
+    """Remember the trusted settings of a config given on this machine; does nothing without a writable home."""
     with contextlib.suppress(OSError):
         for _, label in carried_out(config):
             note = _note(label)
@@ -84,21 +84,21 @@ def remember(config: RunConfig) -> None:
 
 
 def check_trusted(stored: RunConfig, config: RunConfig, *, run: str, only: Collection[str] | None = None) -> None:
-    """Check that nothing is carried out that only a store says.
+    """Check that no setting takes effect that only a store names.
 
     Args:
         stored: the config found in the store.
-        config: what will be used: the same with what was given now.
-        run: its run.
+        config: the config to use: the stored one with the overrides of this invocation.
+        run: name of the run.
         only: settings that are about to be used; all when absent.
 
     Raises:
-        TrustError: something would be that was never given on this machine.
+        TrustError: a setting was never given on this machine.
     """
     found = dict(carried_out(stored))
     used = [(name, label) for name, label in carried_out(config) if only is None or name in only]
     strange = [name for name, label in used if found.get(name) == label and not _note(label).exists()]
-    # Of a component that is listed whole, its options need no lines of their own.
+    # The options of a component that is listed whole are not listed again.
     lines = [name for name in strange if name.partition(".options.")[0] not in strange or ".options." not in name]
     if lines:
         listed = "\n  ".join(f"{name}: {visible(found[name])}"[:500] for name in lines)
@@ -110,25 +110,25 @@ def check_trusted(stored: RunConfig, config: RunConfig, *, run: str, only: Colle
 
 
 def _forgetful() -> str:
-    """Return what is to be known where nothing that is given is remembered."""
+    """Return a note if trusted settings cannot be remembered; '' otherwise."""
     folder = user_state()
     above = next(each for each in (folder, *folder.parents) if each.exists())
     if os.access(above, os.W_OK):
         return ""
-    return f" What is given is not remembered here, as '{folder}' cannot be written; XDG_STATE_HOME names another."
+    return f" Configs are not remembered here, as '{folder}' cannot be written; set XDG_STATE_HOME to another folder."
 
 
 def carried_out(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield setting and value of everything in a config that says what is run, read or asked, and with which secret.
+    """Yield setting and value of all settings that run code, read a path, contact a server or use a secret.
 
-    Options of a component count together, so that nothing sends the key of one endpoint to another; and each alone, so
-    that an override of one vouches for no other.
+    The options of a component count together, so that the key of one endpoint is not sent to another. Each also counts
+    alone, so that an override of one option does not vouch for the others.
     """
     yield from _of_section(config, "")
 
 
 def is_known(component: Component, option: str) -> bool:
-    """Return whether a config that was given on this machine gave an option the value it has in a component."""
+    """Return whether a config given on this machine set an option of a component to its present value."""
     whole = ":" in component.name
     options = _plain(component.options) if whole else texts(component.options)
     return option in options and _note(canonical_json({option: options[option]})).exists()
@@ -168,7 +168,7 @@ def _of_component(component: Component, setting: str) -> Iterator[tuple[str, str
 
 
 def _counts(setting: str, value: Any, annotation: Any) -> bool:
-    """Return whether a value says what is run, read or asked, by what its setting is known to be."""
+    """Return whether a value requires trust, by the lists of known settings."""
     place = pattern(setting)
     if place in HARMLESS or not texts(value):
         return False
@@ -178,7 +178,7 @@ def _counts(setting: str, value: Any, annotation: Any) -> bool:
 
 
 def pattern(setting: str) -> str:
-    """Return a setting without the numbers of list items; those of monitors and judges as those of rewards."""
+    """Return a setting with '*' for list indices; monitors and judges map to ``rewards``."""
     place = ".".join("*" if part.isdigit() else part for part in setting.split("."))
     for other in _REWARDS:
         if place.startswith(f"{other}.*"):
@@ -187,14 +187,14 @@ def pattern(setting: str) -> str:
 
 
 def choices(annotation: Any) -> set[Any]:
-    """Return the texts that an annotation lists itself: one of those leads nowhere."""
+    """Return the literal texts of an annotation; these need no trust."""
     if typing.get_origin(annotation) is typing.Literal:
         return set(typing.get_args(annotation))
     return set().union(*(choices(each) for each in typing.get_args(annotation)))
 
 
 def texts(value: Any) -> Any:
-    """Return what holds text of a value, keys of a mapping where what they stand for does; else something empty."""
+    """Return a value reduced to its texts; mappings keep keys whose values hold text. Empty or None without text."""
     if isinstance(value, Mapping):
         kept = {str(key): texts(each) for key, each in value.items()}
         return {key: each for key, each in kept.items() if each}

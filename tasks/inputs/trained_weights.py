@@ -1,4 +1,4 @@
-"""What a run would train and compare with, checked by configs and headers: adapters, checkpoints and teachers."""
+"""Checks of trained weights and teachers from configs and file headers: adapters, checkpoints, teacher folders."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tasks.inputs.weight_sources import critic_folder
 
 
 def check_trained(config: RunConfig) -> None:
-    """Check that what a run would train can be made: adapters on the model's layers, with the weights it begins with.
+    """Check that the trained weights can be created: adapters fit the model's layers, and start weights fit both.
 
-    Only of a local folder; a model of the hub is checked when it is there.
+    Applies to local folders only; a hub model is checked once it is downloaded.
 
     Raises:
-        ConfigError: a target matches no layer; an adapter or checkpoint to begin with is of another model.
+        ConfigError: a target matches no layer, or a start adapter or checkpoint is of another model.
     """
     family = resolve(POLICIES, config.model.policy, label="model.policy")
     folder = Path(str(config.model.path)).expanduser()
@@ -45,10 +45,10 @@ def check_trained(config: RunConfig) -> None:
 
 
 def check_teachers(config: RunConfig) -> None:
-    """Check the folders of an algorithm's teachers as the folder of the base model is checked.
+    """Check the folders of an algorithm's teachers like the folder of the base model.
 
     Raises:
-        ConfigError: one is no folder of the family.
+        ConfigError: a folder does not hold a model of the family.
     """
     family = resolve(POLICIES, config.model.policy, label="model.policy")
     for name, path in make_algorithm(config).requires.teachers:
@@ -71,10 +71,10 @@ def _check_teacher(config: RunConfig, family: type[FolderPolicy], folder: Path, 
 
 
 def _trained_shapes(modules: Mapping[str, Any], lora: LoraSpec | None) -> dict[str, torch.Size]:
-    """Return the shapes of what would be trained of modules on the meta device, by name."""
+    """Return the shapes of the trained parameters of modules on the meta device, by name."""
     for name, module in modules.items():
         if lora is not None:
-            # There drawing the initial weights of adapters costs nothing.
+            # On the meta device the initial weights of adapters are not computed.
             with torch.device("meta"):
                 add_lora(name, module, lora, seed=0)
     return {

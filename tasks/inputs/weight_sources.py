@@ -1,4 +1,4 @@
-"""Where models come from: the base model's folder, and the weights of policy artifacts."""
+"""Locations of models: the folder of the base model, and the weights of policy artifacts."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ ABOUT_POLICY = "policy.json"
 
 
 class Weights(Enum):
-    """Which weights of a policy artifact; those it does not have fall back to the trained ones."""
+    """The weights of a policy artifact; absent ones fall back to the trained weights."""
 
     TRAINED = "policy.safetensors"
-    """As the last update left them."""
+    """The weights after the last update."""
     AVERAGE = "ema.safetensors"
     """Their moving average, for evaluation and export."""
     BEHAVIOR = "behavior.safetensors"
-    """The policy that rolls out, where the algorithm lets it follow slowly."""
+    """The policy of rollouts, if the algorithm lets it lag behind the trained one."""
 
 
-#: Kind of the artifacts that hold images of the samples of another.
+#: Kind of artifacts with images drawn of the samples of another artifact.
 _DRAWN = "renders"
 _MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 
 
 def local_model(path: str, revision: str | None, *, without: frozenset[str] = frozenset()) -> Path:
-    """Return the local folder of a diffusers model, downloading a hub repository if needed.
+    """Return the local folder of a model, downloading a hub repository if needed.
 
     Args:
         path: a folder or a hub id.
@@ -50,7 +50,7 @@ def local_model(path: str, revision: str | None, *, without: frozenset[str] = fr
         without: components whose weights are not downloaded.
 
     Raises:
-        ConfigError: there is neither such a folder nor such a repository.
+        ConfigError: there is no such folder or repository.
     """
     if Path(path).is_dir():
         return Path(path)
@@ -62,21 +62,18 @@ def local_model(path: str, revision: str | None, *, without: frozenset[str] = fr
 
 
 def source_folder(section: ModelSection, commit: str | None = None) -> Path:
-    """Return the local folder that a model comes from; weights that a single file holds need not be there.
+    """Return the local folder of a model; components that single files replace may lack weights there.
 
     Args:
-        section: what the config says of it.
-        commit: of a hub id, where that is known.
-
-    Raises:
-        ConfigError: there is none.
+        section: the config section of the model.
+        commit: of a hub id, if known.
     """
     assert section.path is not None
     return local_model(section.path, commit or section.revision, without=held_in_files(section))
 
 
 def held_in_files(section: ModelSection) -> frozenset[str]:
-    """Return the components of a hub id that single files hold instead; none of a folder, which is here as it is."""
+    """Return the components of a hub id that single files replace; empty for a local folder."""
     if not section.single_files or Path(str(section.path)).is_dir():
         return frozenset()
     from configs.registry import resolve
@@ -87,26 +84,22 @@ def held_in_files(section: ModelSection) -> frozenset[str]:
 
 
 def single_file_identity(section: ModelSection) -> dict[str, str]:
-    """Return what makes single files these ones: the checksum of each, by the component it is for.
+    """Return the identity of single files: the checksum of each by component.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: a file does not exist.
     """
     found = {}
-    for component, said in section.single_files.items():
-        file = Path(said).expanduser()
+    for component, path in section.single_files.items():
+        file = Path(path).expanduser()
         if not file.is_file():
-            raise ConfigError(f"model.single_file: there is no file '{said}'. Paths are relative to the config file.")
+            raise ConfigError(f"model.single_file: there is no file '{path}'. Paths are relative to the config file.")
         found[component or "file"] = file_hashes(file.parent, [file.name])[file.name]
     return found
 
 
 def critic_folder(path: str) -> Path:
-    """Return the folder of the model a critic begins as.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """Return the folder of the model a critic starts from; raise ConfigError if it does not exist."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise ConfigError(
@@ -118,7 +111,7 @@ def critic_folder(path: str) -> Path:
 
 
 def model_identity(path: str, revision: str | None, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Return what makes a base model this one: its hub commit, or a checksum of every file of a local folder.
+    """Return the identity of a base model: its hub commit, or the checksum of every file of a local folder.
 
     Args:
         path: a folder or a hub id.
@@ -133,13 +126,13 @@ def model_identity(path: str, revision: str | None, *, without: frozenset[str] =
 
 
 def _is_changed(snapshot: Path) -> bool:
-    """Return whether a local folder that is called as a snapshot of the hub's cache has other files than the cache."""
+    """Return whether a local folder that looks like a snapshot of the hub's cache has files from outside the cache."""
     blobs = snapshot.parent.parent / "blobs"
     return any((snapshot / name).resolve().parent != blobs.resolve() for name in model_files(snapshot))
 
 
 def checkpoint_identity(folder: Path) -> dict[str, str]:
-    """Return what makes a checkpoint of ``torch.distributed.checkpoint`` this one: a checksum of every file of it.
+    """Return the identity of a ``torch.distributed.checkpoint`` folder: the checksum of every file.
 
     Raises:
         ConfigError: there is no such folder.
@@ -150,10 +143,10 @@ def checkpoint_identity(folder: Path) -> dict[str, str]:
 
 
 def adapter_identity(path: Path) -> dict[str, str]:
-    """Return what makes adapters these ones: a checksum of every file that is read of them.
+    """Return the identity of adapters: the checksum of every file that is read.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are no adapters.
     """
     files = adapter_files(path)
     folder = files[0].parent
@@ -161,7 +154,7 @@ def adapter_identity(path: Path) -> dict[str, str]:
 
 
 def changed_files(section: ModelSection) -> list[str] | None:
-    """Read a local model again; return its files that changed unnoticed, None for models that are not local files."""
+    """Read a local model again; return its files that changed undetected, None for models without local files."""
     local = [] if section.path is None or not Path(section.path).is_dir() else [Path(section.path)]
     looked = [(folder, model_files(folder)) for folder in local]
     looked += [(file.parent, [file.name]) for file in map(Path, section.single_files.values())]
@@ -173,7 +166,7 @@ def changed_files(section: ModelSection) -> list[str] | None:
 
 
 def model_files(folder: Path) -> list[str]:
-    """Return the files that a model is loaded from, by their paths below its folder, sorted."""
+    """Return the files that loading a model reads, by their paths below its folder, sorted."""
     return [name for name in files_below(folder) if PurePath(name).suffix in _MODEL_SUFFIXES]
 
 
@@ -189,12 +182,12 @@ def weight_files(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> li
 
 
 def tensor_files(folder: Path, name: str) -> list[Path]:
-    """Return the file of whole tensors, or of each rank the one with its parts; empty where there is neither."""
+    """Return the file of whole tensors, or the files with the parts of each rank; empty if there is neither."""
     return [folder / name] if (folder / name).exists() else sorted(folder.glob(f"{PARTS}/*/{name}"))
 
 
 def chosen_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> Weights | None:
-    """Return which weights of a policy stand for those asked for; None for the base model itself.
+    """Return the weights to use for the requested ones of a policy; None for the base model itself.
 
     Raises:
         NotCommittedError: the policy is not complete.
@@ -205,7 +198,7 @@ def chosen_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> 
 
 
 def critic_files(store: ArtifactStore, ref: ArtifactRef) -> list[Path] | None:
-    """Return the files of the critic that was trained beside a policy, see ``tensor_files``; None: none was yet.
+    """Return the files of the critic trained with a policy, see ``tensor_files``; None if there is none yet.
 
     Raises:
         NotCommittedError: the policy is not complete.
@@ -226,16 +219,16 @@ def exported_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:
     """Return the verified local folder of a complete export.
 
     Raises:
-        NotCommittedError: it is not complete.
+        NotCommittedError: the export is not complete.
     """
     store.require(ref)
     return store.folder(ref, store.shards(ref)[0]) / PIPELINE
 
 
 def origin_of(store: ArtifactStore, scored: ArtifactRef) -> ArtifactRef:
-    """Return the samples that something scored is of: itself, or the texts that were drawn.
+    """Return the samples behind a scored artifact: the artifact itself, or the texts that its images show.
 
     Raises:
-        NotCommittedError: it is not complete.
+        NotCommittedError: the artifact is not complete.
     """
     return ArtifactRef.parse(store.require(scored).inputs[0]) if scored.kind == _DRAWN else scored

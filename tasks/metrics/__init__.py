@@ -1,1 +1,1 @@
-"""Figures and pictures of committed tables: scores, curves, speed, alerts. Computed from records alone."""
+"""Metrics and image grids computed from committed records alone: scores, curves, speed, alerts."""

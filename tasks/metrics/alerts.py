@@ -1,7 +1,7 @@
-"""Alerts of a run: rules that fire on its figures, monitors that fall, held-out scores that fall.
+"""Alerts of a run: rules that fire on its metrics, falling monitors, falling held-out scores.
 
-Everything is computed from committed artifacts, so an alert is the same on every machine and after every restart.
-An alert lasts as long as its rule fires; it is reported once, at the epoch where it begins.
+Everything is computed from committed artifacts, so alerts are the same on every machine and after every restart.
+An alert lasts as long as its rule fires. It is reported once, at the epoch where it begins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tasks.metrics.rules import RULES, History
 from tasks.runs.chain import Chain
 from tasks.specs.graph import scored_nodes, training_nodes
 
-#: Chance of a false alert of held-out scores, per reward and run, however many evaluations it has.
+#: Probability of a false alert of held-out scores, per reward and run, for any number of evaluations.
 FALSE_ALARMS = 0.05
 
 
@@ -33,7 +33,7 @@ class Alert:
     rule: str
     """Name of the rule: one of ``RULES``, ``monitor`` or ``heldout``."""
     epoch: int
-    """The first epoch it shows after."""
+    """The first epoch after which it shows."""
     text: str
     """Evidence, meaning and remedy in words."""
     subject: str = ""
@@ -51,7 +51,7 @@ def alerts(chain: Chain) -> list[Alert]:
 
 
 class Watcher:
-    """Finds the alerts of a run as it grows, and reads the figures of each epoch once."""
+    """Finds the alerts of a growing run, and reads the figures of each epoch once."""
 
     def __init__(self, chain: Chain) -> None:
         """Bind to the chain of a run."""
@@ -74,7 +74,7 @@ class Watcher:
         return [alert for alert in self._heldout() if alert.epoch == epoch]
 
     def history(self) -> History:
-        """Return the figures of the epochs that are complete; reads manifests only."""
+        """Return the figures of complete epochs; reads manifests only."""
         for epoch in range(len(self._epochs) + 1, self._chain.config.run.epochs + 1):
             figures = _figures(self._chain, epoch)
             if figures is None:
@@ -83,7 +83,7 @@ class Watcher:
         return History(self._chain.config, self._epochs)
 
     def _heldout(self) -> Iterator[Alert]:
-        """Yield where a held-out score first falls below that of the base model by more than chance explains.
+        """Yield an alert per reward where its held-out score first falls significantly below that of the base model.
 
         The k-th evaluation after training began is tested at the level ``FALSE_ALARMS`` 6 / (pi^2 k^2). The levels of
         all evaluations sum to ``FALSE_ALARMS`` (union bound), so the rate holds for a run of any length.
@@ -101,7 +101,7 @@ class Watcher:
                     yield _fallen(slot, epoch, first[slot]["mean"], now[slot]["mean"])
 
     def _chance(self, slot: str, epoch: int) -> float:
-        """Return how likely a held-out score falls this far without a change; computed once per pair of artifacts."""
+        """Return the p-value of a fall of a held-out score; computed once per pair of artifacts."""
         before, after = (self._chain.require(each, "judge", slot).ref for each in (0, epoch))
         if (before, after) not in self._chances:
             scores = (scores_by_prompt(self._chain.store, ref, "heldout") for ref in (before, after))
@@ -127,17 +127,17 @@ def _of_monitors(chain: Chain) -> Iterator[Alert]:
 def _fallen(slot: str, epoch: int, before: float, after: float) -> Alert:
     text = (
         f"epoch {epoch}: on held-out prompts '{slot}' fell from {before:.4g} before training to {after:.4g}, more than "
-        "chance explains: training makes the model worse at what it was not trained on. Look at the samples, lower "
+        "chance explains: training makes the model worse on prompts outside its training. Look at the samples, lower "
         "optimize.learning_rate, add a KL term, or go back to an earlier policy."
     )
     return Alert(rule="heldout", subject=slot, epoch=epoch, text=text)
 
 
 def fall_by_chance(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    """Return how likely scores fall this far without a change: a one-sided paired t-test over prompts.
+    """Return the p-value of a fall of scores, from a one-sided paired t-test over prompts.
 
     Args:
-        before: the mean score of each prompt before training; NaN where there is none.
+        before: the mean score of each prompt before training; NaN for prompts without one.
         after: the same after training.
     """
     from scipy.stats import ttest_1samp
@@ -150,7 +150,7 @@ def fall_by_chance(before: Mapping[str, float], after: Mapping[str, float]) -> f
 
 
 def _figures(chain: Chain, epoch: int) -> dict[str, float] | None:
-    """Return the figures of a trained epoch that rules read; None while its training is not complete."""
+    """Return the figures of a trained epoch for rules; None while its training is not complete."""
     found: dict[str, float] = {}
     for node in (*scored_nodes(chain.config, epoch), *training_nodes(chain.config, epoch)):
         entry = chain.find(*node)
@@ -165,7 +165,7 @@ def _figures(chain: Chain, epoch: int) -> dict[str, float] | None:
 
 
 def _updates(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return each figure of an epoch's updates: their mean, the largest and the last."""
+    """Return mean, maximum and last value of each figure over an epoch's updates."""
     values: dict[str, list[float]] = {}
     for update in summary["updates"]:
         for name, value in update.items():

@@ -1,4 +1,4 @@
-"""A run as plain data: what ``flowmill status`` prints, and the result a finished run is remembered by."""
+"""A run as plain data: the output of ``flowmill status``, and the stored result of a finished run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tasks.runs.context import RunContext
     from tasks.specs.graph import Node
 
-#: Series of records of a run that holds what a benchmark made, with the benchmark's title.
+#: Series of a run's records for the results of a benchmark, with the benchmark's title.
 BENCHMARK = "benchmark"
 
 
@@ -62,16 +62,16 @@ def describe_run(context: RunContext) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a stage made, or found committed."""
+    """The result of a stage, computed or found committed."""
 
     node: Node
     """The stage."""
     artifact: str
     """``kind/id``."""
     means: Mapping[str, float]
-    """Of rewards their mean by prompt list, '' where there are none."""
+    """Mean score by prompt list ('' where there are none); empty unless it holds rewards."""
     found: bool = False
-    """Whether it was committed already, so that nothing was computed."""
+    """Whether it was already committed and not computed again."""
 
     def __str__(self) -> str:
         means = [f"{split} mean {mean:.3f}".strip() for split, mean in self.means.items()]
@@ -80,13 +80,13 @@ class Made:
 
 
 def describe_made(context: RunContext, node: Node, ref: ArtifactRef, *, found: bool = False) -> Made:
-    """Return what a stage made, or found, with the mean scores of rewards."""
+    """Return the result of a stage, with the mean scores of rewards."""
     means = {split: values["mean"] for split, values in _scores(context.store, ref).items()}
     return Made(node, str(ref), means, found)
 
 
 def _scores(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Any]:
-    """Return the figures of a rewards artifact by prompt list, '' where it has none; of other artifacts nothing."""
+    """Return the figures of a rewards artifact by prompt list ('' where it has none); empty for other artifacts."""
     manifest = store.manifest(ref) if ref.kind == "rewards" else None
     if manifest is None:
         return {}
@@ -106,7 +106,7 @@ def _side_results(chain: Chain) -> list[dict[str, Any]]:
 
 
 def describe_result(context: RunContext) -> dict[str, Any]:
-    """Return what a finished run is shown by: its evaluations, and where below the root samples and model are."""
+    """Return the result of a finished run: its evaluations, and the paths of samples and model below the root."""
     chain, config = context.chain, context.config
     evaluations = _evaluations(chain)
     last = max((int(epoch) for epoch in evaluations), default=0)
@@ -123,7 +123,7 @@ def describe_result(context: RunContext) -> dict[str, Any]:
 
 
 def _places(entry: LineageEntry | None, context: RunContext, name: str) -> dict[str, str]:
-    """Return where, below the root, an artifact holds a file or folder of each prompt list, or of its one shard."""
+    """Return the paths, below the root, of an artifact's file or folder ``name`` by prompt list."""
     records = [] if entry is None else context.store.shards(entry.ref)
     return {
         split_of(record.shard): f"{layout.shard_folder(entry.ref, record.shard, record.digest)}/{name}"

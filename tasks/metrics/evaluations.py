@@ -1,4 +1,4 @@
-"""What came of a run, read from its committed artifacts: scores of evaluations, and the grids that show them."""
+"""Results of a run, read from its committed artifacts: scores, image grids and texts of evaluations."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from tasks.metrics.texts import TEXTS, Text, read_texts
 from tasks.runs.chain import Chain
 from tasks.specs.graph import OF, evaluation_nodes
 
-#: Prompt lists that are evaluated, in the order of the work.
+#: Evaluated prompt lists, in order of execution.
 SPLITS = ("heldout", "train")
 #: {prompt list: {reward: {figure: value}}}
 Figures = dict[str, dict[str, dict[str, float]]]
 
 
 def split_of(shard: str) -> str:
-    """Return the prompt list of a shard of an evaluation or of its scores."""
+    """Return the prompt list of a shard of an evaluation, or of its scores."""
     return shard.partition("-")[0]
 
 
 def named_range(shard: str, total: int) -> tuple[int, int]:
-    """Return the range of samples of its prompt list that a shard's name says; all of them where it says none."""
+    """Return the sample range in a shard's name, within its prompt list; the whole list if the name has none."""
     _, *ends = shard.split("-")
     start, stop = map(int, ends) if ends else (0, total)
     return start, stop
 
 
 def evaluation_figures(chain: Chain, epoch: int) -> Figures:
-    """Return the scores of the run's own evaluation of an epoch; empty if it has none.
+    """Return the scores of the scheduled evaluation of an epoch; empty if it has none.
 
-    The prompt lists are 'heldout' and 'train'; a reward has a 'mean', and 'exact' if it knows a perfect score; with
-    several prompt sources those of each too, as 'SOURCE_mean'. One that scores no prompt of a list is left out.
+    The prompt lists are 'heldout' and 'train'. Each reward has a 'mean', and 'exact' if it defines a perfect score.
+    With several prompt sources each source has the same, as 'SOURCE_mean'. A reward without scores on a list is left
+    out.
     """
     config = chain.config
     slots = [section.slot for section in (*config.rewards, *config.evaluate.judges)]
@@ -49,7 +50,7 @@ def evaluation_figures(chain: Chain, epoch: int) -> Figures:
 
 
 def named_evaluations(chain: Chain) -> dict[tuple[int, str], dict[str, ArtifactRef]]:
-    """Return the evaluations beside the run's own: (epoch, name) -> rewards artifacts by reward, the newest of each."""
+    """Return the additional evaluations: (epoch, name) -> rewards artifacts by reward, the newest of each."""
     found: dict[tuple[int, str], dict[str, ArtifactRef]] = {}
     for entry in chain.run.entries():
         slot, _, name = entry.slot.partition(OF)
@@ -59,12 +60,12 @@ def named_evaluations(chain: Chain) -> dict[tuple[int, str], dict[str, ArtifactR
 
 
 def named_figures(chain: Chain, epoch: int, name: str) -> Figures:
-    """Return the scores of an evaluation beside the run's own."""
+    """Return the scores of an additional evaluation."""
     return _by_split(chain.store, named_evaluations(chain).get((epoch, name), {}))
 
 
 def scores_by_prompt(store: ArtifactStore, ref: ArtifactRef, split: str | None = None) -> dict[str, float]:
-    """Return the mean score of each prompt of a rewards artifact; NaN where none of its samples has one.
+    """Return the mean score of each prompt of a rewards artifact; NaN if none of its samples has a score.
 
     Args:
         store: the store.
@@ -85,12 +86,12 @@ def scores_by_prompt(store: ArtifactStore, ref: ArtifactRef, split: str | None =
 
 
 def weighted_reward(config: RunConfig, figures: Figures) -> float:
-    """Return the weighted mean reward on held-out prompts; on the train prompts where there are no others."""
+    """Return the weighted mean reward on held-out prompts, or on the train prompts if there are none."""
     return _weighted(config, figures.get("heldout") or figures["train"])
 
 
 def weighted_rewards(config: RunConfig, figures: Figures) -> dict[str, float]:
-    """Return the weighted mean reward on each prompt list that a reward scored."""
+    """Return the weighted mean reward on each scored prompt list."""
     slots = {section.slot for section in config.rewards}
     return {split: _weighted(config, scores) for split, scores in figures.items() if slots & set(scores)}
 
@@ -101,23 +102,23 @@ def _weighted(config: RunConfig, scores: Mapping[str, Mapping[str, float]]) -> f
 
 
 def grids(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Path]:
-    """Return the image grid of each prompt list a rewards artifact of an evaluation scored."""
+    """Return the image grid of each prompt list in a rewards artifact of an evaluation."""
     return _files(store, ref, GRID)
 
 
 def texts(store: ArtifactStore, ref: ArtifactRef) -> dict[str, list[Text]]:
-    """Return the first texts of each prompt list a rewards artifact of an evaluation scored."""
+    """Return the first texts of each prompt list in a rewards artifact of an evaluation."""
     return {split: read_texts(path) for split, path in _files(store, ref, TEXTS).items()}
 
 
 def evaluation_grids(chain: Chain, epoch: int) -> dict[str, Path]:
-    """Return the grids of the run's own evaluation of an epoch, with the scores of its first reward."""
+    """Return the grids of the scheduled evaluation of an epoch, with the scores of its first reward."""
     entry = _first_reward(chain, epoch)
     return {} if entry is None else grids(chain.store, entry.ref)
 
 
 def evaluation_texts(chain: Chain, epoch: int) -> dict[str, list[Text]]:
-    """Return the first texts of the run's own evaluation of an epoch, with the scores of its first reward."""
+    """Return the first texts of the scheduled evaluation of an epoch, with the scores of its first reward."""
     entry = _first_reward(chain, epoch)
     return {} if entry is None else texts(chain.store, entry.ref)
 
@@ -132,15 +133,15 @@ def _files(store: ArtifactStore, ref: ArtifactRef, name: str) -> dict[str, Path]
 
 
 def evaluated_epochs(chain: Chain) -> list[int]:
-    """Return the epochs whose evaluation counts and is complete."""
+    """Return the epochs with a complete evaluation that is up to date."""
     return sorted({entry.epoch for entry in chain.entries() if entry.stage == "judge"})
 
 
 def finished_evaluations(chain: Chain) -> list[int]:
-    """Return the epochs of the run that have an evaluation of its own, scheduled now or once the last.
+    """Return the epochs with a complete evaluation that is, or once was, scheduled.
 
-    A run that grows with ``evaluate.every`` above 1 schedules the evaluation of its former last epoch no more. It is a
-    result of the run all the same.
+    A run that is extended with ``evaluate.every`` above 1 no longer schedules the evaluation of its former last epoch.
+    That evaluation remains a result of the run.
     """
     judged = {entry.epoch for entry in chain.run.entries() if entry.stage == "judge" and OF not in entry.slot}
     return sorted(epoch for epoch in judged if epoch <= chain.config.run.epochs and _is_finished(chain, epoch))

@@ -1,4 +1,4 @@
-"""Image grids for people: each image with its prompt, what the reward read, and its score."""
+"""Image grids for human review: each image with its prompt, the reward's reading of it, and its score."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from configs.escaping import visible
 
 #: Name of an evaluation's grid among the files of its scores.
 GRID = "grid.png"
-#: Folder of an evaluation with clips as files of their own.
+#: Folder of an evaluation with its clips as separate files.
 CLIPS = "clips"
-#: Width of a grid: full size on the screens it is looked at.
+#: Width of a grid in pixels, about that of a screen.
 _WIDTH = 1280
-#: Longest side of one that is sent along.
+#: Longest side of an embedded grid.
 _SHOWN = 900
 _FONT = 15
 _LINE = _FONT + 4
 _GAP = 8
-#: Of a text; more of them are never as narrow as a grid.
+#: Limit on the characters of a caption line; longer lines never fit the width of a grid.
 _CHARACTERS = 1_000
-#: A grid should be this much lower than wide, so that it is seen whole where it is as wide as the window.
+#: Target height / width of a grid, so that it is fully visible when it is as wide as the window.
 _FLAT = 0.45
 
 
 def grid(images: Sequence[np.ndarray], captions: Sequence[Sequence[str]], *, columns: int | None = None) -> Image.Image:
-    """Return a grid of (H, W, 3) uint8 images, each scaled to fit and captioned with as many lines as the others.
+    """Return a grid of (H, W, 3) uint8 images, each scaled to fit and captioned with the same number of lines.
 
-    Of a clip (F, H, W, 3) the first, the middle and the last frame stand side by side. Without ``columns`` the grid is
-    as narrow as a flat one can be.
+    A clip (F, H, W, 3) is shown as its first, middle and last frame side by side. Without ``columns`` the grid has the
+    fewest columns that keep it flat.
     """
     images = [strip(image) if image.ndim == 4 else image for image in images]
     shape = images[0].shape[0] / images[0].shape[1]
@@ -57,7 +57,7 @@ def grid(images: Sequence[np.ndarray], captions: Sequence[Sequence[str]], *, col
 
 
 def data_url(path: Path) -> str:
-    """Return a picture, small, as an address that holds all of it: pages show it without asking anybody."""
+    """Return a picture, scaled down, as a data URL, which pages show without another request."""
     picture, data = Image.open(path).convert("RGB"), io.BytesIO()
     picture.thumbnail((_SHOWN, _SHOWN))
     picture.save(data, "WEBP", quality=80)
@@ -65,7 +65,7 @@ def data_url(path: Path) -> str:
 
 
 def squared(image: Image.Image) -> Image.Image:
-    """Return an image with white below it, as high as wide; one that is higher is returned as it is."""
+    """Return an image padded with white below to a square; a tall or square image is returned unchanged."""
     if image.height >= image.width:
         return image
     square = Image.new("RGB", (image.width, image.width), "white")
@@ -74,7 +74,7 @@ def squared(image: Image.Image) -> Image.Image:
 
 
 def _columns(count: int, shape: float, caption: int) -> int:
-    """Return the fewest columns with which ``count`` captioned images of height / width ``shape`` make a flat grid."""
+    """Return the fewest columns that make a flat grid of ``count`` captioned images of height / width ``shape``."""
     for columns in range(2, count + 1):
         width = (_WIDTH - _GAP) // columns - _GAP
         rows = -(-count // columns)

@@ -1,7 +1,7 @@
-"""Watches over rewards: what each contributes, and whether they are gained at the cost of what should rise with them.
+"""Monitoring of rewards: the contribution of each, and monitors that fall while the optimized sum rises.
 
-Monitors are rewards that are scored and never optimized. One that falls while the optimized sum rises says that the
-policy has found another way to please the reward than the one that was meant.
+Monitors are rewards that are scored and never optimized. A monitor that falls while the optimized sum rises indicates
+reward hacking.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class MonitorAlert:
     monitor: str
     """Its label."""
     epoch: int
-    """The first epoch after which it showed."""
+    """The first epoch after which it shows."""
     since: int
     """The first epoch of the window."""
     reward: tuple[float, float]
     """Mean of the optimized sum over the first and over the last fourth of the window."""
     value: tuple[float, float]
-    """Mean of the monitor there."""
+    """Mean of the monitor over the same epochs."""
 
     def text(self) -> str:
         """Return it in words."""
@@ -46,7 +46,7 @@ class MonitorAlert:
 
 
 def monitor_alerts(chain: Chain) -> list[MonitorAlert]:
-    """Return when each monitor that ever fell while the optimized sum rose first did so; reads manifests only."""
+    """Return the first alert of each monitor that fell while the optimized sum rose; reads manifests only."""
     if not chain.config.monitors:
         return []
     from tasks.algorithms.trends import first_opposed
@@ -61,21 +61,21 @@ def monitor_alerts(chain: Chain) -> list[MonitorAlert]:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What the samples of an epoch earned, by slot; a monitor that was not scored is not there."""
+    """Score tables of the samples of an epoch, by slot; monitors without scores are absent."""
 
     advantages: pa.Table | None
-    """The table of advantages; None before they are made."""
+    """The table of advantages; None if they do not exist yet, or without monitors."""
     rewards: Mapping[str, pa.Table]
-    """That of each reward, if there are several."""
+    """The table of each reward; empty if there is only one."""
     monitors: Mapping[str, pa.Table]
-    """That of each monitor."""
+    """The table of each monitor."""
 
 
 def read_scored(chain: Chain, epoch: int) -> Scored:
-    """Read what is compared of an epoch; nothing where there is nothing to compare.
+    """Read the tables of an epoch that are compared; empty where there is nothing to compare.
 
     Raises:
-        NotCommittedError: a reward of several has not been scored.
+        NotCommittedError: one of several rewards has not been scored.
     """
     config, store = chain.config, chain.store
     several = config.rewards if len(config.rewards) > 1 else ()
@@ -90,10 +90,10 @@ def read_scored(chain: Chain, epoch: int) -> Scored:
 
 
 def correlations(scored: Scored) -> dict[str, float]:
-    """Return by monitor the correlation of its scores with the optimized sum over an epoch's samples.
+    """Return the correlation of each monitor's scores with the optimized sum over an epoch's samples.
 
     Raises:
-        CorruptError: they are not of the same samples.
+        CorruptError: a monitor and the advantages have different samples.
     """
     optimized, found = scored.advantages, {}
     if optimized is None:
@@ -114,7 +114,7 @@ def correlations(scored: Scored) -> dict[str, float]:
 
 
 def shares(scored: Scored, sections: Sequence[RewardSection]) -> dict[str, float]:
-    """Return by reward its share in what the sum of several distinguishes within groups, see ``contributions``."""
+    """Return the share of each reward in the spread of their sum within groups, see ``contributions``."""
     tables = list(scored.rewards.values())
     if not tables:
         return {}
@@ -131,7 +131,7 @@ def shares(scored: Scored, sections: Sequence[RewardSection]) -> dict[str, float
 
 
 def _monitored(chain: Chain, epochs: range) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield each monitor, with the means of the optimized sum and its own of these epochs as far as they are made."""
+    """Yield each monitor with the epoch means of the optimized sum and of its scores, as far as both exist."""
     rewards = _means(chain, "advantage", "", "reward_mean", epochs)
     for section in chain.config.monitors:
         values = _means(chain, "score", section.slot, "mean", epochs)
@@ -140,7 +140,7 @@ def _monitored(chain: Chain, epochs: range) -> Iterator[tuple[str, Tensor, Tenso
 
 
 def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> Tensor:
-    """Return a figure of epochs, float64, as far as they are complete."""
+    """Return a figure by epoch, float64, up to the first incomplete epoch."""
     import torch
 
     values = []
@@ -154,7 +154,7 @@ def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> T
 
 
 def _shown(slot: str, rewards: Tensor, values: Tensor, epoch: int) -> list[MonitorAlert]:
-    """Return what the last means up to an epoch show, if anything."""
+    """Return the alert that the last means up to an epoch give, if any."""
     from tasks.algorithms.trends import ends, opposed_window
 
     size = opposed_window(rewards, values, epochs=epoch)

@@ -1,13 +1,13 @@
-"""Points of curves, and the order in which MLflow is to show them."""
+"""Points of metric curves, and the order in which MLflow shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Section of the rewards by which runs are compared. MLflow orders sections by name: no other may come before it.
+#: Section of the rewards that compare runs. MLflow sorts sections by name, so this name must sort first.
 ACHIEVED = "achieved"
-#: Sections of scores, in the order in which MLflow's tables show them; times of work come last.
+#: Sections of scores, in the order of MLflow's tables; times come last.
 _SCORES, _TIMES = (ACHIEVED, "eval", "reward", "monitor"), "time"
 
 
@@ -22,14 +22,14 @@ class Point:
     step: int
     """Epoch, or optimizer update."""
     split: str | None = None
-    """Prompt list it is a score on."""
+    """Prompt list of a score."""
 
 
 def scores_first(points: Sequence[Point]) -> tuple[Point, ...]:
     """Return points with scores first, held-out prompts before others, and times last.
 
-    MLflow's table of a run, and the axes that a comparison of runs opens with, keep the order in which metrics were
-    first logged.
+    MLflow's table of a run, and the initial axes of its run comparison, keep the order in which metrics were first
+    logged.
     """
 
     def place(point: Point) -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""What samples earned: the tables of rewards and of advantages, and what is optimized of them."""
+"""Values from the tables of rewards and advantages: mean rewards, optimized parts, group numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def earned(chain: Chain, epoch: int) -> str:
-    """Return in words what the samples of an epoch earned on average, of what is optimized."""
+    """Return the mean optimized reward of an epoch's samples in words."""
     mean = chain.store.require(chain.require(epoch, "advantage").ref).summary["reward_mean"]
     rewards = chain.config.rewards
     plain = len(rewards) == 1 and rewards[0].weight == 1
@@ -25,7 +25,7 @@ def earned(chain: Chain, epoch: int) -> str:
 
 
 def optimized_parts(sections: Sequence[RewardSection], tables: Sequence[pa.Table]) -> list[Tensor]:
-    """Return what is weighted of each reward, (N,) float64; NaN where its score failed, 0 where none was asked for."""
+    """Return the unweighted summand of each reward, (N,) float64; NaN where scoring failed, 0 where not applicable."""
     parts = []
     for section, table in zip(sections, tables, strict=True):
         scores = torch.tensor(table.column("reward").to_numpy(), dtype=torch.float64)
@@ -36,7 +36,7 @@ def optimized_parts(sections: Sequence[RewardSection], tables: Sequence[pa.Table
 
 
 def group_numbers(samples: pa.Table) -> tuple[Tensor, list[str]]:
-    """Return each row's group as a number, (N,) int64 in order of first appearance, and the groups' names."""
+    """Return each row's group number, (N,) int64 in order of first appearance, and the groups' names."""
     column = samples.column("group_id").to_pylist()
     names = list(dict.fromkeys(column))
     numbers = {name: number for number, name in enumerate(names)}

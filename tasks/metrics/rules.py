@@ -1,8 +1,8 @@
-"""Rules over the figures of a run: which of them say that training goes wrong, why, and what to do. One table.
+"""Alert rules over the figures of a run: the symptoms of failing training, their meaning and remedies, in one table.
 
-A rule reads figures of trained epochs alone, so that it gives one answer on every machine and after every restart.
+A rule only reads figures of trained epochs, so it gives the same answer on every machine and after every restart.
 Rules that compare samples with each other (monitors, held-out scores) are in ``tasks.metrics.alerts``.
-A new rule is one entry of ``RULES``; ``tests/tasks/metrics/test_alerts.py`` asks for a run that has its fault.
+A new rule is one entry of ``RULES``; ``tests/tasks/metrics/test_alerts.py`` requires a run that has its fault.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class History:
     """By epoch from 1: name -> value. ``NAME`` is the mean over the updates of an epoch, ``NAME/max`` the largest."""
 
     def last(self, name: str, count: int = 1) -> list[float]:
-        """Return a figure of the last epochs, empty unless all of them have it."""
+        """Return a figure of the last epochs; empty unless all of them have it."""
         found = [figures[name] for figures in self.epochs[-count:] if name in figures]
         return found if len(found) == count else []
 
@@ -34,32 +34,32 @@ class History:
         return [figures[name] for figures in self.epochs[:-1] if name in figures]
 
     def upto(self, epoch: int) -> History:
-        """Return the history as it was after an epoch, from 0."""
+        """Return the history up to and including an epoch; empty for 0."""
         return History(self.config, self.epochs[:epoch])
 
 
-#: Returns the evidence in words where a rule fires, else None.
+#: Returns the evidence in words if the rule fires, else None.
 Condition = Callable[[History], "str | None"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One fault of training that figures show."""
+    """A rule that detects one fault of training."""
 
     name: str
     """Its name in events, tags and docs."""
     condition: str
-    """When it fires."""
+    """The condition in words."""
     fires: Condition
-    """The same as code."""
+    """The condition as code."""
     meaning: str
-    """What a person should conclude."""
+    """Interpretation of the symptom."""
     remedy: str
-    """What to change."""
+    """Recommended changes."""
     source: str
-    """Where the rule, or its limit, comes from."""
+    """Source of the rule or its limit."""
     false_alarms: str
-    """How often it fires on runs without the fault."""
+    """Frequency on runs without the fault."""
 
     def text(self, evidence: str) -> str:
         """Return one warning in words."""
@@ -67,7 +67,7 @@ class Rule:
 
 
 def _above(name: str, label: str, limit: float, *, epochs: int = 1, unit: str = "") -> Condition:
-    """Return a condition: a figure is at least ``limit`` in so many epochs in a row."""
+    """Return the condition that a figure is at least ``limit`` in the last ``epochs`` epochs."""
 
     def fires(history: History) -> str | None:
         values = history.last(name, epochs)
@@ -96,7 +96,7 @@ def _exploding(history: History) -> str | None:
 
 
 def _no_gradient(history: History) -> str | None:
-    # The policy is held while the critic alone is trained.
+    # The policy is frozen while only the critic is trained.
     if len(history.epochs) <= history.config.critic.alone_epochs:
         return None
     norms = history.last("optimize/grad_norm/max")
@@ -137,7 +137,7 @@ def _length(history: History) -> str | None:
 
 
 def _share(name: str, of: str) -> Callable[[History], float]:
-    """Return what part of the samples of the last epoch a count is."""
+    """Return a function that divides a count by the number of samples of the last epoch."""
 
     def share(history: History) -> float:
         counts, samples = history.last(name), history.last(of)
@@ -216,7 +216,7 @@ RULES: Mapping[str, Rule] = {
             name="log_prob_gap",
             condition="log-probs of sampling and training differ by 0.01 or more and by 10 times those of epoch 1",
             fires=_gap,
-            meaning="what samples is drifting away from what is trained",
+            meaning="the sampling policy is drifting away from the trained policy",
             remedy="Use model.dtype float32, equal batch sizes, or rollout.tokens.rescore, and update the engine",
             source="arXiv 2510.18927 (training-inference mismatch)",
             false_alarms=_MEASURED,
@@ -261,7 +261,7 @@ RULES: Mapping[str, Rule] = {
             name="excluded",
             condition="10 % or more of the samples of an epoch have no score",
             fires=_failed,
-            meaning="training sees a part of the samples only, and which part may follow from what fails",
+            meaning="training sees only a part of the samples, which may be biased by the cause of the failures",
             remedy="Read the notes of failed scores with 'flowmill view', and mend the reward",
             source="count",
             false_alarms=_NEVER,

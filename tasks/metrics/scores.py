@@ -1,4 +1,4 @@
-"""Figures of scores: of a shard, and of several."""
+"""Figures of the scores of one shard or several."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tasks.inputs.prompts import SOURCE
 
 
 def mean_figures(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
-    """Return the mean score of (rows, summary) parts, the share of perfect ones where the reward knows them.
+    """Return the mean score of (rows, summary) parts, and the share of perfect scores if the reward defines them.
 
-    Where there are several prompt sources, those of each too, as 'SOURCE_mean'. Samples that could not be scored are
-    counted apart, as 'failed', where there are any. Where none was scored there is no mean.
+    With several prompt sources each has the same figures, as 'SOURCE_mean'. 'failed' counts the samples that could not
+    be scored, if there are any. Without any score there is no mean.
     """
     counted = [(int(summary.get("scored", count)), summary) for count, summary in parts]
     figures = _means(counted)
@@ -38,7 +38,7 @@ def _means(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
 
 
 def score_summary(batch: Batch, scores: Scores, perfect: float | None) -> dict[str, Any]:
-    """Return the figures of a shard: over all, and by prompt source where there are several."""
+    """Return the figures of a shard: over all samples, and by prompt source if there are several."""
     summary = figures_of(scores.values, perfect)
     if summary["scored"] == len(batch):
         del summary["scored"]
@@ -53,7 +53,7 @@ def score_summary(batch: Batch, scores: Scores, perfect: float | None) -> dict[s
 
 
 def figures_of(values: np.ndarray, perfect: float | None) -> dict[str, Any]:
-    """Return mean, count of perfect ones and count of (N,) scores, NaN where there is none."""
+    """Return mean, count of perfect scores and count of (N,) scores; NaN marks samples without a score."""
     known = values[~np.isnan(values)]
     figures: dict[str, Any] = {"mean": float(known.mean(dtype=np.float64))} if len(known) else {}
     if perfect is not None:

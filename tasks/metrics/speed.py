@@ -1,4 +1,4 @@
-"""How fast the work on a committed artifact was, from what its shards' records say."""
+"""Speed of the computation of committed artifacts, from the records of their shards."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from storage.layout import ArtifactRef
 from storage.records import Manifest
 from tasks.runs.chain import Chain
 
-#: What the rows of a stage's artifact are, where their rate says how fast the model works.
+#: Unit of the rows of stages whose row rate measures the model's speed.
 ROWS = {"rollout": "samples", "optimize": "rows"}
-#: Share of an epoch's time from which waiting for rewards is told of.
+#: Share of an epoch's time from which waiting for rewards is reported.
 _WORTH_SAYING = 0.05
 
 
 def speed_of(chain: Chain, manifest: Manifest) -> dict[str, float]:
-    """Return how fast the work on an artifact of rollouts or of training was, as far as it is known.
+    """Return the speed of computing an artifact of rollouts or training, as far as it is known.
 
-    'samples_per_s' or 'rows_per_s' of work; 'outside_model', the share of the time in which no model computed;
-    'tflops_per_s' of the denoisers, and 'mfu', that over the device's peak (PaLM, arXiv 2204.02311, appendix B).
+    'samples_per_s' or 'rows_per_s'; 'outside_model', the share of the time in which no model computed; 'tflops_per_s'
+    of the denoisers; 'mfu', that rate over the device's peak (PaLM, arXiv 2204.02311, appendix B).
     """
     records = [record.producer for record in chain.store.shards(ArtifactRef(manifest.kind, manifest.id))]
     names = ("seconds", "model_seconds", "model_flops")
@@ -26,7 +26,7 @@ def speed_of(chain: Chain, manifest: Manifest) -> dict[str, float]:
     if totals["seconds"] <= 0:
         return {}
     speed = {f"{ROWS[manifest.stage]}_per_s": manifest.rows / totals["seconds"]}
-    # Shards of another version may lack what is counted now: a share of a part would be none of the whole.
+    # Shards written by another version may lack a counter, and a partial sum would give a wrong rate.
     if all("model_seconds" in each for each in records):
         speed["outside_model"] = 1 - totals["model_seconds"] / totals["seconds"]
     if all("model_flops" in each for each in records):
@@ -39,12 +39,12 @@ def speed_of(chain: Chain, manifest: Manifest) -> dict[str, float]:
 
 
 def seconds_of(chain: Chain, ref: ArtifactRef) -> float:
-    """Return the seconds of work on a complete artifact, of all processes."""
+    """Return the seconds spent on a complete artifact, summed over all processes."""
     return sum(float(record.producer.get("seconds", 0.0)) for record in chain.store.shards(ref))
 
 
 def committed_at(chain: Chain, refs: Iterable[ArtifactRef]) -> int:
-    """Return when the last shard of complete artifacts was done, in milliseconds since 1970, as its record says."""
+    """Return the completion time of the last shard of complete artifacts, in milliseconds since 1970."""
     records = [record.producer for ref in refs for record in chain.store.shards(ref)]
     ends = [float(each.get("started", 0.0)) + float(each.get("seconds", 0.0)) for each in records]
     return int(max(ends, default=0.0) * 1000)
@@ -60,7 +60,7 @@ def epoch_speeds(chain: Chain, epoch: int) -> dict[str, dict[str, float]]:
 
 
 def in_words(speed: Mapping[str, float]) -> str:
-    """Return a speed as a person reads it."""
+    """Return a speed in words."""
     rows = {f"{name}_per_s": name for name in ROWS.values()}
     shown = [
         f"{value:.3g} {rows[name]}/s" if value < 1000 else f"{value:,.0f} {rows[name]}/s"
@@ -77,5 +77,5 @@ def in_words(speed: Mapping[str, float]) -> str:
 
 
 def waited_in_words(share: float) -> str:
-    """Return which share of an epoch's time went by in waiting for rewards, to follow what earns it; '' if little."""
+    """Return a suffix with the share of an epoch's time spent waiting for rewards; '' if it is small."""
     return f", {share:.0%} of the time waited for rewards" if share >= _WORTH_SAYING else ""

@@ -1,4 +1,4 @@
-"""Sweeps: variants of one config that share every artifact they can."""
+"""Sweeps: variants of one config that share all common artifacts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, name
 if TYPE_CHECKING:
     from tasks.runs.context import RunContext
 
-#: Name of the evaluation of the best variant on prompts that chose nothing.
+#: Name of the evaluation of the best variant on prompts that took no part in the selection.
 FINAL = "final"
-#: Characters of a value in a run's name; what is longer is named by its fingerprint.
+#: Maximum characters of a value in a run's name; longer values are replaced with their fingerprint.
 _LONGEST = 24
 
 
@@ -34,9 +34,9 @@ class Variant:
     """One run of a sweep."""
 
     name: str
-    """Of the run."""
+    """Name of the run."""
     settings: dict[str, Any]
-    """What is its own, by setting."""
+    """Values that differ from the base config, by setting."""
 
     @property
     def overrides(self) -> list[str]:
@@ -46,30 +46,30 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a variant."""
+    """Result of a variant so far."""
 
     variant: Variant
-    """Which."""
+    """The variant."""
     epoch: int
     """The last evaluated epoch; 0 before training."""
     reward: float | None
     """Weighted mean reward of that evaluation on held-out prompts; None before any."""
     figures: dict[str, float]
-    """Scores on held-out prompts, or on the train prompts where there are no others."""
+    """Scores on held-out prompts, or on the train prompts if there are none."""
     final: dict[str, float] = field(default_factory=dict)
-    """Of the best, scores on prompts that chose nothing, where there are some."""
+    """Scores of the best variant on prompts that took no part in the selection, if any."""
 
 
 def variants(name: str, grids: Sequence[str], lists: Sequence[str]) -> list[Variant]:
-    """Return the variants of a sweep: every combination of grids, for each line of a list if there is one.
+    """Return the variants of a sweep: every combination of grids, for each line of lists if there are any.
 
     Args:
-        name: of the sweep; the names of its runs begin with it.
-        grids: ``section.key=value,value`` each.
-        lists: lines of ``section.key=value`` strings, as a shell would read them.
+        name: name of the sweep, and prefix of the names of its runs.
+        grids: ``section.key=value,value`` strings.
+        lists: lines of ``section.key=value`` strings, split like shell arguments.
 
     Raises:
-        ConfigError: one is malformed, two set the same, or two variants are the same.
+        ConfigError: an argument is malformed, a variant sets a key twice, or two variants are the same.
     """
     if not grids and not lists:
         raise ConfigError("A sweep needs --grid key=value,value, or --list FILE.")
@@ -90,10 +90,10 @@ def variants(name: str, grids: Sequence[str], lists: Sequence[str]) -> list[Vari
 
 
 def read_list(file: Path) -> list[str]:
-    """Return the lines of a list of variants; empty ones and those that begin with # are left out.
+    """Return the lines of a list of variants, without empty ones and those that begin with #.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     try:
         lines = [line.strip() for line in file.read_text().splitlines()]
@@ -103,9 +103,7 @@ def read_list(file: Path) -> list[str]:
 
 
 def outcome(context: RunContext, variant: Variant) -> Outcome:
-    """Return what came of a variant so far."""
-    # It takes torch, and a sweep whose runs are being executed is refused without.
-
+    """Return the result of a variant so far."""
     evaluated = evaluated_epochs(context.chain)
     if not evaluated:
         return Outcome(variant=variant, epoch=0, reward=None, figures={})
@@ -119,20 +117,20 @@ def outcome(context: RunContext, variant: Variant) -> Outcome:
 
 
 def with_final(best: Outcome, context: RunContext) -> Outcome:
-    """Return the best outcome with its scores on the prompts that chose nothing."""
+    """Return the best outcome with its scores on prompts that took no part in the selection."""
     figures = named_figures(context.chain, best.epoch, FINAL)
     return replace(best, final=_flat(figures.get("heldout", {})))
 
 
 def final_settings(config: RunConfig, prompts: str) -> list[str]:
-    """Return the overrides of the evaluation on prompts that chose nothing.
+    """Return the overrides of the evaluation on prompts that took no part in the selection.
 
     Raises:
-        ConfigError: the run has sources of prompts, each with lists of its own.
+        ConfigError: the run has several prompt sources, each with separate lists.
     """
     if config.prompts.sources:
         raise ConfigError(
-            f"--final '{prompts}': prompts.sources has lists of its own for each source, so one list cannot take their "
+            f"--final '{prompts}': prompts.sources has separate lists for each source, so one list cannot take their "
             "place. Leave --final out, and evaluate the best with 'flowmill stage evaluate --name final --set "
             "prompts.sources=...'."
         )
@@ -144,7 +142,7 @@ def _flat(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def selection_note(outcomes: Sequence[Outcome], *, prompts: str | None, root: str | None) -> str:
-    """Return what a person should know of the best figure of several; nothing where one alone has a figure."""
+    """Return a note on the selection bias of the best of several outcomes; '' if fewer than two have a reward."""
     scored = [each for each in outcomes if each.reward is not None]
     if len(scored) < 2:
         return ""
@@ -162,16 +160,12 @@ def selection_note(outcomes: Sequence[Outcome], *, prompts: str | None, root: st
 
 
 def best_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return outcomes by their reward, the best first; those without one last."""
+    """Return outcomes sorted by reward, the best first; those without one come last."""
     return sorted(outcomes, key=lambda each: (each.reward is None, -(each.reward or 0.0)))
 
 
 def check_varied(variant: Variant) -> None:
-    """Check that a variant leaves alone what all runs of a sweep share.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Check that a variant does not change settings that all runs of a sweep share."""
     for key in variant.settings:
         if key.startswith(("run.name", "store.", "tracking.")):
             raise ConfigError(f"--grid '{key}': all runs of a sweep share it. Set it with --set, --name or --root.")

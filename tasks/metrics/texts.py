@@ -1,4 +1,4 @@
-"""Texts of an evaluation as people read them: each with its prompt, what the reward read of it, and its score."""
+"""Texts of an evaluation for human review: each with its prompt, the reward's reading of it, and its score."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ TEXTS = "texts.jsonl"
 
 
 class Text(NamedTuple):
-    """A text that was made."""
+    """A generated text."""
 
     prompt: str
-    """What it completes."""
+    """The prompt that it completes."""
     text: str
-    """What the policy wrote."""
+    """The completion."""
     verdict: str
-    """What the reward read, and what it gave."""
+    """The reward's reading and score."""
 
 
 def write_texts(folder: Path, texts: Sequence[Text]) -> None:
-    """Write texts into a folder; nothing where there are none."""
+    """Write texts into a folder; without texts no file is written."""
     if texts:
         lines = [json.dumps(text._asdict()) for text in texts]
         (folder / TEXTS).write_text("\n".join(lines) + "\n", encoding="utf-8")

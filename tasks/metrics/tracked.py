@@ -1,6 +1,6 @@
-"""What of a run is logged, read from its committed artifacts. No MLflow here.
+"""The logged content of a run, read from its committed artifacts, independent of MLflow.
 
-Steps: ``optimize/*`` are logged at the optimizer update, everything else at the epoch.
+Steps: ``optimize/*`` are logged by optimizer update, everything else by epoch.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node, evaluation_nodes, scored_nodes, training_nodes
 
-#: MLflow writes every parameter above each image grid; more than these would hide it. Other settings are tags.
+#: Settings logged as parameters, the others are tags: MLflow shows all parameters above each image grid.
 _PARAMETERS = (
     *("algorithm", "base", "trained", "rewards", "rollout.prompts_per_epoch", "rollout.group_size"),
     *("optimize.learning_rate", "run.seed"),
 )
-#: Settings that are logged in all.
+#: Maximum number of logged settings.
 _MOST = 20
 _MAX_LENGTH = 500
-#: What a table of epochs shows besides rewards and monitors.
+#: Columns in a table of epochs, in addition to rewards and monitors.
 _IN_TABLE = ("advantage/filtered_ratio", "time/rollout_s", "time/optimize_s")
 
 
@@ -58,7 +58,7 @@ class EpochContent:
     identity: str
     """Changes when any of its artifacts does."""
     time_ms: int
-    """When the last of them was made, in milliseconds since 1970."""
+    """Completion time of the last of them, in milliseconds since 1970."""
     points: tuple[Point, ...]
     """All its values, scores first."""
 
@@ -70,17 +70,17 @@ class EvaluationContent:
     epoch: int
     """The epoch."""
     name: str
-    """Empty for the run's own."""
+    """Its name; empty for scheduled evaluations."""
     identity: str
     """Changes when any of its artifacts does."""
     time_ms: int
-    """When the last of them was made, in milliseconds since 1970."""
+    """Completion time of the last of them, in milliseconds since 1970."""
     policy: str
     """``kind/id`` of the policy."""
     points: tuple[Point, ...]
     """Its scores."""
     images: Mapping[str, Path]
-    """Grid of each prompt list."""
+    """Image grid of each prompt list."""
     clips: Sequence[tuple[str, Path]]
     """Folders of clips, each with its prompt list."""
     texts: Mapping[str, Sequence[Text]]
@@ -90,15 +90,15 @@ class EvaluationContent:
 
     @property
     def key(self) -> str:
-        """What it is called among those logged."""
+        """Its key among logged evaluations."""
         return f"{self.epoch}:{self.name}"
 
 
 def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
-    """Return what is logged of an epoch; None while its training does not count.
+    """Return the logged content of an epoch; None while its training is not up to date.
 
     Raises:
-        NotCommittedError: it counts, and something of it is lost, or its files were removed.
+        NotCommittedError: artifacts or files of the epoch are lost.
     """
     made = _made(chain, epoch)
     if made is None:
@@ -124,7 +124,7 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
 
 
 def epoch_row(chain: Chain, epoch: int) -> dict[str, float]:
-    """Return the figures of a trained epoch that fit into a table: rewards, monitors, seconds of work."""
+    """Return the figures of a trained epoch for a table row: rewards, monitors, seconds of stages."""
     figures = _epoch_figures(chain, _made(chain, epoch) or {})
     means = [key for key in figures if key.startswith(("reward/", "monitor/")) and key.endswith("_mean")]
     shown = [key for key in ("reward/mean", "reward/std", *means, *_IN_TABLE) if key in figures]
@@ -132,10 +132,10 @@ def epoch_row(chain: Chain, epoch: int) -> dict[str, float]:
 
 
 def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
-    """Return what is logged of the run's own evaluation of an epoch; None while it does not count or is not there.
+    """Return the logged content of an epoch's scheduled evaluation; None while it is missing or not up to date.
 
     Raises:
-        NotCommittedError: it counts, and something of it is lost, or its files were removed.
+        NotCommittedError: artifacts or files of the evaluation are lost.
     """
     nodes = list(evaluation_nodes(chain.config, epoch))
     found = [chain.find(*node) for node in nodes]
@@ -146,20 +146,20 @@ def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
 
 
 def side_contents(chain: Chain) -> list[EvaluationContent]:
-    """Return the evaluations beside the run's own.
+    """Return the logged content of all additional evaluations.
 
     Raises:
-        NotCommittedError: one is not complete.
+        NotCommittedError: an evaluation is not complete.
     """
     found = (side_content(chain, *key) for key in named_evaluations(chain))
     return [each for each in found if each is not None]
 
 
 def side_content(chain: Chain, epoch: int, name: str) -> EvaluationContent | None:
-    """Return an evaluation beside the run's own, None without images.
+    """Return the logged content of an additional evaluation, None without images.
 
     Raises:
-        NotCommittedError: it is not complete.
+        NotCommittedError: the evaluation is not complete.
     """
     images, rewards = chain.run.made(epoch, "evaluate", name), named_evaluations(chain)[epoch, name]
     if not images:
@@ -169,21 +169,21 @@ def side_content(chain: Chain, epoch: int, name: str) -> EvaluationContent | Non
 
 
 def parameters(config: RunConfig) -> dict[str, str]:
-    """Return the few settings that are shown wherever a run is."""
+    """Return the few settings that are logged as parameters."""
     return {key: value for key, value in _settings(config).items() if key in _PARAMETERS}
 
 
 def further_settings(config: RunConfig) -> dict[str, str]:
-    """Return the other settings a reviewer compares runs by: what matters, then what differs from the defaults.
+    """Return the other settings for comparing runs: the main ones, then those that differ from the defaults.
 
-    Settings that may change from one invocation of a run to the next are not among them.
+    Settings that may change between invocations of a run are excluded.
     """
     return {key: value for key, value in _settings(config).items() if key not in _PARAMETERS}
 
 
 def _settings(config: RunConfig) -> dict[str, str]:
     flat = flatten(config.model_dump(mode="json"))
-    chosen = {name: value for name, value in _what_matters(config).items() if value is not None}
+    chosen = {name: value for name, value in _main_settings(config).items() if value is not None}
     plain = flatten(
         RunConfig(model=config.model, prompts=config.prompts, rewards=config.rewards).model_dump(mode="json")
     )
@@ -194,7 +194,7 @@ def _settings(config: RunConfig) -> dict[str, str]:
             len(chosen) < _MOST
             and not named
             and plain.get(key) != value
-            and key not in _SAID
+            and key not in _RENAMED
             and not key.startswith(_KEPT)
         ):
             chosen[key] = value
@@ -202,13 +202,13 @@ def _settings(config: RunConfig) -> dict[str, str]:
 
 
 _FREE = ("evaluate", "export", "execution", "tracking")
-#: Said by a parameter of another name.
-_SAID = ("optimize.algorithm.name", "rollout.sampler.name", "rollout.plan.name")
-#: Said nowhere: how samples are kept.
+#: Settings logged under another name.
+_RENAMED = ("optimize.algorithm.name", "rollout.sampler.name", "rollout.plan.name")
+#: Settings of storage, which are not logged.
 _KEPT = ("rollout.groups_per_shard", "rollout.store", "rollout.media.", "rollout.latents_dtype")
 
 
-def _what_matters(config: RunConfig) -> dict[str, Any]:
+def _main_settings(config: RunConfig) -> dict[str, Any]:
     model, rollout, optimize = config.model, config.rollout, config.optimize
     lora = model.lora
     return {
@@ -230,9 +230,9 @@ def _what_matters(config: RunConfig) -> dict[str, Any]:
 
 
 def paragraphs(context: RunContext, *, done: bool) -> list[str]:
-    """Return in words what a run is: of which model, on which prompts, for which reward, and with what result.
+    """Return a description of a run: model, prompts, rewards and results.
 
-    The first goes on behind the run's name.
+    The first paragraph continues a sentence that begins with the run's name.
     """
     config, chain = context.config, context.chain
     model, counts = config.model, context.store.manifest(chain.ref(Node(0, "preprocess")))
@@ -256,9 +256,9 @@ def paragraphs(context: RunContext, *, done: bool) -> list[str]:
 
 
 def description(context: RunContext, link: str, *, done: bool) -> str:
-    """Return ``paragraphs`` and what monitors showed in Markdown, and a link behind them."""
+    """Return ``paragraphs``, alerts and a link in Markdown."""
     about, *results = map(in_markdown, paragraphs(context, done=done))
-    # First: the page shows a few lines, and the rest when asked.
+    # Warnings come early because the page folds the text after a few lines.
     warnings = [f"**Warning**: {in_markdown(alert.text)}" for alert in alerts(context.chain)]
     return "\n\n".join([f"**{in_markdown(context.run.name)}** {about}", *warnings, *results, link])
 
@@ -297,11 +297,7 @@ def _evaluation(
 
 
 def _made(chain: Chain, epoch: int) -> dict[tuple[int, str, str], Manifest] | None:
-    """Return what an epoch's training made, by stage; None while it does not count.
-
-    Raises:
-        NotCommittedError: something of it is lost.
-    """
+    """Return the manifests of an epoch's training; None while it is not up to date."""
     nodes = [*scored_nodes(chain.config, epoch), *training_nodes(chain.config, epoch)]
     found = [chain.find(*node) for node in nodes]
     if any(entry is None for entry in found):

@@ -131,7 +131,7 @@ def spoil(folder: Path, how: str) -> None:
         ("deep", "state.json' cannot be read"),
         ("large", "holds no JSON object of up to 4194304 bytes"),
         ("broken", "cannot be read as an Arrow stream"),
-        ("missing", "does not exist, but 'state.json' beside it names it"),
+        ("missing", "does not exist, but 'state.json' next to it names it"),
     ],
 )
 def test_a_broken_saved_dataset_is_one_message(tmp_path: Path, how: str, said: str) -> None:

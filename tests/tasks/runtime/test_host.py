@@ -248,7 +248,7 @@ def test_too_little_memory_says_what_to_change(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["execution.strategy=fsdp"], "there is one process, which has nobody to share weights with"),
+        (["execution.strategy=fsdp"], "there is one process, which has no other to share weights with"),
         (["execution.offload=true"], "strategy 'ddp' keeps weights on devices"),
         (
             ["execution.strategy=fsdp", "execution.processes=2", "model.device_map=cpu"],

@@ -291,7 +291,7 @@ class Spreading:
         (('rewards=[{name: digits_network, server: "http://127.0.0.1:1"}]',), "has server set"),
         (
             (f"rewards=[{{name: '{__name__}:Spreading', spread: true}}]",),
-            "has spread set, .* each rank follows samples of its own",
+            "has spread set, .* each rank follows different samples",
         ),
         (("advantage.mode=binary",), "does not read rewards"),
         (("rollout.plan={name: window}",), "final latents"),
