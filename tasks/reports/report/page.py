@@ -20,7 +20,7 @@ _CHARTS: Sequence[tuple[str, Sequence[str], str]] = (
     ("Evaluation: mean reward", ("eval/*_mean",), "epoch"),
     ("Evaluation: exact match", ("eval/*_exact",), "epoch"),
     ("Reward of the rollouts", ("reward/mean", "reward/*_mean"), "epoch"),
-    ("Share of each reward in the differences within groups", ("reward/*_share",), "epoch"),
+    ("Share of each reward in the variance within groups", ("reward/*_share",), "epoch"),
     ("Monitors", ("monitor/*_mean",), "epoch"),
     ("Correlation of monitors with the reward", ("monitor/*_correlation",), "epoch"),
     ("Spread within groups", ("reward/std", "advantage/group_std"), "epoch"),
