@@ -60,7 +60,7 @@ class Rendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """True: ranks use the agents' store and listen nowhere with one of their own."""
+        """True: ranks use the agents' store and do not listen with their own."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:

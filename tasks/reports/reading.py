@@ -98,14 +98,10 @@ def texts_of(shard: TrajectoryShard) -> pa.Array | None:
 def samples_of_epoch(chain: Chain, epoch: int) -> pa.Table:
     """Return the samples of an epoch with their rewards and advantages, as far as these are committed.
 
-    Columns in addition to those of the samples, null where a sample has no value:
-
-    - 'reward.<label>' of each scored reward and monitor;
-    - 'reward' (the optimized sum) and 'advantage' after the advantage stage;
-    - 'advantages', 'returns', 'values' and 'reference_log_probs' (lists) with advantages per token;
-    - 'modality_advantages' with advantages per modality.
-
-    For rendered texts 'media_format' is the format of their images.
+    Additional columns, null where a sample has no value: 'reward.<label>' of each scored reward and monitor; 'reward'
+    (the optimized sum) and 'advantage' after the advantage stage; the lists 'advantages', 'returns', 'values' and
+    'reference_log_probs' with advantages per token; 'modality_advantages' with advantages per modality. For rendered
+    texts 'media_format' is the format of their images.
 
     Raises:
         NotCommittedError: the epoch has no rollout.

@@ -16,7 +16,7 @@ _ADDRESS = re.compile(r"(?P<run>[^/]+)/(?P<stage>\w+)(\[(?P<slot>.+)\])?@(?P<epo
 
 
 def model_address(text: str) -> tuple[str, int | None]:
-    """Return run and epoch of a model named ``RUN`` or ``RUN@EPOCH``; None stands for the last epoch.
+    """Return run and epoch of a model named ``RUN`` or ``RUN@EPOCH``; None means the last epoch.
 
     Raises:
         ConfigError: the text has neither form.

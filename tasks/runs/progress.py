@@ -18,7 +18,7 @@ _LATELY = 64
 
 
 class Reporter(Protocol):
-    """Shows progress to a person or a log."""
+    """Shows progress to the user or in a log."""
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
         """Show the progress of a stage of an epoch; ``detail`` is a short figure such as the current reward.

@@ -29,7 +29,7 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
         evaluation: a name for an additional evaluation.
 
     Raises:
-        ConfigError: the settings belong to another run, or a stage that is no evaluation got a name.
+        ConfigError: the settings belong to another run, or a stage other than an evaluation got a name.
     """
     if evaluation and node.stage not in _EVALUATING:
         raise ConfigError(f"--name is for evaluations; stage '{node.stage}' has none.")
