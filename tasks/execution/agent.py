@@ -1,4 +1,4 @@
-"""torchrun, meeting the other agents on one address alone: ``python agent.py HOST NODES TORCHRUN-ARGUMENTS``."""
+"""torchrun with a rendezvous on a single address: ``python agent.py HOST NODES TORCHRUN-ARGUMENTS``."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The execution of a run: its context, the models of this process, and its ranks."""
+"""The execution of a run: its context, models of this process, and ranks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class Execution:
     """Context, models and ranks for the stages of one run in one process."""
 
     def __init__(self, context: RunContext) -> None:
-        """Bind to a run; no model is loaded and no rank started yet."""
+        """Bind to a run; no model is loaded and no rank is started yet."""
         self.context = context
         self.host = ModelHost(context)
         """Holds the run's models in this process."""
         self.elsewhere = make_runner(context.config.execution).elsewhere
-        """Whether shards that need no other go to other processes one by one."""
+        """Whether independent shards go to other processes one by one."""
 
     @cached_property
     def crew(self) -> WorkerGroup:
-        """The run's resident ranks, where several processes work together."""
+        """The run's resident ranks."""
         execution, reporter = self.context.config.execution, self.context.reporter
         return WorkerGroup(execution, reporter)
 
     def stage(self, name: str, epoch: int, slot: str = "") -> Stage:
-        """Return a stage, bound to context and models.
+        """Return a stage bound to context and models.
 
         Raises:
             ConfigError: there is no such stage, or it does not exist for this epoch or slot.
@@ -38,7 +38,7 @@ class Execution:
         return make_stage(self.context, self.host, Node(epoch, name, slot))
 
     def begin_epoch(self) -> None:
-        """Restart the ranks if they have stayed long enough."""
+        """Restart the ranks if they have reached ``execution.resident_epochs``."""
         if "crew" in vars(self):
             self.crew.begin_epoch()
 

@@ -1,8 +1,8 @@
-"""Local servers answer this machine's programs and their own pages, and no page of another origin.
+"""Guard for local servers: they answer programs on this machine and their own pages, but no page of another origin.
 
-A web page anywhere can have a browser send requests to 127.0.0.1, and by a name of its own that leads there (DNS
-rebinding) read the answers. Prefect's server lets any origin read and any host name in; MLflow's lets pages of other
-local servers in. Both are served through this middleware. Programs send neither header that is looked at.
+Any web page can make a browser send requests to 127.0.0.1, and read the responses through its own host name that
+resolves to 127.0.0.1 (DNS rebinding). Prefect's server accepts any origin and any host name; MLflow's server accepts
+pages of other local servers. Both run behind this middleware. Programs do not send the checked browser headers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: Names that lead to this machine whatever a name server says.
+#: Names of this machine that no name server can redirect.
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-#: What a browser says of requests of the server's own pages, and of addresses that a person entered.
+#: Values of Sec-Fetch-Site for requests from the server's own pages, and for addresses that the user entered.
 _OWN_SITE = ("same-origin", "none")
 _POLICY_VIOLATION = 1008
 
 
 class OwnPagesOnly:
-    """An ASGI application that refuses what pages of other origins ask of another."""
+    """An ASGI application that guards another one against requests from pages of other origins."""
 
     def __init__(self, app: App) -> None:
         """Guard an application."""
@@ -49,14 +49,14 @@ class OwnPagesOnly:
 
 
 def refusal(scope: Scope) -> str | None:
-    """Return why a request is not for this server, or comes from another's page; None if neither."""
+    """Return the reason to refuse a request: another host name, or a page of another origin; None to accept it."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope.get("headers", ())}
     host = _place(f"http://{headers.get('host', '')}")
     if host is None or host[0] not in _LOOPBACK:
         return "This server answers at 127.0.0.1 and localhost alone, not by another name."
     origin = headers.get("origin")
     if origin is not None:
-        # 127.0.0.1 and localhost at one port are one server.
+        # 127.0.0.1 and localhost with the same port are the same server.
         page = _place(origin)
         own = page is not None and page[0] in _LOOPBACK and page[1] == host[1]
         return None if own else "This server answers no page of another origin."
@@ -66,13 +66,13 @@ def refusal(scope: Scope) -> str | None:
 
 
 def _is_followed_link(scope: Scope, headers: dict[str, str]) -> bool:
-    """Return whether a person opens a page in a tab: the page they come from sees nothing of it."""
+    """Return whether the user opens a page in a tab: the linking page cannot read it."""
     seen = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     return seen and scope.get("method") == "GET"
 
 
 def _place(url: str) -> tuple[str, int | None] | None:
-    """Return the host and port of an address, None if it is none."""
+    """Return the host and port of a URL, None if it is invalid."""
     try:
         parts = urlsplit(url)
         return (parts.hostname, parts.port) if parts.hostname and "@" not in parts.netloc else None
@@ -81,7 +81,7 @@ def _place(url: str) -> tuple[str, int | None] | None:
 
 
 def _unframed(headers: Any) -> list[tuple[bytes, bytes]]:
-    """Return headers of an answer that no page of another origin can show as a part of itself."""
+    """Return response headers that forbid pages of other origins to embed the response in a frame."""
     kept = [(name, value) for name, value in headers if name.lower() != b"x-frame-options"]
     return [*kept, (b"x-frame-options", b"SAMEORIGIN")]
 

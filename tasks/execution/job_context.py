@@ -15,10 +15,10 @@ from tasks.stages.stage import Stage
 
 
 class JobExecution:
-    """Execution of the current job; it stays, with its models, for all jobs of one run."""
+    """Execution of the current job, kept with its models for all jobs of one run."""
 
     def __init__(self) -> None:
-        """Know of no run."""
+        """Start without a run."""
         self._order: JobSpec | None = None
         self._execution: Execution | None = None
 
@@ -26,13 +26,13 @@ class JobExecution:
         """Return the execution of a job's run; a job of another run or config releases the models.
 
         Args:
-            order: the order.
-            reporter: makes who shows progress.
-            on_open: called with one that is new.
+            order: the job.
+            reporter: makes the progress reporter.
+            on_open: called with a new execution.
         """
         execution, known = self._execution, self._order
         if execution is None or known is None or known.settings != order.settings:
-            # Forgotten first: where the new one cannot be opened, the next try must not take the old one for it.
+            # Reset first: if the new execution cannot be opened, the next try must not use the old one.
             self._execution = self._order = None
             if execution is not None:
                 execution.close()
@@ -45,7 +45,7 @@ class JobExecution:
 
 
 def stage_of_job(order: JobSpec, execution: Execution) -> Stage:
-    """Return the stage that an order names, of the artifacts it names."""
+    """Return the stage that a job names, with the artifacts it names."""
     epoch, name, slot = order.node
     stage = execution.stage(name, epoch, slot)
     stage.adopt(ArtifactRef.parse(order.artifact), [ArtifactRef.parse(ref) for ref in order.inputs])

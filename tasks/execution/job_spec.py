@@ -1,4 +1,4 @@
-"""Jobs for other processes: one stage of one epoch of a run, fully named, as plain data."""
+"""Jobs for other processes: one stage of one epoch of a run, fully specified as plain data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from configs.schema import RunConfig
 from storage.checksums import hash_file
 from tasks.stages.stage_run import StageRun
 
-#: Lines of a rank that start with this carry one JSON object for the process that gave it orders.
+#: Prefix of a rank's output lines that contain one JSON object for the parent process.
 PREFIX = "@flowmill "
 
 
 @cache
 def own_code() -> str:
-    """Return a hash of the program of this process: only equal ones may work on one run."""
+    """Return a hash of this process's code: only processes with equal code may work on one run."""
     folder = Path(__file__).parent.parent.parent
     rooms = ("configs", "models", "storage", "tasks")
     files = [path for room in rooms for path in sorted((folder / room).rglob("*.py"))]
@@ -33,11 +33,11 @@ class JobSpec:
     """One stage to run."""
 
     config: Mapping[str, Any]
-    """The run's config, or another that this stage is run with."""
+    """The run's config, or another config for this stage."""
     run: str
     """Name of the run."""
     epoch: int
-    """Epoch of the one stage that is run with another config; 0 with the run's own."""
+    """Epoch of the stage if it has another config; 0 with the run's own config."""
     node: tuple[int, str, str]
     """The stage."""
     artifact: str
@@ -45,9 +45,9 @@ class JobSpec:
     inputs: tuple[str, ...]
     """The artifacts it reads."""
     code: str
-    """The program that gives it, see ``own_code``."""
+    """Hash of the sender's code, see ``own_code``."""
     number: int = 0
-    """Of those given to ranks: how many were given before."""
+    """Number of jobs given to the ranks before."""
 
     @classmethod
     def of(cls, run: StageRun, *, number: int = 0) -> JobSpec:
@@ -73,12 +73,12 @@ class JobSpec:
         return cls(**{**data, "node": tuple(data["node"]), "inputs": tuple(data["inputs"])})
 
     def line(self) -> str:
-        """Return the order as one line."""
+        """Return the job as one line."""
         return json.dumps(asdict(self))
 
     @property
     def root(self) -> str:
-        """The store."""
+        """The store's root."""
         return str(self.config["store"]["root"])
 
     @property

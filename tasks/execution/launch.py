@@ -1,7 +1,7 @@
 """Starts the ranks and makes sure that they never outlive their caller.
 
-torch starts every rank in its own session, so a group kill misses them; the tree is listed before it is signaled, and
-through the kernel's parent-death signal the agents die with their parent and the ranks with their agent.
+torch starts every rank in its own session, so killing a process group misses them. So the process tree is listed before
+it is signaled. The kernel's parent-death signal ends agents with their parent, and ranks with their agent.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from tasks.execution.launchers import Launcher, Program
 from tasks.execution.parent_death import die_with_parent
 
 _GRACE_S = 10.0
-#: Lines that are kept: torchrun's report on a failure, with a traceback in it.
+#: Output lines to keep, for torchrun's failure report with a traceback, and lines to show.
 _TAIL, _SHOWN = 300, 20
 
 
 class Launched:
-    """Started agents and their ranks: their output, input and end."""
+    """Started agents and their ranks: their input, output and termination."""
 
     def __init__(self, program: Program, launcher: Launcher) -> None:
         """Start a program in several processes.
 
         Raises:
             WorkerError: a command cannot be started.
-            ConfigError: the launcher cannot start so many nodes.
+            ConfigError: the launcher cannot start this number of nodes.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="flowmill-torchrun-", ignore_cleanup_errors=True)
         self._lines: queue.Queue[str | int] = queue.Queue()
@@ -52,7 +52,7 @@ class Launched:
                 raise WorkerError(f"'{command[0]}' cannot be started: {error.strerror or error}.") from None
 
     def tell(self, line: str) -> None:
-        """Give every node's first rank a line on its standard input; ranks that have ended do not hear it."""
+        """Write a line to the standard input of every node's first rank; ended ranks are skipped."""
         for agent in self._agents:
             agent.tell(line)
 
@@ -73,19 +73,19 @@ class Launched:
                 self._tail.append(line)
                 yield line
             elif line:
-                # Ranks of other nodes notice by themselves that one is gone, but may take minutes.
+                # Ranks of other nodes detect the failure themselves, but may take minutes.
                 self._end()
                 raise self._failure(line)
             else:
                 running -= 1
 
     def stop(self, grace: float = _GRACE_S) -> None:
-        """End all processes: ask first, kill the rest after the grace period; then remove their files."""
+        """Terminate all processes, kill the rest after the grace period, and remove their files."""
         self._end(grace)
         self._folder.cleanup()
 
     def leave(self, patience: float = _GRACE_S) -> None:
-        """Let the ranks end by themselves, as they do when their input ends, and stop those that do not."""
+        """Close the ranks' input, so that they end by themselves, and stop those that do not."""
         for agent in self._agents:
             agent.hang_up()
         for agent in self._agents:
@@ -104,7 +104,7 @@ class Launched:
         stop_trees([agent.process for agent in self._agents], grace)
 
     def _failure(self, code: int) -> WorkerError:
-        # First: when a rank is killed, others fail because of it, and are the only ones that can say anything.
+        # Check for a killed rank first: it makes other ranks fail, and only those write error files.
         killed = _killed(self._tail) if code > 0 else f"torchrun was ended from outside by {_signal(-code)}."
         if killed:
             return LostRankError(killed)
@@ -118,14 +118,14 @@ class Launched:
 
 
 class _Agent:
-    """One started command; its output, and in the end its exit code, go into a queue."""
+    """One started command; its output lines, and finally its exit code, go into a queue."""
 
     def __init__(self, command: Sequence[str], lines: queue.Queue[str | int]) -> None:
         read, self._write = os.pipe()
         self._lines = lines
         self._error: OSError | None = None
         started = threading.Event()
-        # The parent-death signal is that of the thread that forks: it must live as long as the process.
+        # The parent-death signal is tied to the thread that forks, so the thread must live as long as the process.
         threading.Thread(target=self._keep, args=(command, read, started), daemon=True, name="torchrun").start()
         started.wait()
         os.close(read)
@@ -138,7 +138,7 @@ class _Agent:
             os.write(self._write, f"{line}\n".encode())
 
     def hang_up(self) -> None:
-        """Close its input."""
+        """Close the command's input."""
         if self._write >= 0:
             os.close(self._write)
             self._write = -1
@@ -194,9 +194,9 @@ def stop_trees(processes: Sequence[subprocess.Popen[str]], grace: float) -> None
 
 
 def first_error(logs: Path) -> tuple[str, str]:
-    """Return who failed and the message of the earliest error file that torch's ``record`` wrote; '' if there is none.
+    """Return the rank and the message of the earliest error file that torch's ``record`` wrote; '' if there is none.
 
-    torchrun names the files by a rank's number on its machine, so with several agents that of the agent is said too.
+    torchrun names the files by the rank's number on its machine, so with several agents the rank includes the agent.
     """
     found: list[tuple[int, str, str]] = []
     for path in logs.rglob("error.json"):
@@ -216,7 +216,7 @@ def _signal(number: int) -> str:
 
 
 def _killed(tail: Sequence[str]) -> str:
-    """Return which rank a signal ended that torchrun did not send itself, from its report; '' if none was."""
+    """Return a message about a rank that an external signal ended, from torchrun's report; '' if there is none."""
     failures = re.findall(r"rank\s*: (\d+) .*\n.*exitcode\s*: -(\d+)", "\n".join(tail))
     found = [(rank, int(number)) for rank, number in failures if int(number) != signal.SIGTERM]
     if not found:

@@ -1,6 +1,6 @@
-"""How torchrun's agents are started: one on this machine, or one on each of several.
+"""Launchers of torchrun's agents: one agent on this machine, or one on each of several machines.
 
-A launcher gives commands; starting, talking to and ending them is ``launch``'s work, and the same for all.
+A launcher returns commands; ``launch`` starts them, communicates with them and ends them, in the same way for all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAUNCHERS = Table(
     },
     like="tasks.execution.launchers:Launcher",
 )
-#: Commands that start the rest of a line on other machines.
+#: Commands that run the rest of their command line on other machines.
 _AWAY = ("ssh", "srun", "kubectl")
 _AGENT, _RANK = (Path(__file__).with_name(name) for name in ("agent.py", "rank.py"))
 
@@ -44,17 +44,17 @@ class Program:
 
 
 class Launcher(Protocol):
-    """Gives the commands that start agents."""
+    """Returns the commands that start agents."""
 
     def commands(self, program: Program, logs: Path) -> list[list[str]]:
-        """Return the command of every process to start here; together they become all nodes' agents.
+        """Return the command of every process to start here; together they start the agents of all nodes.
 
         Args:
             program: the program of the ranks.
-            logs: folder for the errors of ranks, where they are on this machine.
+            logs: folder for the error files of ranks on this machine.
 
         Raises:
-            ConfigError: so many nodes cannot be started this way.
+            ConfigError: the launcher cannot start this number of nodes.
         """
         ...
 
@@ -69,17 +69,17 @@ def make_launcher(section: ExecutionSection) -> Launcher:
 
 
 def check_launcher(section: ExecutionSection) -> None:
-    """Check that the launcher can start so many nodes.
+    """Check that the launcher can start the configured number of nodes.
 
     Raises:
-        ConfigError: it cannot, there is none of this name, or an option cannot work.
+        ConfigError: it cannot, there is no launcher of this name, or an option cannot work.
     """
     make_launcher(section).commands(Program(module="", processes=section.processes, nodes=section.nodes), Path())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """One agent, on this machine."""
+    """One agent on this machine."""
 
     def commands(self, program: Program, logs: Path) -> list[list[str]]:
         """Return the command of one standalone agent."""
@@ -93,16 +93,16 @@ class Local:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agents:
-    """An agent per node, each started by a command of its own or all by one; they meet at an address of one of them."""
+    """An agent per node, each started by its own command or all by one; they meet at an address of one node."""
 
     endpoint: str
-    """``host:port`` of the rendezvous: one of the nodes, a free port."""
+    """``host:port`` of the rendezvous: one of the nodes, and a free port."""
     prefixes: tuple[tuple[str, ...], ...]
     """Prefix of torchrun's command, once per process started here: ``[[ssh, node1], [ssh, node2]]``, or
     ``[[srun, --nodes=2, --ntasks-per-node=1]]``, which starts all; ``[[], []]`` starts two on this machine."""
     python: str | None = None
-    """The interpreter on the nodes, the one of this process where none is given; flowmill is installed in the same
-    folder on all of them."""
+    """The interpreter on the nodes; by default that of this process. flowmill is installed in the same folder on all of
+    them."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -124,7 +124,7 @@ class Agents:
                 f"execution.launcher: the endpoint '{self.endpoint}' is a loopback address, which every machine has "
                 f"for itself, but '{away}' starts agents on others. Name one of them, as the others reach it."
             )
-        # Ranks of an earlier start that are still ending must not be met.
+        # A unique id prevents a rendezvous with ranks of an earlier start that are still ending.
         start = uuid.uuid4().hex[:12]
         agents = enumerate(self.prefixes)
         return [
@@ -136,12 +136,12 @@ def _agent(program: Program, endpoint: str, logs: Path, start: str = "start", py
     """Return the command of one torchrun agent."""
     settings = {
         "PYTHONUNBUFFERED": "1",
-        # The working directory is the user's: its files must not shadow libraries. See rank.py.
+        # Files in the user's working directory must not shadow libraries. See rank.py.
         "PYTHONSAFEPATH": "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     environment = ["env", *(f"{name}={value}" for name, value in settings.items())]
-    # Restarts are not torchrun's: with gloo they are unreliable, and a committed checkpoint makes them ours.
+    # No restarts by torchrun: with gloo they are unreliable, and flowmill restarts from committed checkpoints.
     options = {
         "nnodes": program.nodes,
         "nproc-per-node": program.processes,

@@ -1,4 +1,4 @@
-"""Processes that die with the one that started them; standard library alone, as ranks ask for it before all else."""
+"""Processes that die with their parent; uses only the standard library, as ranks call it before other imports."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _AGENT = b"tasks/execution/agent.py"
 
 
 def die_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
-    """Ask the kernel to end this process when its parent dies, however it dies (Linux)."""
+    """Ask the kernel to end this process when its parent dies for any reason (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL("libc.so.6").prctl(_PR_SET_PDEATHSIG, by)
 
 
 def end_without_agent() -> None:
-    """End if torchrun's agent, which started this process, died before the kernel could be asked (Linux).
+    """Exit if torchrun's agent, the parent of this process, died before ``die_with_parent`` (Linux).
 
-    A process whose parent died gets another, which need not be process 1, and in a container the agent can be that one.
+    An orphaned process gets a new parent, which need not be process 1; in a container the agent can be process 1.
     """
     with suppress(OSError):
         if _AGENT not in Path(f"/proc/{os.getppid()}/cmdline").read_bytes():

@@ -1,6 +1,6 @@
-"""Entry point of torchrun: runs a module with flowmill's own packages before, and the user's folder after all others.
+"""Entry point of torchrun: runs a module with flowmill's packages first, and the user's folder last on the path.
 
-It dies with the agent that started it, which can have been killed by then.
+It dies with its agent, even if the agent was killed before this process could ask the kernel for it.
 ``torchrun ... tasks/execution/rank.py MODULE ARGUMENTS``; torchrun's own ``-m`` would put the working directory first.
 """
 

@@ -1,7 +1,7 @@
-"""Where torchrun's agents meet: one store, on one address.
+"""Rendezvous of torchrun's agents: one store, on one address.
 
-torchrun's own rendezvous listen on every interface, and c10d's unpickles any data sent there. This one listens on
-the address it is given alone, and agents exchange only numbers; docs/security.md names trusted parties.
+torchrun's own rendezvous backends listen on every interface, and c10d's unpickles any received data. This one listens
+only on the given address, and agents exchange only numbers; docs/security.md names trusted parties.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 #: Name for torchrun's --rdzv-backend.
 BACKEND = "flowmill"
-#: Agents of a scheduler that starts them one by one may be minutes apart.
+#: A scheduler may start agents one by one, minutes apart.
 _TIMEOUT_S = 600.0
-#: Another process, or another machine, has the address.
+#: Errors if another process or another machine has the address.
 _TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
 
 class Rendezvous(RendezvousHandler):
-    """The store of one start of ranks: made by the agent that can listen at the endpoint, reached by the others."""
+    """The store of one start of ranks: the agent that can listen at the endpoint creates it, the others connect."""
 
     def __init__(self, host: str, port: int, nodes: int, run_id: str, timeout_s: float = _TIMEOUT_S) -> None:
-        """Take note of where to meet; nothing listens yet.
+        """Store the settings; no socket listens yet.
 
         Args:
             host: name or address of one of the nodes.
-            port: of the store; 0 for any free one, where there is a single node.
-            nodes: agents that meet.
-            run_id: of this start; agents of another are not met.
-            timeout_s: seconds after which missing agents are given up.
+            port: port of the store; 0 for any free port with a single node.
+            nodes: number of agents.
+            run_id: id of this start; agents with another id are ignored.
+            timeout_s: seconds to wait for missing agents.
         """
         self._host, self._port, self._nodes, self._run_id = host, port, nodes, run_id
         self._timeout = timedelta(seconds=timeout_s)
@@ -60,15 +60,14 @@ class Rendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """True: ranks use the agents' store and listen nowhere with one of their own."""
+        """True: ranks use the agents' store and do not listen with their own."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Open the store and return it, this agent's number and how many there are.
+        """Open the store and return it, this agent's number and the number of agents.
 
         Raises:
-            RendezvousConnectionError: no process can listen at the address, or there are more agents
-                than nodes.
+            RendezvousConnectionError: no process can listen at the address, or there are more agents than nodes.
         """
         first = listening(self._host, self._port)
         if first is not None:
@@ -109,11 +108,11 @@ class Rendezvous(RendezvousHandler):
         return 0
 
     def get_run_id(self) -> str:
-        """Return which start this is."""
+        """Return the id of this start."""
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Let go of the store."""
+        """Release the store."""
         self._store = None
         return True
 
@@ -126,14 +125,14 @@ def make_rendezvous(parameters: RendezvousParameters) -> Rendezvous:
 
 
 def reachable(host: str, nodes: int) -> str:
-    """Return the address of a host that other machines reach too, where agents of several meet.
+    """Return an address of a host that other machines reach too, for a rendezvous of several machines.
 
-    Debian writes a machine's own name into /etc/hosts as 127.0.1.1, which others cannot reach: its address is
-    taken in its place, if it has a single one. Loopback that is named as such is meant: all agents are on one machine.
+    Debian maps a machine's own name to 127.0.1.1 in /etc/hosts, which others cannot reach; if the machine has a single
+    other address, that one is returned. An explicit loopback host is kept: all agents are on one machine.
 
     Raises:
-        ConfigError: this machine has several addresses, or none, and its name stands for loopback alone.
-        OSError: the host is not known.
+        ConfigError: the name resolves only to loopback, and this machine has several addresses or none.
+        OSError: the host is unknown.
     """
     if nodes == 1 or host == "localhost" or is_address(host):
         return host
@@ -152,7 +151,7 @@ def reachable(host: str, nodes: int) -> str:
 
 
 def own_addresses() -> list[str]:
-    """Return the IPv4 addresses of this machine that others may reach: those of interfaces that are up."""
+    """Return the IPv4 addresses of this machine on interfaces that are up, which others may reach."""
     running = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found = [
         each.address
@@ -164,10 +163,10 @@ def own_addresses() -> list[str]:
 
 
 def listening(host: str, port: int) -> socket.socket | None:
-    """Return a socket that listens at one address alone; None if it is another process' or machine's.
+    """Return a socket that listens only on one address; None if another process or machine has the address.
 
     Raises:
-        OSError: it cannot be listened at, or not be found, for another reason.
+        OSError: listening or the lookup fails for another reason.
     """
     family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     found = socket.socket(family, kind, number)
@@ -184,23 +183,23 @@ def listening(host: str, port: int) -> socket.socket | None:
 
 
 def stay_on_interface(host: str) -> None:
-    """Let ranks talk over the interface that leads to the endpoint alone, unless the environment names another."""
+    """Restrict ranks to the interface that leads to the endpoint, unless the environment names another."""
     name = interface_to(host)
     if name is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        # NCCL takes names for beginnings of names without the sign.
+        # Without the equals sign NCCL treats the name as a prefix.
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
 
 
 def interface_to(host: str) -> str | None:
-    """Return the name of the interface through which a host is reached; None where the system does not say.
+    """Return the name of the interface that leads to a host; None if it is unknown.
 
     Raises:
-        OSError: the host is not known.
+        OSError: the host is unknown.
     """
     family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        # Sends nothing: only the route is looked up.
+        # Sends no data: this only looks up the route.
         probe.connect(address)
         own: str = probe.getsockname()[0]
     interfaces = psutil.net_if_addrs().items()

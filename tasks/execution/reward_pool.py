@@ -1,7 +1,7 @@
 """A pool of scoring processes, so that rewards without an accelerator do not block sampling.
 
-The pool is loky's, which joblib ships: unlike the standard library's it does not run a person's own script again in
-every process, and says when one is killed.
+The pool is loky's, which joblib ships: unlike the standard library's pool it does not run the user's script again in
+every process, and it reports killed processes.
 """
 
 from __future__ import annotations
@@ -28,52 +28,52 @@ from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Shard, Stage
 from tasks.stages.stage_run import StageRun
 
-#: Seconds that scoring must have taken here, and must take of a shard, until processes are started, which takes some.
+#: Least seconds of scoring in this process so far, and per shard, before processes are started, which takes seconds.
 _WORTH_S, _SLOW_S = 8.0, 0.2
-#: Seconds after which a process that has nothing to score ends.
+#: Seconds after which an idle process ends.
 _IDLE_S = 60.0
 _LOOK_S = 0.5
 
-#: Messages of a scoring process, reported by its parent.
-_Said = list[tuple[str, int, int, int, str]]
+#: Messages of a scoring process, which its parent reports.
+_Messages = list[tuple[str, int, int, int, str]]
 
 
 class RewardPool:
-    """The scoring processes of one run in one process: started when it is worth it, ended with the run."""
+    """The scoring processes of one run in one process: started when scoring takes long enough, ended with the run."""
 
     def __init__(self, context: RunContext, *, on_rank: bool = False) -> None:
-        """Bind to a run; nothing is started.
+        """Bind to a run; no process is started yet.
 
         Args:
             context: execution settings, ledger of scoring time, and reporter.
-            on_rank: this process is one of several that score.
+            on_rank: this process is one of several ranks that score.
         """
         config = context.config
         self._config, self._ledger, self._reporter = config, context.ledger, context.reporter
         shards = max(len(rollout_cuts(config)), 2 * len(evaluation_cuts(config)))
         workers = 1 if make_runner(config.execution).elsewhere else score_workers(config.execution, on_rank=on_rank)
         self.count = min(workers, shards)
-        """Processes at most."""
+        """Most processes."""
         self._pool: Any = None
         self._closed = False
         self._lock = threading.Lock()
         self._here = threading.Lock()
 
     def fit(self, stage: Stage) -> bool:
-        """Return whether processes may score the shards of a stage, and there are several.
+        """Return whether several processes may score the shards of a stage.
 
-        Never with a reward that a server gives, nor with one on an accelerator, whose memory is one process's.
+        Never for rewards of a server, nor for rewards on an accelerator, whose memory only one process uses.
         """
         scores = isinstance(stage, Scoring) and not stage.needs_accelerator and stage.section.server is None
         return self.count > 1 and scores
 
     def take(self, stage: Stage) -> bool:
-        """Return whether they do from now on: a cheap reward has scored all sooner than a process is started."""
+        """Return whether processes score a stage from now on; for a cheap reward starting them takes too long."""
         spent, each = self._ledger.seconds(stage.name), self._ledger.typical(stage.name)
         return self.fit(stage) and spent >= _WORTH_S and each >= _SLOW_S
 
     def carry_out(self, run: StageRun, order: JobSpec, shards: Iterable[Shard]) -> int:
-        """Make shards of a stage one after the other, by a process if it is of those; return how many."""
+        """Make shards of a stage one after the other, in a scoring process if ``take``; return their number."""
         if not self.take(run.stage):
             return self._carry_out_here(run, shards)
         done = 0
@@ -84,7 +84,7 @@ class RewardPool:
         return done
 
     def spread(self, run: StageRun, order: JobSpec, shards: Iterable[Shard], on_commit: Callable[[str], None]) -> None:
-        """Make all shards of a stage that fits: here, and once that is worth it by all processes at once."""
+        """Make all shards of a fitting stage: in this process, then in all processes in parallel once ``take``."""
         left, lock, failed = iter(shards), threading.Lock(), threading.Event()
 
         def work(until: Callable[[], bool]) -> None:
@@ -108,7 +108,7 @@ class RewardPool:
                 done.result()
 
     def close(self) -> None:
-        """End the processes, whatever they are doing; none is started any more."""
+        """Kill the processes, even busy ones; no process is started after this."""
         with self._lock:
             pool, self._pool, self._closed = self._pool, None, True
         if pool is not None:
@@ -117,22 +117,22 @@ class RewardPool:
     def _carry_out_here(self, run: StageRun, shards: Iterable[Shard]) -> int:
         stage = run.stage
         if isinstance(stage, Scoring) and stage.section.server is None:
-            # Rewards need not be made for several threads.
+            # Rewards need not be thread-safe.
             with self._here:
                 return run.run_shards(shards)
         return run.run_shards(shards)
 
     def _score(self, run: StageRun, order: JobSpec, shard: Shard) -> None:
-        """Have one shard scored; a process that something ends from outside is replaced.
+        """Have one shard scored; a process that is ended from outside is replaced.
 
         Raises:
-            LostRankError: they are ended again and again.
-            WorkerError: they were ended as the run was.
+            LostRankError: all retries failed.
+            WorkerError: the run has ended.
         """
         for left in reversed(range(self._config.execution.retries + 1)):
             pool = self._started()
             try:
-                said = pool.submit(_scored, order.line(), astuple(shard)).result()
+                messages = pool.submit(_scored, order.line(), astuple(shard)).result()
             except (BrokenProcessPool, ShutdownExecutorError):
                 self._forget(pool)
                 if not left:
@@ -142,7 +142,7 @@ class RewardPool:
                         f"{self.count} here; committed shards stay."
                     ) from None
                 continue
-            for each in said:
+            for each in messages:
                 self._reporter.progress(*each)
             return
 
@@ -166,20 +166,20 @@ class _Kept:
     """Keeps the messages of a stage."""
 
     def __init__(self) -> None:
-        self.said: _Said = []
+        self.messages: _Messages = []
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
-        self.said.append((stage, epoch, done, total, detail))
+        self.messages.append((stage, epoch, done, total, detail))
 
     def message(self, text: str) -> None:
-        """Report nothing: errors are raised."""
+        """Ignore it: errors are raised."""
 
 
 _execution, _kept = JobExecution(), _Kept()
 
 
 def _begin(parent: int) -> None:
-    """Make a process one that scores: interrupts are its parent's to hear, and it ends when that is gone."""
+    """Set up a scoring process: it leaves interrupts to its parent, and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True, name="parent").start()
 
@@ -190,10 +190,10 @@ def _end_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _scored(line: str, shard: tuple[str, int, int]) -> _Said:
+def _scored(line: str, shard: tuple[str, int, int]) -> _Messages:
     """Score and commit a shard of a job's stage; return its messages."""
     order = JobSpec.parse(line)
     execution = _execution.of(order, lambda: _kept, lambda made: None)
-    _kept.said = []
+    _kept.messages = []
     StageRun(stage_of_job(order, execution), ordered=True).run_shard(Shard(*shard))
-    return _kept.said
+    return _kept.messages

@@ -1,6 +1,6 @@
-"""Who takes shards that need no other: threads of this process, or the workers of a Dask or Ray cluster.
+"""Runners of independent shards: threads of this process, or the workers of a Dask or Ray cluster.
 
-A runner names one of Prefect's task runners and its arguments; only ``flows`` imports that.
+A runner names one of Prefect's task runners and its arguments; only ``flows`` imports Prefect.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ RUNNERS = Table(
 
 
 class Runner(Protocol):
-    """One way to have shards made."""
+    """One way to run shards."""
 
     @property
     def elsewhere(self) -> bool:
-        """True for other processes, which hold models of their own; False for threads of this one."""
+        """True for other processes, which hold their own models; False for threads of this process."""
         ...
 
     @property
@@ -44,28 +44,28 @@ class Runner(Protocol):
         ...
 
     def connect(self, task_runner: Any) -> None:
-        """Reach the workers of a task runner that was started; a failure is reported before any shard is handed out."""
+        """Connect to the workers of a started task runner, so that a failure is reported before any shard is sent."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threads:
-    """Scores go to ``execution.score_workers`` threads, or processes, while this process, or its ranks, roll out."""
+    """``execution.score_workers`` threads or processes score while this process or its ranks roll out."""
 
     elsewhere = False
     task_runner = "prefect.task_runners:ThreadPoolTaskRunner"
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
-        """Return how many threads."""
+        """Return the number of threads."""
         return {"max_workers": score_workers(execution)}
 
     def connect(self, task_runner: Any) -> None:
-        """Do nothing: threads are here."""
+        """Do nothing: threads need no connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dask:
-    """A Dask cluster: one that runs at ``address``, one of ``cluster_class``, or workers on this machine."""
+    """A Dask cluster: a running one at ``address``, a new one of ``cluster_class``, or workers on this machine."""
 
     elsewhere = True
     task_runner = "prefect_dask:DaskTaskRunner"
@@ -73,11 +73,11 @@ class Dask:
     workers: int = 2
     """Processes to start on this machine, one shard each at a time."""
     address: str | None = None
-    """Scheduler of a cluster that runs: ``tcp://host:8786``."""
+    """Scheduler of a running cluster: ``tcp://host:8786``."""
     cluster_class: str | None = None
     """Another kind of cluster to start: ``dask_cuda.LocalCUDACluster``, ``dask_jobqueue.SLURMCluster``."""
     cluster: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the cluster that is started."""
+    """Arguments of the cluster to start."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -103,12 +103,12 @@ class Dask:
             return {"address": self.address}
         if self.cluster_class is not None:
             return {"cluster_class": self.cluster_class, "cluster_kwargs": self.cluster}
-        # Models may fill the memory: the nanny must not end workers at a share of it that it takes for theirs.
+        # Models may fill the memory: Dask's nanny must not end workers at its own memory limit.
         local = {"n_workers": self.workers, "threads_per_worker": 1, "memory_limit": 0}
         return {"cluster_kwargs": {**local, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", **self.cluster}}
 
     def connect(self, task_runner: Any) -> None:
-        """Start the cluster and its client, which otherwise wait for the first shard."""
+        """Start the cluster and its client now; by default they start with the first shard."""
         if self.address is None:
             close_http_servers()
         _ = task_runner.client
@@ -116,13 +116,13 @@ class Dask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ray:
-    """A running Ray cluster. None is started here: it would listen on every interface, and run any code it is sent."""
+    """A running Ray cluster. None is started here: it would listen on every interface and run any received code."""
 
     elsewhere = True
     task_runner = "prefect_ray:RayTaskRunner"
 
     address: str
-    """``host:6379`` of a cluster this machine belongs to, or ``ray://host:10001``."""
+    """``host:6379`` of a cluster that includes this machine, or ``ray://host:10001``."""
     init: dict[str, Any] = field(default_factory=dict)
     """Further arguments of ``ray.init``."""
 
@@ -132,15 +132,15 @@ class Ray:
         return {"address": self.address, "init_kwargs": {"log_to_driver": False, **self.init}}
 
     def connect(self, task_runner: Any) -> None:
-        """Do nothing: Ray connects when the task runner is started."""
+        """Do nothing: Ray connects when the task runner starts."""
 
 
 def score_workers(section: ExecutionSection, *, on_rank: bool = False) -> int:
-    """Return how many shards a process scores at a time: as asked for, or one for every core that is left.
+    """Return the number of shards that a process scores in parallel: as configured, or one per available core.
 
     Args:
         section: execution settings of the run.
-        on_rank: the process is a rank, which shares the cores with others; else it has those that the ranks leave.
+        on_rank: the process is a rank and shares all cores with the others; else it uses the cores without a rank.
     """
     if section.score_workers is not None:
         return section.score_workers
@@ -149,7 +149,7 @@ def score_workers(section: ExecutionSection, *, on_rank: bool = False) -> int:
 
 
 def make_runner(section: ExecutionSection) -> Runner:
-    """Return who takes shards.
+    """Return the runner of shards.
 
     Raises:
         ConfigError: there is no runner of this name, or an option cannot work.
@@ -158,10 +158,10 @@ def make_runner(section: ExecutionSection) -> Runner:
 
 
 def check_runner(section: ExecutionSection) -> None:
-    """Check that shards can be handed out as configured.
+    """Check that shards can be distributed as configured.
 
     Raises:
-        ConfigError: they cannot, or a setting does nothing.
+        ConfigError: they cannot, or a setting has no effect.
     """
     runner = make_runner(section)
     runner.arguments(section)

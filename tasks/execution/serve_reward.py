@@ -1,4 +1,4 @@
-"""A reward behind HTTP, with its access rules. Needs neither torch nor Prefect unless the reward does."""
+"""An HTTP server for a reward, with its access rules. Needs neither torch nor Prefect unless the reward does."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class ServeRequest:
     """The reward to serve, and its server settings."""
 
     name: str
-    """Reward."""
+    """Name of the reward."""
     options: Sequence[str] = ()
     """Options of the reward, ``key=value``."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8600
-    """Port; 0: any that is free."""
+    """Port; 0: any free port."""
     device: str | None = None
     """Torch device of the reward."""
     batch_size: int | None = None
     """Samples per call of the reward."""
     waiting: int = 4096
-    """Samples that may wait."""
+    """Most samples in the queue."""
     max_mb: int = 256
     """Largest request, in MB."""
 
 
 def reward_app(request: ServeRequest) -> App:
-    """Return the app that serves a reward, which is made for it.
+    """Make a reward and return the app that serves it.
 
     Raises:
-        ConfigError: it cannot be made, or would be open to others without a token.
+        ConfigError: the reward cannot be made, or other machines could use it without a token.
     """
     require_extra("reward-server", *_MODULES, label="'flowmill serve-reward'")
     from models.rewards.service.app import Served, make_app
@@ -53,7 +53,7 @@ def reward_app(request: ServeRequest) -> App:
     token = os.environ.get(TOKEN) or None
     if token is None and not is_loopback(request.host):
         raise ConfigError(
-            f"--host {quoted(request.host)} lets other machines ask, and {TOKEN} is not set. Set it here and where "
+            f"--host {quoted(request.host)} gives other machines access, but {TOKEN} is not set. Set it here and where "
             "runs are started, or listen on 127.0.0.1 and forward the port."
         )
     options = apply_overrides({}, request.options)
@@ -66,5 +66,5 @@ def reward_app(request: ServeRequest) -> App:
         limits=Limits(batch_size=request.batch_size, waiting=request.waiting),
     )
     app = make_app(served)
-    # A caller without a token is on this machine, and may be a web page in a browser.
+    # Without a token callers are on this machine, and may be web pages in a browser.
     return app if token else OwnPagesOnly(app)

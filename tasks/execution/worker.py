@@ -1,6 +1,6 @@
-"""The program each torchrun rank runs: it stays for many stages, and takes its share of each.
+"""The program of each torchrun rank: it runs its share of many stages.
 
-``torchrun ... -m tasks.execution.worker DEVICE STALL_S``; orders come as lines on the first rank's standard input.
+``torchrun ... -m tasks.execution.worker DEVICE STALL_S``; jobs are lines on the first rank's standard input.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ with starting():
     from tasks.stages.stage import Shard, Stage
     from tasks.stages.stage_run import StageRun
 
-#: Collectives give up only after the watcher has noticed that a rank hangs.
+#: Collectives time out only after the watcher has detected a hanging rank.
 _COLLECTIVE_PATIENCE, _LEAST_S = 3.0, 300.0
-#: Seconds a rank has to end by itself when no more orders can come.
+#: Seconds for a rank to end by itself when no more jobs can arrive.
 _LEAVING_S = 5.0
 
 
 class RankReporter:
-    """Sends progress to the parent process, one JSON line each, and says in the pulse where this rank is."""
+    """Sends progress to the parent process as JSON lines, and to the heartbeat of this rank."""
 
     def __init__(self, ranks: Ranks) -> None:
         """Bind to this process's rank."""
@@ -60,7 +60,7 @@ class RankReporter:
 
 
 class Worker:
-    """One rank: its models stay loaded from order to order."""
+    """One rank; its models stay loaded between jobs."""
 
     def __init__(self, ranks: Ranks, board: KeyValueStore) -> None:
         """Bind to this process's rank and to the key-value store of the ranks."""
@@ -70,7 +70,7 @@ class Worker:
         self._scorers: RewardPool | None = None
 
     def carry_out(self, order: JobSpec) -> None:
-        """Take this rank's share of a stage, and report when all ranks are done."""
+        """Run this rank's share of a stage, and report when all ranks are done."""
         board = self._board.below(f"order{order.number}")
         self._ranks.pulse.at(f"{order.node[1]} of epoch {order.node[0]}")
         execution = self._kept.of(order, lambda: RankReporter(self._ranks), self._prepare)
@@ -95,7 +95,7 @@ class Worker:
 
 
 class Share(NamedTuple):
-    """A stage that ranks run collectively, or each its own shards."""
+    """A stage that ranks run collectively, or shard by shard."""
 
     stage: Stage
     """The stage."""
@@ -133,7 +133,7 @@ def run_share(share: Share, ranks: Ranks, board: KeyValueStore) -> None:
 
 
 def deal(ranks: Ranks, board: KeyValueStore, pending: Callable[[], Sequence[Shard]]) -> Iterator[Shard]:
-    """Yield the shards this rank takes: a free rank takes the next, so a slow rank delays no other."""
+    """Yield the shards of this rank: a free rank takes the next one, so a slow rank delays no other."""
     shards = listed(ranks, board, pending)
     while (number := board.take("next")) < len(shards):
         yield shards[number]
@@ -142,7 +142,7 @@ def deal(ranks: Ranks, board: KeyValueStore, pending: Callable[[], Sequence[Shar
 def listed(ranks: Ranks, board: KeyValueStore, pending: Callable[[], Sequence[Shard]]) -> list[Shard]:
     """Return rank 0's list of pending shards on every rank.
 
-    A rank that lists later would miss shards committed by then, and the ranks would work on different lists.
+    A rank that lists shards later would miss shards committed in between, so the lists of the ranks would differ.
     """
     if ranks.first:
         board.post("shards", json.dumps([astuple(shard) for shard in pending()]))
@@ -151,10 +151,10 @@ def listed(ranks: Ranks, board: KeyValueStore, pending: Callable[[], Sequence[Sh
 
 
 def orders(ranks: Ranks, board: KeyValueStore) -> Iterator[JobSpec]:
-    """Yield the orders the first rank reads from its standard input, on every rank, until there are no more."""
+    """Yield on every rank the jobs that the first rank reads from its standard input, until the input ends."""
     lines: queue.Queue[str] = queue.Queue()
     if local_rank() == 0:
-        # On every machine: unread input would fill the pipe, and its end means that the parent is gone.
+        # On every machine: unread input would fill the pipe, and the end of input means that the parent is gone.
         threading.Thread(target=_read, args=(lines,), daemon=True, name="orders").start()
     number = 0
     while True:
@@ -169,7 +169,7 @@ def orders(ranks: Ranks, board: KeyValueStore) -> Iterator[JobSpec]:
 
 
 def _read(lines: queue.Queue[str]) -> None:
-    """Hand lines on; when no more can come the parent is done or gone, whatever this rank is busy with."""
+    """Pass lines on; at the end of input the parent is done or gone, so kill this rank if it does not end in time."""
     for line in sys.stdin:
         lines.put(line)
     lines.put("")
@@ -178,10 +178,10 @@ def _read(lines: queue.Queue[str]) -> None:
 
 
 def same_code(ranks: Ranks, board: KeyValueStore) -> None:
-    """Check that all ranks run the same program.
+    """Check that all ranks run the same code.
 
     Raises:
-        WorkerError: one runs another version; a collective result would match neither.
+        WorkerError: a rank runs another version; a collective result would match neither.
     """
     own = own_code()
     board.post(f"code{ranks.rank}", own)
@@ -196,7 +196,7 @@ def same_code(ranks: Ranks, board: KeyValueStore) -> None:
 
 @record
 def main() -> None:
-    """Join the other ranks and run jobs until there are no more."""
+    """Join the other ranks and run jobs until the input ends."""
     name, stall = sys.argv[1], float(sys.argv[2])
     patience = max(_LEAST_S, stall * _COLLECTIVE_PATIENCE)
     with torchrun_ranks(chosen_device(name, local_rank()), patience, _send_beats) as ranks:
@@ -209,7 +209,7 @@ def main() -> None:
 
 
 def _send_beats(beats: Mapping[int, Heartbeat]) -> None:
-    # A few at a time: only short lines come through whole where several ranks write to one pipe.
+    # A few at a time: only short lines stay intact when several ranks write to one pipe.
     items = iter(beats.items())
     while some := list(islice(items, 16)):
         send({"beats": {rank: asdict(beat) for rank, beat in some}})

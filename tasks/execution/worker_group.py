@@ -1,4 +1,4 @@
-"""The resident ranks of a run, seen from the process that orchestrates: started once, they take stage after stage."""
+"""The resident ranks of a run in the orchestrating process: started once, they run stage after stage."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ class Listener:
     """Receives messages of the ranks while they run a job."""
 
     on_commit: Callable[[str], None]
-    """Hears the name of each shard as soon as it is committed."""
+    """Called with the name of each shard as soon as it is committed."""
     on_look: Callable[[], None]
     """Called about twice a second; an exception ends the ranks."""
 
 
 class WorkerGroup:
-    """Processes that keep their models and run stages together."""
+    """Ranks that keep their models and run stages together."""
 
     def __init__(self, execution: ExecutionSection, reporter: Reporter) -> None:
-        """Bind to execution settings and to the listener of ranks; nothing is started yet."""
+        """Bind to execution settings and a reporter; no rank is started yet."""
         self._execution, self._reporter = execution, reporter
         self._launched: Launched | None = None
         self._given = 0
         self._epochs = 0
         self.starts = 0
-        """How often ranks were started."""
+        """Number of starts of the ranks."""
         self.loads: list[dict[str, int]] = []
-        """How often each rank read each part of a model from its files, since they were started."""
+        """For each rank: number of times it read each part of a model from files since its start."""
 
     def carry_out(self, run: StageRun, listener: Listener) -> None:
-        """Have all pending shards of a stage made; ranks that something ended from outside are started again.
+        """Have all pending shards of a stage made; ranks that are ended from outside are started again.
 
         Raises:
             WorkerError: a rank failed, hangs, or was ended too often.
@@ -59,25 +59,25 @@ class WorkerGroup:
                     raise
                 self._reporter.message(f"{error} The ranks are started again, {left} times at most.")
             except BaseException:
-                # Also on Ctrl-C and cancellation: ranks that are in the middle of something cannot take another order.
+                # Also on Ctrl-C and cancellation: busy ranks cannot take another job.
                 self.stop()
                 raise
 
     def begin_epoch(self) -> None:
-        """Let ranks go that have stayed for ``execution.resident_epochs``; the next job starts new ones."""
+        """End ranks that have stayed for ``execution.resident_epochs``; the next job starts new ones."""
         limit = self._execution.resident_epochs
         if limit is not None and self._epochs >= limit:
             self.close()
         self._epochs += 1
 
     def close(self) -> None:
-        """Let the ranks go."""
+        """Let the ranks end by themselves."""
         if self._launched is not None:
             self._launched.leave()
             self._launched = None
 
     def stop(self) -> None:
-        """End the ranks, whatever they are doing."""
+        """Stop the ranks, even busy ones."""
         if self._launched is not None:
             self._launched.stop()
             self._launched = None
@@ -98,19 +98,19 @@ class WorkerGroup:
                 )
             if line is None:
                 continue
-            said = _parsed(line)
-            if said is None:
+            message = _parsed(line)
+            if message is None:
                 _pass_on(line, run.stage.name, self._reporter)
-            elif "beats" in said:
-                watch.heard({int(rank): Heartbeat(**beat) for rank, beat in said["beats"].items()})
-            elif "progress" in said:
-                self._reporter.progress(*said["progress"])
-            elif "committed" in said:
-                listener.on_commit(said["committed"])
-            elif "message" in said:
-                self._reporter.message(said["message"])
-            elif said.get("done") == order.number:
-                self.loads = said["loads"]
+            elif "beats" in message:
+                watch.heard({int(rank): Heartbeat(**beat) for rank, beat in message["beats"].items()})
+            elif "progress" in message:
+                self._reporter.progress(*message["progress"])
+            elif "committed" in message:
+                listener.on_commit(message["committed"])
+            elif "message" in message:
+                self._reporter.message(message["message"])
+            elif message.get("done") == order.number:
+                self.loads = message["loads"]
                 return
         raise WorkerError(f"{run.stage.node}: the ranks ended before the work was done.")
 
@@ -118,7 +118,7 @@ class WorkerGroup:
         if self._launched is None:
             execution = self._execution
             if execution.nodes == 1:
-                # Too many processes for the devices of this machine are refused before any is started.
+                # Refuse more processes than this machine has devices before starting any.
                 chosen_device(execution.device, execution.processes - 1)
             program = Program(
                 module="tasks.execution.worker",
@@ -133,14 +133,14 @@ class WorkerGroup:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """Return a rank's message; None for other output, which may have torn one of our lines."""
+    """Return a rank's message; None for other output, which may have split a message line."""
     if not line.startswith(PREFIX):
         return None
     try:
-        said = json.loads(line.removeprefix(PREFIX))
+        message = json.loads(line.removeprefix(PREFIX))
     except ValueError:
         return None
-    return said if isinstance(said, dict) else None
+    return message if isinstance(message, dict) else None
 
 
 def _pass_on(line: str, stage: str, reporter: Reporter) -> None:

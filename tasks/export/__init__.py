@@ -1,1 +1,1 @@
-"""The exported model of a diffusion run and its card: files that plain diffusers loads, and how to call them."""
+"""The exported model of a diffusion run and its card: files for plain diffusers, with usage instructions."""

@@ -1,4 +1,4 @@
-"""The model card: what this is, how it was made, what came of it, and how to call it."""
+"""The model card: description, training, results and usage of an exported model."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a card tells besides how to call the model."""
+    """The content of a card, except for the usage."""
 
     config: RunConfig
-    """The run's."""
+    """The run's config."""
     epoch: int
     """Epochs trained."""
     base: BaseModel
-    """What training started from."""
+    """The model that training started from."""
     base_artifact: str
-    """``kind/id`` of what the run's store holds of it."""
+    """``kind/id`` of the base model's artifact in the run's store."""
     policy: str
     """``kind/id`` of the trained policy's artifact."""
     digest: str
     """Digest of its content."""
     prompts: str
-    """``kind/id`` of the prompts' artifact, which names them by content."""
+    """``kind/id`` of the prompts' artifact, which identifies prompts by content."""
     before: Figures
     """Figures of the base model."""
     after: Figures
-    """Figures of this one; nothing when it was not evaluated."""
+    """Figures of this model; empty if it was not evaluated."""
     picture: str | None
-    """File with images before and after, relative to the card."""
+    """File with images before and after training, relative to the card."""
     lora: LoraSpec | None
-    """The adapters that were trained, if any."""
+    """The trained adapters, if any."""
 
 
 def model_card(about: About, usage: Usage | None) -> str:
@@ -68,7 +68,7 @@ def front(about: About) -> dict[str, Any]:
     stated = {"license": base.license.id, "license_name": base.license.name, "license_link": base.license.link}
     hub = {"base_model": base.name, "base_model_relation": "adapter" if config.model.lora else "finetune"}
     return {
-        # A folder's name would lead to whoever has a repository of that name.
+        # A folder's name could link to a stranger's repository of that name.
         **(hub if base.source == "hub" else {}),
         **{key: value for key, value in stated.items() if value is not None},
         "library_name": "diffusers",
@@ -93,7 +93,7 @@ def _head(fields: Mapping[str, Any]) -> str:
     written = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1000)
     if visible(written, keep="\n") == written:
         return written
-    # Of what turns its direction YAML escapes nothing unless it escapes all.
+    # With allow_unicode YAML does not escape characters that change the text direction.
     return yaml.safe_dump(fields, sort_keys=False, width=1000)
 
 

@@ -1,4 +1,4 @@
-"""A trained policy as a checkpoint of ``torch.distributed.checkpoint``, for tools that evaluate or train it further."""
+"""Export of a trained policy as a ``torch.distributed.checkpoint``, for tools that evaluate or train it further."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tasks.inputs.weight_sources import CRITIC, CRITIC_OPTIMIZER, OPTIMIZER, Wei
 from tasks.runs.context import RunContext
 from tasks.specs.graph import policy_after
 
-#: What a checkpoint calls the files of a policy.
+#: Name in the checkpoint -> name of the policy's file.
 _WEIGHTS = {
     "model": Weights.TRAINED.value,
     "ema": Weights.AVERAGE.value,
@@ -29,21 +29,21 @@ _WEIGHTS = {
     "critic": CRITIC,
 }
 _OPTIMIZERS = {"optim": OPTIMIZER, "critic_optim": CRITIC_OPTIMIZER}
-#: What AdamW of torch keeps of a parameter.
+#: State of torch's AdamW per parameter.
 _MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
 ABOUT = "about.json"
 
 
 def export_checkpoint(context: RunContext, epoch: int | None, to: Path) -> tuple[list[str], list[str]]:
-    """Write the policy after an epoch as a checkpoint; return what is in it, and what cannot be: moments in 8 bits.
+    """Write the policy after an epoch as a checkpoint; return the written and the unsupported parts (8-bit moments).
 
     Args:
         context: the run.
-        epoch: after which epoch; the run's last when None.
-        to: a folder that is not there yet, or is empty.
+        epoch: the epoch; the run's last when None.
+        to: a folder that does not exist yet, or is empty.
 
     Raises:
-        ConfigError: the folder holds something or cannot be written, or the policy is the base model itself.
+        ConfigError: the folder is not empty or cannot be written, or the policy is the base model itself.
         NotCommittedError: the epoch was not trained.
     """
     wanted = context.config.run.epochs if epoch is None else epoch
@@ -74,7 +74,7 @@ def export_checkpoint(context: RunContext, epoch: int | None, to: Path) -> tuple
 
 
 class _Held:
-    """The tensors of a policy by their place in a checkpoint, read from its files one by one."""
+    """The tensors of a policy by their key in a checkpoint, read from its files one by one."""
 
     def __init__(self, folder: Path) -> None:
         self.state: dict[str, Any] = {}
@@ -103,7 +103,7 @@ class _Held:
         return {name: self._place(f"{top}.{name}", files, name, size) for name, size in files.shapes.items()}
 
     def _moments(self, top: str, files: TensorFiles) -> Mapping[str, Mapping[str, torch.Tensor]]:
-        """Return moments by parameter, as ``set_optimizer_state_dict`` takes them; none of moments in 8 bits."""
+        """Return moments by parameter, in the format of ``set_optimizer_state_dict``; empty for 8-bit moments."""
         moments: dict[str, dict[str, torch.Tensor]] = {}
         for key, size in files.shapes.items():
             kind, _, name = key.partition("/")

@@ -1,4 +1,4 @@
-"""An export copied to a folder of a person's own: what its record names, and nothing else."""
+"""Copies an export to a user's folder: only the files that its record names."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tasks.runs.context import RunContext
 
 
 def copy_export(context: RunContext, epoch: int | None, to: Path) -> int:
-    """Copy the model a run exported, and return the number of its files.
+    """Copy the exported model of a run, and return the number of its files.
 
     Args:
         context: the run.
-        epoch: after which epoch; the run's last when None.
-        to: a folder that is not there yet, or is empty.
+        epoch: the epoch; the run's last when None.
+        to: a folder that does not exist yet, or is empty.
 
     Raises:
-        ConfigError: the folder holds something, or cannot be written.
+        ConfigError: the folder is not empty, or cannot be written.
         NotCommittedError: the epoch was not exported.
     """
     wanted = context.config.run.epochs if epoch is None else epoch
@@ -40,18 +40,18 @@ def copy_export(context: RunContext, epoch: int | None, to: Path) -> int:
 
 @contextmanager
 def new_folder(to: Path) -> Iterator[Path]:
-    """Let a folder be filled inside, which has its name when all is in it.
+    """Yield a temporary folder to fill, and move it to ``to`` at the end.
 
     Args:
-        to: a folder that is not there yet, or is empty.
+        to: a folder that does not exist yet, or is empty.
 
     Raises:
-        ConfigError: the folder holds something, or cannot be written.
+        ConfigError: the folder is not empty, or cannot be written.
     """
     target = to.expanduser().absolute()
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise ConfigError(f"--to '{to}' is there already and is not empty. Name a folder that is to be made.")
+            raise ConfigError(f"--to '{to}' exists and is not empty. Name a folder that does not exist yet.")
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".flowmill-", dir=target.parent) as aside:
             whole = Path(aside) / "model"

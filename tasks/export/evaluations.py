@@ -1,4 +1,4 @@
-"""What an export tells of evaluations: the only place of this room that reads them."""
+"""Evaluation results for an export; only this module of the package reads evaluations."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Shown:
     prompt: str
     """Its prompt."""
     verdict: str
-    """What the first reward read and gave; empty when it has not scored."""
+    """Note and score of the first reward; empty if it has not scored."""
     media: np.ndarray
     """(H, W, 3) or (F, H, W, 3) uint8."""
 
 
 def evaluation_figures(context: RunContext, epoch: int) -> Figures:
-    """Return figures by split and reward; nothing when the epoch was not evaluated."""
+    """Return figures by split and reward; empty if the epoch was not evaluated."""
     return figures_of(context.chain, epoch)
 
 
 def evaluation_images(context: RunContext, epoch: int, split: str, count: int) -> list[Shown]:
-    """Return the first images of a split; none when the epoch was not evaluated, or nothing is decoded."""
+    """Return the first images of a split; empty if the epoch was not evaluated, or samples are not decoded."""
     store, entry = context.store, context.chain.find(epoch, "evaluate")
     record = None if entry is None else store.record(entry.ref, split)
     if entry is None or record is None or not context.config.rollout.media.decodes:
@@ -46,7 +46,7 @@ def evaluation_images(context: RunContext, epoch: int, split: str, count: int) -
 
 
 def _verdicts(context: RunContext, epoch: int, split: str) -> dict[str, str]:
-    """Return what the first reward read and gave, by sample."""
+    """Return note and score of the first reward, by sample."""
     store, entry = context.store, context.chain.find(epoch, "judge", context.config.rewards[0].slot)
     record = None if entry is None else store.record(entry.ref, split)
     if entry is None or record is None:

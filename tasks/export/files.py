@@ -1,4 +1,4 @@
-"""The model's files: a whole pipeline folder with the trained weights in place, or LoRA files alone."""
+"""The model's files: a whole pipeline folder with the trained weights, or only LoRA files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tasks.inputs.base_model import license_files
 
 
 def write_pipeline(policy: DiffusionPolicy, base: Path, target: Path) -> None:
-    """Write the components that the base's index names, the denoisers as they are now.
+    """Write the components that the base's index names, with the current denoisers.
 
-    Other files of the base stay behind: a card that is not of these weights, single-file checkpoints of old ones.
+    Other files of the base are not copied: its card and its single-file checkpoints describe other weights.
     """
     target.mkdir(parents=True)
     path = index_file(base)
@@ -27,12 +27,12 @@ def write_pipeline(policy: DiffusionPolicy, base: Path, target: Path) -> None:
         listed = isinstance(entry, list) and entry[0] is not None
         if listed and (base / name).is_dir() and name not in policy.denoisers:
             _copy(base / name, target / name)
-    # The base's folder may name another pipeline that it is alike for.
+    # The base's index may name another pipeline with the same components.
     index["_class_name"] = policy.pipeline_name or index["_class_name"]
     _write(index, target / path.name)
     for name, module in policy.denoisers.items():
         module.save_pretrained(target / name)
-        # diffusers writes the path it loaded from into the config; the base's own has none.
+        # diffusers writes the path it loaded from into the config; the base's config has none.
         shutil.copy(base / name / "config.json", target / name / "config.json")
     policy.complete(target)
     _forget_paths(target)
@@ -40,26 +40,26 @@ def write_pipeline(policy: DiffusionPolicy, base: Path, target: Path) -> None:
 
 
 def _copy(component: Path, target: Path) -> None:
-    """Copy the files of a component, those that links lead to as files of its own."""
+    """Copy the files of a component, and resolve links."""
     for name in files_below(component):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(component / name, target / name)
 
 
 def store_scheduler(choice: SchedulerChoice, target: Path) -> None:
-    """Make a scheduler that of an exported pipeline."""
+    """Set the scheduler of an exported pipeline."""
     make_scheduler(choice, target / "scheduler").save_pretrained(target / "scheduler")
     _list(target, "scheduler", choice.name)
 
 
 def store_guider(options: Mapping[str, float], target: Path) -> None:
-    """Make classifier-free guidance with these options that of an exported pipeline."""
+    """Set the guider of an exported pipeline to classifier-free guidance with these options."""
     diffusers_class("ClassifierFreeGuidance")(**options).save_pretrained(target / "guider")
     _list(target, "guider", "ClassifierFreeGuidance")
 
 
 def make_scheduler(choice: SchedulerChoice, own: Path) -> Any:
-    """Return the chosen scheduler; ``own`` is the folder of the pipeline's."""
+    """Return the chosen scheduler; ``own`` is the folder of the pipeline's scheduler."""
     made = diffusers_class(choice.name)
     if not choice.from_config:
         return made(**choice.options)
@@ -73,7 +73,7 @@ def copy_licenses(base: Path, target: Path) -> None:
 
 
 def _list(target: Path, name: str, class_name: str) -> None:
-    """Let a pipeline's index name a component of diffusers."""
+    """Add a diffusers component to a pipeline's index."""
     path = index_file(target)
     _write({**read_json(path), name: component_entry(path.name, name, "diffusers", class_name)}, path)
 
@@ -83,7 +83,7 @@ def _write(index: Mapping[str, Any], path: Path) -> None:
 
 
 def _forget_paths(folder: Path) -> None:
-    """Drop the paths that libraries note in configs of what they loaded from a folder of some machine."""
+    """Remove the absolute source paths that libraries write into configs of loaded components."""
     for path in sorted(folder.glob("*/*.json")):
         data = json.loads(path.read_text())
         if isinstance(data, dict) and Path(str(data.get("_name_or_path", ""))).is_absolute():

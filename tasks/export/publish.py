@@ -1,4 +1,4 @@
-"""Puts a finished export into a repository on the Hugging Face Hub, in one commit; only ever on command."""
+"""Publishes a finished export in a Hugging Face Hub repository with one commit, only on explicit command."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from models.policies.pipeline_index import MODULAR, placed_index
 from tasks.inputs.weight_sources import PIPELINE
 from tasks.runs.context import RunContext
 
-#: What the card's snippet calls the folder it lies in.
+#: The folder of the card in its snippet.
 HERE = '"."  # this folder'
-#: The same where components are read from folders in it: transformers 5 takes a dot for one of them.
+#: The same for pipelines that load components from subfolders: transformers 5 mistakes a dot for one of them.
 HERE_WHOLE = 'os.path.abspath(".")  # this folder'
 _IN_PLACE = "Runs as pasted, in this folder,"
 
 
 def finished_export(context: RunContext, epoch: int | None) -> dict[str, Path]:
-    """Return the files of a run's export by their names: what its commit names, checked, and nothing that lies beside.
+    """Return the verified files of a run's export by name: only the files that its commit names.
 
     Args:
         context: the run.
-        epoch: after which epoch; the last when None.
+        epoch: the epoch; the last when None.
 
     Raises:
-        NotCommittedError: there is none, or what there is was made with other settings.
-        CorruptError: a file is missing, or is not what was committed.
+        NotCommittedError: there is no export, or it was made with other settings.
+        CorruptError: a file is missing, or differs from the committed one.
         PublishError: a file is a link.
     """
     wanted = context.config.run.epochs if epoch is None else epoch
@@ -43,16 +43,16 @@ def finished_export(context: RunContext, epoch: int | None) -> dict[str, Path]:
 
 
 def publish(files: Mapping[str, Path], repo: str, *, private: bool, token: str | None) -> str:
-    """Make the repository if it is not there, commit every file of an export to it, and return its address.
+    """Create the repository if needed, commit every file of an export to it, and return its URL.
 
     Args:
-        files: of the export, by their names.
+        files: files of the export, by name.
         repo: ``owner/name``.
         private: make a new repository private.
-        token: of the Hub; that of ``hf auth login`` or HF_TOKEN when None.
+        token: token of the Hub; that of ``hf auth login`` or HF_TOKEN when None.
 
     Raises:
-        PublishError: there is no token, the Hub refused, or it cannot be reached.
+        PublishError: there is no token, the Hub refuses, or it cannot be reached.
     """
     import huggingface_hub as hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
@@ -81,20 +81,20 @@ def publish(files: Mapping[str, Path], repo: str, *, private: bool, token: str |
             f"{by_proxy(api.endpoint)}"
         ) from None
     except ValueError as error:
-        # Of huggingface_hub: the Hub found fault with the card's head.
+        # Raised by huggingface_hub if the Hub rejects the card's front matter.
         raise PublishError(f"'{repo}' refuses the card: {error}. Nothing was published.") from None
     return f"{api.endpoint}/{repo}"
 
 
 def for_hub(card: str, repo: str) -> str:
-    """Return a card whose snippet loads the repository instead of the folder it lies in."""
+    """Return a card whose snippet loads the repository instead of the card's folder."""
     return (
         card.replace(HERE_WHOLE, json.dumps(repo)).replace(HERE, json.dumps(repo)).replace(_IN_PLACE, "Runs as pasted,")
     )
 
 
 def _for_hub(name: str, path: Path, repo: str) -> Path | bytes:
-    """Return a file, or its content where the repository's says where it lies."""
+    """Return a file, or its content if it must name the repository instead of the folder."""
     if name == "README.md":
         return for_hub(path.read_text(), repo).encode()
     if name == MODULAR:

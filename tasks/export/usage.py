@@ -1,4 +1,4 @@
-"""How an export is used: the settings as JSON, and as Python that runs where it is pasted."""
+"""Usage of an export: the settings as JSON, and as Python code that runs as pasted."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _GUIDER = "ClassifierFreeGuidance"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Everything needed to draw what the evaluation drew, with diffusers alone."""
+    """Everything needed to reproduce samples of the evaluation with plain diffusers."""
 
     pipeline: str
     """Class of the pipeline in diffusers."""
     loader: str
-    """Class it is loaded with: any pipeline's, but where the base's folder names another; a modular one's blocks'."""
+    """Class that loads it: a generic one, unless the base's index names another pipeline; blocks of a modular one."""
     base: str | None
-    """Hub id or folder of the model that LoRA files are for; None for a whole pipeline."""
+    """Hub id or folder of the base model of LoRA files; None for a whole pipeline."""
     revision: str | None
     """Commit of a hub id."""
     missing: tuple[str, ...]
-    """Components ``from_pretrained`` must be told the base lacks."""
+    """Components that the base lacks, which ``from_pretrained`` needs as ``None`` arguments."""
     loras: tuple[str, ...]
-    """LoRA files, relative to the export; in a folder of a component's name if not for the first denoiser."""
+    """LoRA files, relative to the export; those of further denoisers are in a folder with the component's name."""
     dtype: str
     """Dtype of the weights."""
     call: PipelineCall
@@ -40,7 +40,7 @@ class Usage:
     seed: int
     """Seed of its initial noise there."""
     inputs: tuple[str, ...]
-    """Files of the images that prompt starts from, relative to the export; none of a pipeline that takes none."""
+    """Files of the prompt's input images, relative to the export; empty for pipelines without input images."""
     fps: int | None
     """Frames per second of clips; None for images."""
 
@@ -69,11 +69,11 @@ class Usage:
 
     @property
     def ends(self) -> bool:
-        """The clip's last frame is given too."""
+        """Whether the clip's last frame is an input too."""
         return self.call.last_frame and len(self.inputs) == 2
 
     def _given(self) -> dict[str, Any]:
-        """Return the files of what the prompt starts from, of a clip its frames."""
+        """Return the prompt's input files; for a clip its frames."""
         if self.call.clip:
             return {"input_image": None, "input_video": list(self.inputs)}
         first = {"file": self.inputs[0], "size": self.call.image_size} if self.inputs else None
@@ -84,18 +84,18 @@ class Usage:
 
 
 def lora_files(target: Path) -> tuple[str, ...]:
-    """Return the LoRA files below an export, that of its own folder first."""
+    """Return the LoRA files below an export, the one in its top folder first."""
     found = (path.relative_to(target).as_posix() for path in target.rglob(LORA_FILE))
     return tuple(sorted(found, key=lambda name: (name.count("/"), name)))
 
 
 def input_names(count: int) -> tuple[str, ...]:
-    """Return names for so many images to start from, relative to an export."""
+    """Return file names of ``count`` input images, relative to an export."""
     return tuple(f"images/input{'' if number == 0 else f'-{number + 1}'}.png" for number in range(count))
 
 
 def snippet(usage: Usage) -> str:
-    """Return Python that loads the export and draws the first image of the evaluation."""
+    """Return Python code that loads the export and generates the first image of the evaluation."""
     scheduler = usage.call.scheduler
     whole = usage.call.blocks is not None and usage.base is None
     lines = ["import os"] * whole
@@ -132,24 +132,24 @@ def snippet(usage: Usage) -> str:
 
 
 def _loading(usage: Usage) -> list[str]:
-    """Return the lines that load a pipeline, and the LoRA files of an export where it has such."""
+    """Return the lines that load a pipeline, and the LoRA files of an export if there are any."""
     place = "folder" if usage.base is None else "base"
     revision = "" if usage.revision is None else f"revision={in_python(usage.revision)}, "
-    told = f"{revision}dtype=torch.{usage.dtype}"
+    options = f"{revision}dtype=torch.{usage.dtype}"
     lines = [] if usage.base is None else [f"base = {in_python(usage.base)}"]
     if usage.call.blocks is None:
-        lines += [f"pipe = {usage.loader}.from_pretrained({place}, {told}{_absent(usage.missing)})"]
+        lines += [f"pipe = {usage.loader}.from_pretrained({place}, {options}{_absent(usage.missing)})"]
     else:
         chosen = "" if usage.call.workflow is None else f".get_workflow({in_python(usage.call.workflow)})"
         lines += [f"blocks = {usage.loader}(){chosen}"]
         lines += [f"blocks.sub_blocks.pop({in_python(name)})" for name in usage.call.left_out]
-        lines += [f"pipe = blocks.init_pipeline({place})", f"pipe.load_components({told})"]
+        lines += [f"pipe = blocks.init_pipeline({place})", f"pipe.load_components({options})"]
     for name in usage.loras:
         component = name.rpartition("/")[0]
         if not usage.call.loads_adapters:
             lines.append(f"pipe.transformer.load_lora_adapter(folder, weight_name={in_python(name)})")
             continue
-        # Not subfolder=: of a local folder diffusers 0.42 then takes the file of the same name above it.
+        # Not subfolder=: with a local folder diffusers 0.42 then loads the file of the same name in the parent folder.
         other = f", load_into_{component}=True" if component else ""
         lines.append(f"pipe.load_lora_weights(folder, weight_name={in_python(name)}{other})")
     return lines

@@ -1,1 +1,1 @@
-"""What people look at afterwards: tables, reports, traces, comparisons, benchmarks. MLflow is in tracking."""
+"""Views of finished work: tables, reports, traces, comparisons, benchmarks. MLflow is in ``tracking``."""

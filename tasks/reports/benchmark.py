@@ -1,6 +1,6 @@
-"""Benchmarks: pinned samples of a model, scored, with how certain the figures are.
+"""Benchmarks: score a model on pinned samples and report confidence intervals.
 
-Images and scores are artifacts like those of any evaluation: what was made once is found again, in any run.
+Images and scores are artifacts like those of any evaluation, so every run reuses the committed ones.
 """
 
 from __future__ import annotations
@@ -48,30 +48,30 @@ from tasks.stages.stage_run import StageRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A model to be measured."""
+    """A model to measure."""
 
     label: str
-    """What it is called in the table."""
+    """Its name in the table."""
     config: RunConfig
-    """Of its run, or of a folder."""
+    """Config of its run, or of a folder."""
     policy: ArtifactRef | None
     """Policy artifact; None: the base model itself."""
 
 
 def find_subject(model: str, *, root: str, config: Path | None, trusted: bool = False) -> Subject:
-    """Return the model that RUN@EPOCH, or the folder of a pipeline, stands for.
+    """Return the model that RUN@EPOCH or the folder of a pipeline identifies.
 
     Args:
-        model: as a person writes it.
+        model: RUN@EPOCH or a folder, as the user writes it.
         root: the store.
-        config: of a folder: a config with its family and options.
+        config: for a folder: a config with its family and options.
         trusted: use code that only the store's record of the run names.
 
     Raises:
-        TrustError: the store names code that nobody here has asked for.
-        ConfigError: it is neither, or the family of a folder cannot be told.
+        TrustError: the store names code that the user did not request.
+        ConfigError: ``model`` is neither, or the family of a folder is ambiguous.
         StoreError: there is no such run.
-        NotCommittedError: the epoch is not made yet.
+        NotCommittedError: the epoch is not committed yet.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -88,17 +88,17 @@ def find_subject(model: str, *, root: str, config: Path | None, trusted: bool = 
 def measure(
     benchmark: Benchmark, subject: Subject, *, root: str, reporter: Reporter | None = None, processes: int = 1
 ) -> Result:
-    """Sample a model and score it; what is committed already is found.
+    """Sample a model and score it; committed artifacts are reused.
 
     Args:
-        benchmark: what is pinned.
+        benchmark: the pinned settings.
         subject: the model.
         root: the store.
         reporter: shows progress.
-        processes: how many of this machine share the work; figures do not depend on it.
+        processes: number of processes on this machine; figures do not depend on it.
 
     Raises:
-        ConfigError: a reward cannot work, or the model cannot be called as the benchmark pins it.
+        ConfigError: a reward cannot work, or the model does not support the pinned settings.
         RewardError: a reward fails.
     """
     pinned = _pinned(benchmark, subject, root, processes)
@@ -119,7 +119,7 @@ def measure(
         slot = str(policy).replace("/", ".")
         evaluation = _bound(execution.stage("evaluate", 0, slot), (policy, prompts))
         if context.store.manifest(evaluation.ref) is None:
-            # What a reward lacks is said before anything is sampled.
+            # Report a missing requirement of a reward before sampling.
             execution.host.rewards = try_rewards(context.config)
         images = made(evaluation)
         scored = {
@@ -160,7 +160,7 @@ def _made(execution: Execution, scorers: RewardPool, stage: Stage) -> ArtifactRe
 
 
 def _pinned(benchmark: Benchmark, subject: Subject, root: str, processes: int) -> RunConfig:
-    """Return the config of a run that only evaluates: the model is the subject's, the rest is the benchmark's."""
+    """Return the config of an evaluation-only run: the subject's model, the benchmark's other settings."""
     model = {
         **subject.config.model.fingerprinted(),
         **{
@@ -184,7 +184,7 @@ def _pinned(benchmark: Benchmark, subject: Subject, root: str, processes: int) -
             "seed": benchmark.seed,
         },
         "optimize": {} if ema is None else {"ema": ema.model_dump(mode="json")},
-        # The size of batches is that of the subject's run: it is part of a result, as kernels differ with it.
+        # The batch size is that of the subject's run: kernels depend on it, so it affects results.
         "execution": {**subject.config.execution.model_dump(mode="json"), **_HERE, "processes": processes},
     }
     identity = {name: data[name] for name in ("model", "prompts", "rewards", "evaluate", "optimize")}
@@ -192,7 +192,7 @@ def _pinned(benchmark: Benchmark, subject: Subject, root: str, processes: int) -
     return parse_config(data, where=f"benchmark '{benchmark.name}'")
 
 
-#: How a run is measured, however it was trained.
+#: Execution settings of every measurement, regardless of those of training.
 _ALONE = ("nodes", "strategy", "fsdp_size", "offload", "sampling", "context_parallel")
 _HERE = {
     **{name: ExecutionSection.model_fields[name].default for name in _ALONE},
@@ -222,11 +222,7 @@ def _folder_config(folder: Path, root: str, config: Path | None) -> RunConfig:
 
 
 def _family_of(folder: Path) -> str:
-    """Return the one family that loads a pipeline's class.
-
-    Raises:
-        ConfigError: it is no pipeline, or several families, or none, load it.
-    """
+    """Return the only family that loads a pipeline's class; ConfigError if there is not exactly one."""
     index = index_file(folder)
     if not index.is_file():
         raise ConfigError(

@@ -19,10 +19,10 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a benchmark found of a model."""
+    """The result of a benchmark for one model."""
 
     title: str
-    """The benchmark with everything it pins."""
+    """The benchmark with all its pinned settings."""
     model: str
     """The model."""
     policy: str
@@ -34,19 +34,19 @@ class Result:
     prompts: Sequence[str]
     """The prompts, in order."""
     scores: Mapping[str, Sequence[float]]
-    """By reward the mean over the images of each prompt."""
+    """By reward: the mean over the images of each prompt."""
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """By reward the lowest and the highest score it can give, of those that say so."""
+    """By reward: its lowest and highest possible score, for rewards that declare bounds."""
 
     def estimate(self, reward: str) -> Estimate:
         """Return the mean of a reward with its interval."""
         return mean_with_interval(np.array(self.scores[reward]), bounds=self.bounds.get(reward))
 
     def write(self, folder: Path) -> Path:
-        """Write the result to a file of its own and return its path.
+        """Write the result to a new file and return its path.
 
         Raises:
-            StoreError: it cannot be written; what was measured is found again.
+            StoreError: the file cannot be written; a retry reuses the committed measurements.
         """
         name = f"{self.title.partition(',')[0]}-{self.model}".replace("/", "_").replace("@", "-at-")
         file = folder / f"{name}-{fingerprint([self.title, self.images])[:8]}.json"
@@ -65,16 +65,16 @@ class Comparison:
     """Two models on one reward, prompt by prompt."""
 
     difference: Estimate
-    """Of the means, second less first."""
+    """Difference of the means: second minus first."""
     p: float
-    """How likely such a difference is between equal models."""
+    """Probability of such a difference between equal models."""
 
 
 def compare(one: Result, other: Result, reward: str) -> Comparison:
     """Compare two results on the prompts of both.
 
     Raises:
-        ConfigError: they are of other benchmarks, prompts or rewards.
+        ConfigError: their benchmarks, prompts or rewards differ.
     """
     if one.title != other.title or list(one.prompts) != list(other.prompts):
         raise ConfigError(
@@ -91,10 +91,10 @@ def compare(one: Result, other: Result, reward: str) -> Comparison:
 
 
 def read_result(file: Path) -> Result:
-    """Return a result of a file.
+    """Return the result in a file.
 
     Raises:
-        ConfigError: it holds none.
+        ConfigError: the file holds no result.
     """
     try:
         data = json.loads(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Clips that are heard, as files that every player takes; what is stored without loss browsers do not play."""
+"""Clips with sound as files that every player supports; browsers do not play the lossless stored files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.specs.graph import drawn_of
 
 
 def film_of(shard: TrajectoryShard, row: int, *, fps: int) -> bytes | None:
-    """Return an mp4, H.264 and AAC, of a stored clip with sound; None of everything else.
+    """Return an mp4 (H.264, AAC) of a stored clip with sound; None for every other sample.
 
     Raises:
         CorruptError: the stored file cannot be decoded.
@@ -26,10 +26,10 @@ def film_of(shard: TrajectoryShard, row: int, *, fps: int) -> bytes | None:
 def films_of(
     chain: Chain, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
 ) -> dict[str, bytes]:
-    """Return such files of the samples of an epoch that have sound, by their ids.
+    """Return mp4 files of the samples of an epoch that have sound, by sample id.
 
     Raises:
-        NotCommittedError: they were not made yet.
+        NotCommittedError: the samples are not committed yet.
         StoreError: there is no such sample.
         CorruptError: a file is damaged.
     """

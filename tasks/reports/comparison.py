@@ -1,4 +1,4 @@
-"""Two runs beside each other: where their settings part, what they share, and what came of each."""
+"""Comparison of two runs: different settings, shared artifacts, and scores."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class Comparison:
     """Two runs."""
 
     settings: dict[str, tuple[Any, Any]]
-    """Settings in which they differ; None where a run has none of the name."""
+    """Settings in which they differ; None where a run lacks the setting."""
     contents: list[str]
-    """Files and folders that options of both name and that held something else for each, a sentence each."""
+    """Files and folders that options of both name but whose contents differed, one sentence each."""
     shared: dict[str, int]
-    """By stage: how many artifacts both have."""
+    """By stage: number of artifacts that both have."""
     own: dict[str, tuple[int, int]]
-    """By stage: how many only the first has, and only the second."""
+    """By stage: number of artifacts that only the first has, and only the second."""
     parts_at: Node | None
-    """The first stage both have made differently; None if there is none."""
+    """The first stage whose artifacts differ; None if there is none."""
     figures: dict[int, tuple[Figures, Figures]]
-    """Scores by epoch that either has evaluated; empty where one has not."""
+    """Scores by epoch that either run evaluated; empty where one did not."""
 
 
 def compare(first: RunContext, second: RunContext) -> Comparison:
-    """Return what two runs have in common and in what they differ; manifests and lineage are read, no samples."""
-    asked = [asks_for(context.config.model_dump(mode="json")) for context in (first, second)]
-    keys = sorted({*asked[0], *asked[1]} - {"run.name"})
+    """Return the common and the different parts of two runs; reads manifests and lineage, no samples."""
+    settings = [asks_for(context.config.model_dump(mode="json")) for context in (first, second)]
+    keys = sorted({*settings[0], *settings[1]} - {"run.name"})
     made = [{Node(*entry.key): entry.artifact for entry in context.chain.entries()} for context in (first, second)]
     apart = [node for node, artifact in made[0].items() if made[1].get(node, artifact) != artifact]
     artifacts = [set(each.values()) for each in made]
@@ -41,7 +41,9 @@ def compare(first: RunContext, second: RunContext) -> Comparison:
     counted = {stage: [{a for n, a in each.items() if n.stage == stage} for each in made] for stage in stages}
     return Comparison(
         settings={
-            key: (asked[0].get(key), asked[1].get(key)) for key in keys if asked[0].get(key) != asked[1].get(key)
+            key: (settings[0].get(key), settings[1].get(key))
+            for key in keys
+            if settings[0].get(key) != settings[1].get(key)
         },
         contents=_other_contents(first, second),
         shared={stage: len(a & b) for stage, (a, b) in counted.items()},

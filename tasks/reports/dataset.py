@@ -1,4 +1,4 @@
-"""A run as one table for other tools: samples with images, rewards and advantages joined."""
+"""Export of a run as one table for other tools: samples joined with images, rewards and advantages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def export_run(
         folder: a folder that does not exist yet.
         form: parquet: plain Parquet files; datasets: the same with an image feature, for ``datasets.load_dataset``;
             delta: a Delta Lake table.
-        epochs: which; all when empty.
+        epochs: the epochs to export; all when empty.
         progress: (epochs done, total).
 
     Raises:
@@ -68,11 +68,7 @@ def export_run(
 
 @contextlib.contextmanager
 def _written(folder: Path) -> Iterator[None]:
-    """Make a folder if needed, and say what is wrong with it where nothing can be written.
-
-    Raises:
-        StoreError: inside, nothing could.
-    """
+    """Make a folder if needed; raise a StoreError if writing to it fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -108,7 +104,7 @@ def _tables(context: RunContext, entry: LineageEntry) -> Iterator[pa.Table]:
 def _pictures(
     context: RunContext, samples: TrajectoryShard, shard: str, epoch: int
 ) -> tuple[TrajectoryShard, list[int]]:
-    """Return what holds the images of a shard's samples, and its row of each: of texts the first that was drawn."""
+    """Return the shard with the images of some samples and each sample's row in it; the first image of each text."""
     drawn, count = context.chain.find(epoch, "render"), samples.table.num_rows
     if drawn is None:
         return samples, list(range(count))
@@ -122,15 +118,15 @@ def exported_schema(scores: Sequence[str], *, texts: bool) -> pa.Schema:
     """Return the columns of an exported table.
 
     Args:
-        scores: those of rewards, ``reward_<label>``, and ``advantage``.
-        texts: samples are texts.
+        scores: score columns: ``reward_<label>`` and ``advantage``.
+        texts: whether samples are texts.
     """
-    said = {name: f"Reward or monitor '{name.removeprefix('reward_')}'; null where it gave none." for name in scores}
-    said["advantage"] = ADVANTAGES.field("advantage").metadata[DESCRIPTION].decode()
+    about = {name: f"Reward or monitor '{name.removeprefix('reward_')}'; null where it gave none." for name in scores}
+    about["advantage"] = ADVANTAGES.field("advantage").metadata[DESCRIPTION].decode()
     return pa.schema(
         [
             *(SAMPLES.field(name) for name in (*_PLAIN, *_LISTS)),
-            *(column(name, pa.float32(), said[name], nullable=True) for name in scores),
+            *(column(name, pa.float32(), about[name], nullable=True) for name in scores),
             *([column("text", pa.string(), "Completion of a language model.", nullable=True)] if texts else []),
             SAMPLES.field("media_format"),
             column(
@@ -144,7 +140,7 @@ def exported_schema(scores: Sequence[str], *, texts: bool) -> pa.Schema:
 
 
 def _scores(context: RunContext, epoch: int) -> dict[str, dict[str, float]]:
-    """Return every reward, and the advantage, of an epoch by column name and sample."""
+    """Return every reward and the advantage of an epoch by column name and sample."""
     store, found = context.store, {}
     for entry in context.chain.entries():
         if entry.epoch != epoch or store.manifest(entry.ref) is None:
@@ -171,7 +167,7 @@ def _parquet_writer(folder: Path, *, image: bool) -> Callable[[int, pa.Table], N
 
 
 def _with_image(table: pa.Table) -> pa.Table:
-    """Return the table with its images, if it has some, as a column ``image`` that datasets decodes."""
+    """Return the table with its images, if any, in a column ``image`` that datasets decodes."""
     formats = set(table.column("media_format").to_pylist())
     if formats == {""}:
         return table.drop_columns(["media", "media_format"])
@@ -185,7 +181,7 @@ def _with_image(table: pa.Table) -> pa.Table:
 
 
 def _feature(kind: pa.DataType) -> dict[str, Any]:
-    """Return what Hugging Face datasets calls an Arrow type."""
+    """Return the Hugging Face datasets feature of an Arrow type."""
     if pa.types.is_list(kind):
         return {"feature": _feature(kind.value_type), "_type": "List"}
     name = {"float": "float32", "double": "float64"}.get(str(kind), str(kind))

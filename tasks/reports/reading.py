@@ -1,4 +1,4 @@
-"""What a run made, as tables and images for people who look at it."""
+"""Results of a run as tables and images for people."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.runs.context import RunContext
 from tasks.runs.staleness import standings
 from tasks.specs.graph import Node, drawn_of
 
-#: Columns of samples that say where payloads are, rather than what a sample is.
+#: Columns with payload locations, which do not describe a sample.
 _PLACES = ("arrays", "media_offset", "media_size")
 #: Kinds of artifacts that hold samples.
 _SAMPLES = ("trajectories", "renders", "evaluations")
@@ -35,7 +35,7 @@ def shards_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[TrajectoryShar
     """Yield the opened shards of an artifact that holds samples, in order.
 
     Raises:
-        StoreError: it holds none.
+        StoreError: the artifact holds no samples.
         NotCommittedError: it is not complete.
         CorruptError: a table is damaged.
     """
@@ -50,7 +50,7 @@ def shards_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[TrajectoryShar
 def rows_of(
     store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | None
 ) -> Iterator[tuple[str, TrajectoryShard, int]]:
-    """Yield id, opened shard and row of samples by their ids, all when None, in shard order.
+    """Yield id, opened shard and row of the wanted samples (None: all) in shard order.
 
     Raises:
         StoreError: the artifact lacks a wanted sample, or holds none.
@@ -70,7 +70,7 @@ def artifact_table(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
     """Return all rows of an artifact of samples, prompts, rewards or advantages, in shard order.
 
     Raises:
-        StoreError: it is of a kind without a table.
+        StoreError: artifacts of this kind have no table.
         NotCommittedError: it is not complete.
         CorruptError: a table is damaged.
     """
@@ -83,25 +83,25 @@ def artifact_table(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
 
 
 def _readable(shard: TrajectoryShard) -> pa.Table:
-    """Return a shard's table as a person reads it: without places of payloads, with the texts that are among them."""
+    """Return a shard's table for people: without payload locations, with the stored texts."""
     table = shard.table.drop_columns([*_PLACES])
     written = texts_of(shard)
     return table if written is None else table.append_column("text", written)
 
 
 def texts_of(shard: TrajectoryShard) -> pa.Array | None:
-    """Return the texts of a shard, one per row; None where its samples are none."""
+    """Return the texts of a shard, one per row; None if its samples are not texts."""
     written = [shard.text(row) for row in range(shard.table.num_rows)]
     return pa.array(written, pa.string()) if any(text is not None for text in written) else None
 
 
 def samples_of_epoch(chain: Chain, epoch: int) -> pa.Table:
-    """Return the samples of an epoch with what they earned, as far as it is known.
+    """Return the samples of an epoch with their rewards and advantages, as far as these are committed.
 
-    Beside the columns of the samples: 'reward.<label>' of each reward and monitor that was scored, and once advantages
-    are made 'reward', the optimized sum, and 'advantage'; where tokens have advantages of their own, also 'advantages',
-    'returns', 'values' and 'reference_log_probs', a list each; where modalities have, 'modality_advantages'. Null where
-    a sample has none. Where texts were drawn, 'media_format' is that of their images.
+    Additional columns, null where a sample has no value: 'reward.<label>' of each scored reward and monitor; 'reward'
+    (the optimized sum) and 'advantage' after the advantage stage; the lists 'advantages', 'returns', 'values' and
+    'reference_log_probs' with advantages per token; 'modality_advantages' with advantages per modality. For rendered
+    texts 'media_format' is the format of their images.
 
     Raises:
         NotCommittedError: the epoch has no rollout.
@@ -113,16 +113,16 @@ def samples_of_epoch(chain: Chain, epoch: int) -> pa.Table:
     for section in chain.config.scored:
         entry = chain.find(epoch, "score", section.slot)
         if entry is not None:
-            table = _beside(table, read_rows(store, entry.ref), {"reward": f"reward.{section.slot}"})
+            table = _joined(table, read_rows(store, entry.ref), {"reward": f"reward.{section.slot}"})
     entry = chain.find(epoch, "advantage")
     if entry is not None:
-        table = _beside(table, read_rows(store, entry.ref), {"reward": "reward", "advantage": "advantage"})
+        table = _joined(table, read_rows(store, entry.ref), {"reward": "reward", "advantage": "advantage"})
         if make_estimator(chain.config).per_token:
             tokens = read_rows(store, entry.ref, "token_advantages")
-            table = _beside(table, tokens, {name: name for name in tokens.column_names[1:]})
+            table = _joined(table, tokens, {name: name for name in tokens.column_names[1:]})
         if any(reward.modality is not None for reward in chain.config.rewards):
             apart = read_rows(store, entry.ref, "modality_advantages")
-            table = _beside(table, apart, {name: name for name in apart.column_names[1:]})
+            table = _joined(table, apart, {name: name for name in apart.column_names[1:]})
     return table
 
 
@@ -139,23 +139,23 @@ def samples_of_evaluation(chain: Chain, epoch: int) -> pa.Table:
     for section in (*config.rewards, *config.evaluate.judges):
         entry = chain.find(epoch, "judge", section.slot)
         if entry is not None:
-            table = _beside(table, read_rows(store, entry.ref), {"reward": f"reward.{section.slot}"})
+            table = _joined(table, read_rows(store, entry.ref), {"reward": f"reward.{section.slot}"})
     return table
 
 
 def pictures_of(
     chain: Chain, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
 ) -> dict[str, np.ndarray]:
-    """Return what the samples of an epoch look like, as ``media_of``; of several images of a text, (K, H, W, 3).
+    """Return the images or clips of the samples of an epoch, as ``media_of``; (K, H, W, 3) with K images per text.
 
     Args:
         chain: the run.
         epoch: the epoch.
         samples: ids; all when None.
-        evaluation: of the run's evaluation, not of its rollout.
+        evaluation: samples of the run's evaluation, not of its rollout.
 
     Raises:
-        NotCommittedError: they were not made yet.
+        NotCommittedError: the samples are not committed yet.
         StoreError: there is no such sample, or it has no image.
         CorruptError: a file is damaged.
     """
@@ -172,7 +172,7 @@ def pictures_of(
 
 
 def _drawn(table: pa.Table, chain: Chain, node: Node) -> pa.Table:
-    """Return a table of texts with the format of their images, once they are drawn."""
+    """Return a table of texts with the format of their images, if they are rendered."""
     render = chain.config.render
     if render is None or chain.find(*node) is None:
         return table
@@ -181,9 +181,9 @@ def _drawn(table: pa.Table, chain: Chain, node: Node) -> pa.Table:
 
 
 def references_of(context: RunContext, ref: ArtifactRef, wanted: Collection[str]) -> dict[str, list[np.ndarray]]:
-    """Return the images that the prompts of samples start from, (H, W, 3) uint8 each, by sample id.
+    """Return the input images of the samples' prompts, (H, W, 3) uint8 each, by sample id.
 
-    None of a run whose prompts start from none, or were made by a version that kept none.
+    The lists are empty if the prompts have no input images, or if an older version did not store them.
 
     Raises:
         StoreError: the artifact lacks a wanted sample.
@@ -197,7 +197,7 @@ def references_of(context: RunContext, ref: ArtifactRef, wanted: Collection[str]
 
 
 def media_of(store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """Return images, (H, W, 3) uint8, or clips, (F, H, W, 3), of samples by their ids, in shard order.
+    """Return images, (H, W, 3) uint8, or clips, (F, H, W, 3) uint8, by sample id, in shard order.
 
     Raises:
         StoreError: the artifact lacks a wanted sample, or holds no media.
@@ -209,26 +209,26 @@ def media_of(store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | N
 def arrays_of(
     store: ArtifactStore, ref: ArtifactRef, name: str, wanted: Collection[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Return a stored array, such as 'latents', (N, ...), of samples by their ids, in shard order; copies.
+    """Return copies of a stored array, such as 'latents', (N, ...), by sample id, in shard order.
 
     Raises:
         StoreError: the artifact lacks a wanted sample.
-        CorruptError: none is stored, or a file is damaged.
+        CorruptError: the array is not stored, or a file is damaged.
     """
     return {sample: shard.array(name, row).copy() for sample, shard, row in rows_of(store, ref, wanted)}
 
 
 class States:
-    """Shows what samples were on their way: stored states, decoded by the base model's own decoder."""
+    """Shows the intermediate states of samples: stored latents, decoded by the base model's decoder."""
 
     def __init__(self, context: RunContext) -> None:
         """Load the decoder.
 
         Args:
-            context: the run; not one that only reads, as its record may name code.
+            context: the run; not a read-only one, as its record may name code.
 
         Raises:
-            StoreError: samples of this kind have no states that can be seen.
+            StoreError: samples of this kind have no visible states.
         """
 
         from tasks.modalities.modality import make_kind
@@ -238,7 +238,7 @@ class States:
         self._decode = make_kind(context.config).decoder(context.config, ModelHost(context))
 
     def of(self, ref: ArtifactRef, sample: str) -> np.ndarray:
-        """Return what every stored state of a sample looks like, (N, H, W, 3) or (N, F, H, W, 3) uint8, as in 'states'.
+        """Return the decoded image of every stored state of a sample, (N, H, W, 3) or (N, F, H, W, 3) uint8.
 
         Raises:
             StoreError: the artifact lacks the sample.
@@ -248,7 +248,7 @@ class States:
 
 
 def lineage_table(chain: Chain) -> pa.Table:
-    """Return every stage the run consists of: epoch, stage, slot, artifact (null: missing), state, why, and inputs."""
+    """Return every stage of the run: epoch, stage, slot, artifact (null: missing), state, why, and inputs."""
     store, rows = chain.store, []
     made = {entry.key: entry for entry in chain.entries()}
     for standing in standings(chain):
@@ -280,7 +280,7 @@ def figures_table(chain: Chain) -> pa.Table:
 
 
 def curves_table(chain: Chain) -> pa.Table:
-    """Return what MLflow shows as curves: key, step (the epoch; of 'optimize/' the update), value, list."""
+    """Return the points of MLflow's curves: key, step (the epoch; for 'optimize/' the update), value, list."""
     rows = [
         {"key": point.key, "step": point.step, "value": point.value, "list": point.split}
         for point in curve_points(chain)
@@ -340,8 +340,8 @@ _CURVES = pa.schema(
 )
 
 
-def _beside(table: pa.Table, other: pa.Table, columns: dict[str, str]) -> pa.Table:
-    """Return a table with columns of another one, row by row of the same sample."""
+def _joined(table: pa.Table, other: pa.Table, columns: dict[str, str]) -> pa.Table:
+    """Return a table with columns of another one, joined by sample id."""
     places = pc.index_in(table.column("sample_id"), value_set=other.column("sample_id"))
     for column, name in columns.items():
         table = table.append_column(name, other.column(column).take(places))

@@ -1,4 +1,4 @@
-"""Follows one sample: what made it, how it was rated, and which optimizer updates it entered."""
+"""Traces one sample: its origin, its rewards, and the optimizer updates that used it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tasks.training.data import TrainingData
 def trace_sample(
     store: ArtifactStore, ref: ArtifactRef, sample_id: str, runs: Sequence[RunContext], *, trusted: bool = False
 ) -> dict[str, Any]:
-    """Return a sample's columns, and for each run that uses it rewards, advantage and updates.
+    """Return a sample's columns and, for each run that uses it, its rewards, advantage and updates.
 
     Args:
         store: the store.
         ref: a trajectories artifact.
         sample_id: the sample.
         runs: runs whose lineage names the artifact.
-        trusted: an algorithm of the user's own that only the store names may be imported: which rows of a sample enter
-            which update is its to say.
+        trusted: allow importing a custom algorithm that only the store names: the algorithm decides which rows of a
+            sample enter which update.
 
     Raises:
         StoreError: the artifact has no such sample, or holds no samples.
-        TrustError: a run's algorithm, or how the samples are stored, is code that nobody here has named.
+        TrustError: a run's algorithm or trajectory store is custom code that the user did not name.
     """
     if ref.kind != "trajectories":
         raise StoreError(f"{ref} holds no samples; only trajectories do. 'flowmill store ls' lists them.")
@@ -57,11 +57,11 @@ def trace_sample(
 
 
 def _stored_as(store: ArtifactStore, ref: ArtifactRef, runs: Sequence[RunContext]) -> str:
-    """Return how an artifact's samples are stored; a class of the user's own only as runs name it that may be read."""
+    """Return the trajectory store of an artifact's samples; a custom class only if one of the runs names it too."""
     name = str(store.require(ref).options["rollout"]["store"])
     if ":" in name and name not in {run.config.rollout.store for run in runs}:
         raise TrustError(
-            f"{ref} names '{name}' as what reads its samples, and no run it belongs to does: not imported."
+            f"{ref} names '{name}' as the reader of its samples, but no run it belongs to does: not imported."
         )
     return name
 
@@ -97,7 +97,7 @@ def _advantage(store: ArtifactStore, entry: LineageEntry | None, sample_id: str)
 
 
 def _updates(context: RunContext, entries: Sequence[LineageEntry], epoch: int, sample_id: str) -> list[dict[str, Any]]:
-    """Return the updates a sample entered: of its own epoch, and of those that replayed it."""
+    """Return the updates that used a sample: in its own epoch, and in epochs that replayed it."""
     replay = context.config.optimize.replay
     reach = epoch + (replay.epochs if replay else 0)
     found = []

@@ -1,4 +1,4 @@
-"""Artifacts as a person names them: ``RUN/stage@epoch``, or ``kind/id`` as the store does."""
+"""Addresses of artifacts for users: ``RUN/stage@epoch``, or ``kind/id`` as in the store."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ADDRESS = re.compile(r"(?P<run>[^/]+)/(?P<stage>\w+)(\[(?P<slot>.+)\])?@(?P<epo
 
 
 def model_address(text: str) -> tuple[str, int | None]:
-    """Return run and epoch of a model named ``RUN`` or ``RUN@EPOCH``; no epoch is the last.
+    """Return run and epoch of a model named ``RUN`` or ``RUN@EPOCH``; None means the last epoch.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the text has neither form.
     """
     run, at, epoch = text.partition("@")
     if at and not (epoch.isascii() and epoch.isdecimal()):
@@ -30,12 +30,12 @@ def model_address(text: str) -> tuple[str, int | None]:
 def find_artifact(store: ArtifactStore, name: str) -> ArtifactRef:
     """Return an artifact by ``RUN/stage@epoch``, ``RUN/stage[slot]@epoch``, or ``kind/id``, which may be shortened.
 
-    Without a slot it is the first reward's.
+    The default slot is that of the first reward.
 
     Raises:
         StoreError: there is no such run or artifact.
-        ConfigError: a run has no such stage.
-        NotCommittedError: it was not made yet.
+        ConfigError: the run has no such stage.
+        NotCommittedError: the artifact is not committed yet.
     """
     found = _ADDRESS.fullmatch(name)
     if found is None or RunFolder(store, found["run"]).describe() is None:

@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 class BackgroundCommit:
-    """One thread that runs deferred work in order while its caller goes on; at most one item is pending.
+    """One thread that runs deferred work in order while its caller continues; at most one item is pending.
 
-    Each failure is raised once, by the next call; leaving waits for pending work.
+    The next call raises a failure, once; leaving the context waits for pending work.
     """
 
     def __init__(self) -> None:
-        """Start no thread yet."""
+        """Set up the thread, which starts with the first work item."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="behind")
         self._last: Future[object] | None = None
 
@@ -33,7 +33,7 @@ class BackgroundCommit:
         """Wait for pending work.
 
         Raises:
-            Exception: it failed.
+            Exception: the work failed.
         """
         last, self._last = self._last, None
         if last is not None:
@@ -43,7 +43,7 @@ class BackgroundCommit:
         """Begin work once the pending work is done.
 
         Raises:
-            Exception: what was begun before failed; this is not begun.
+            Exception: the pending work failed; the new work is not started.
         """
         self.wait()
         begun = self._pool.submit(work)
@@ -51,5 +51,5 @@ class BackgroundCommit:
         return begun
 
     def close(self, *, wait: bool) -> None:
-        """Begin nothing any more; the thread ends once it has done what was begun, waited for or not."""
+        """Accept no more work; the thread ends after the pending work, whether or not this call waits for it."""
         self._pool.shutdown(wait=wait)

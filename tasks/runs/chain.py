@@ -1,9 +1,9 @@
-"""Which artifacts make up a run: derived from its config, never "the last one written".
+"""The artifacts that make up a run: derived from its config, never "the last one written".
 
 Every stage of every epoch has one expected artifact: the fingerprint of its options under the config and of the
-expected artifacts upstream. A lineage record counts only if it is of that artifact; every other record is a side
-result. Attempts at the same work that came out equal, in every row, are one: the first of them stands for all, so a
-forced repetition that changes nothing makes nothing due.
+expected artifacts upstream. A lineage record counts only if it names that artifact; every other record is a side
+result. Attempts at the same work with equal rows count as one artifact, the first of them. So a forced repetition with
+an equal result makes no dependent stage stale.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class Chain:
 
         Args:
             facts: run and config.
-            run: the chain of the run's own config, where ``facts`` have another for one stage alone. That one reads
-                from it what the other settings do not touch: everything of other epochs, and of the same epoch what
-                has not been made with them.
+            run: the chain of the run's own config, if ``facts`` have another config for one stage. That stage reads
+                all artifacts of other epochs from this chain, and those of its own epoch that were not made with the
+                other config.
             epoch: the epoch of that stage.
         """
         self._facts = facts
         self.config, self.store, self.run = facts.config, facts.store, facts.run
         self.own = run
-        """The chain of the run's own config, where this is another."""
+        """The chain of the run's own config, if this chain has another config."""
         self._epoch = epoch
         self._refs: dict[Node, ArtifactRef] = {}
-        # What each was derived from, see ``_basis``.
+        # The basis of each derivation, see ``_basis``.
         self._bases: dict[Node, tuple[int, tuple[Node, ...]]] = {}
         self._lock = threading.RLock()
 
     def nodes(self) -> Iterator[Node]:
-        """Yield every stage the run consists of, each after those it reads."""
+        """Yield every stage of the run, each after its inputs."""
         return run_nodes(self.config)
 
     def ref(self, node: Node) -> ArtifactRef:
@@ -55,7 +55,7 @@ class Chain:
         with self._lock:
             waiting = [] if self._is_settled(node) else [node]
             while waiting:
-                # Not by recursion: a thousand epochs are thousands of stages deep.
+                # No recursion: with a thousand epochs the chain is thousands of stages deep.
                 missing = [each for each in self._upstream(waiting[-1]) if each not in self._refs]
                 if missing:
                     waiting += missing
@@ -66,12 +66,12 @@ class Chain:
             return self._refs[node]
 
     def target(self, node: Node) -> ArtifactRef:
-        """Return the artifact a stage makes with this config, whatever the run has in its place."""
+        """Return the artifact a stage makes with this config, even if the run has another one in its place."""
         identity = self.identity(node)
         return self._canonical(node, identity.work([self.ref(each) for each in identity.upstream()]))
 
     def made_of(self, node: Node, inputs: Sequence[ArtifactRef]) -> ArtifactRef:
-        """Return the artifact a stage makes of some inputs, which need not be those of the chain yet."""
+        """Return the artifact a stage makes from given inputs, which may differ from those of the chain."""
         return self._canonical(node, self.identity(node).work(inputs))
 
     def find(self, epoch: int, stage: str, slot: str = "") -> LineageEntry | None:
@@ -82,7 +82,7 @@ class Chain:
         ref = self.ref(node)
         made = self._made(node, ref)
         if made:
-            # An equal attempt is the same artifact under another name.
+            # An equal attempt is the same artifact with another name.
             return LineageEntry(epoch=epoch, stage=stage, slot=slot, artifact=str(ref), forced=made[-1].forced)
         return None
 
@@ -108,22 +108,22 @@ class Chain:
         return [entry for entry in found if entry is not None]
 
     def digest(self) -> str:
-        """Return one hash over the content of all committed artifacts of the run, without times or hosts."""
+        """Return one hash of the content of all committed artifacts of the run, without times or hosts."""
         parts: list[list[int | str]] = []
         for entry in sorted(self.entries(), key=lambda entry: entry.key):
             if entry.ref.kind == "embeddings":
-                # The cache serves many runs; what this run took from it is hashed in its prompts artifact.
+                # The cache serves many runs; the prompts artifact hashes the entries that this run uses.
                 continue
             manifest = self.store.manifest(entry.ref)
-            # How rows are cut into shards is no part of what they are.
+            # Shard boundaries are not part of the content.
             content = "incomplete" if manifest is None else manifest.content or manifest.digest
             parts.append([*entry.key, content])
         return fingerprint(parts)
 
     def note(self, node: Node, made: ArtifactRef) -> None:
-        """Hear which artifact a stage made; if it is not the expected one, all that depends on it is derived anew."""
+        """Record the artifact a stage made; if it is not the expected one, derive its dependents again."""
         with self._lock:
-            # What depends on one that is not derived yet is not derived either.
+            # If this one is not derived yet, its dependents are not derived either.
             if self._refs.get(node, made) != made:
                 self._refs.clear()
 
@@ -136,7 +136,7 @@ class Chain:
         return identity_of(self._facts, node, lambda other: self.find(*other))
 
     def has(self, node: Node) -> bool:
-        """Return whether the config knows of a stage: of each reward and judge there is one only if it names it."""
+        """Return whether the config includes a stage, for example the stage of a reward that it names."""
         config, reward = self.config, node.slot.partition(OF)[0]
         if STAGES[node.stage].renders or (node.stage, node.slot) == ("base", RENDERER):
             return config.render is not None
@@ -152,10 +152,7 @@ class Chain:
         return node in self._refs and self._bases[node] == self._basis(node)
 
     def _basis(self, node: Node) -> tuple[int, tuple[Node, ...]]:
-        """Return how many records of a stage there are, as another may name another attempt, and what it reads.
-
-        Some read what has run.
-        """
+        """Return the number of a stage's records and its inputs; a change of either requires another derivation."""
         return len(self.run.made(*node)), self._upstream(node)
 
     def _upstream(self, node: Node) -> tuple[Node, ...]:
@@ -175,7 +172,7 @@ class Chain:
         return self._borrowed(self.own, node, inputs) or ref
 
     def _borrowed(self, own: Chain, node: Node, inputs: Sequence[ArtifactRef]) -> ArtifactRef | None:
-        """Return what the run itself has for a node: its policies, and what was made from the same inputs."""
+        """Return the run's own artifact for a node if it is a policy, or made from the same inputs."""
         if node.epoch == 0 or not own.has(node):
             return None
         same = [own.ref(each) for each in own.identity(node).upstream()] == list(inputs)
@@ -186,9 +183,9 @@ class Chain:
         return [entry for entry in self.run.made(*node) if entry.ref.fingerprint == ref.fingerprint]
 
     def _canonical(self, node: Node, plain: ArtifactRef) -> ArtifactRef:
-        """Return the attempt that stands for the newest: the first with the same content.
+        """Return the first attempt with the same content as the newest.
 
-        One that has lost its manifest may be that one, which is known when it is made anew.
+        An earlier attempt without its manifest may have the same content; only making it again shows that.
         """
         made = [entry.ref for entry in self._made(node, plain)]
         if not made or made[-1] == plain:

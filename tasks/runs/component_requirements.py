@@ -1,4 +1,4 @@
-"""Recorded needs of a user's own algorithm, so that readers of the run need not import it."""
+"""Recorded requirements of a custom algorithm, so that readers of the run need not import it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SERIES = "needs"
 
 
 def note_needs(run: RunFolder, config: RunConfig) -> None:
-    """Record the needs of a user's own algorithm; those of the table's algorithms are known everywhere.
+    """Record the requirements of a custom algorithm; those of built-in algorithms are known everywhere.
 
     Raises:
-        ConfigError: it cannot be imported.
-        StoreError: it cannot be written.
+        ConfigError: the algorithm cannot be imported.
+        StoreError: the record cannot be written.
     """
     algorithm = config.optimize.algorithm
     if ":" in algorithm.name:
@@ -24,15 +24,15 @@ def note_needs(run: RunFolder, config: RunConfig) -> None:
 
 
 def knowing_needs(config: RunConfig, run: RunFolder, *, trusted: bool) -> RunConfig:
-    """Return the config of a run to read, with the recorded needs of a user's own algorithm.
+    """Return the config of a run to read, with the recorded requirements of a custom algorithm.
 
     Args:
         config: the config.
         run: the run.
-        trusted: where the run wrote nothing down, the algorithm may be imported to find out.
+        trusted: without such a record, allow importing the algorithm to find its requirements.
 
     Raises:
-        TrustError: it wrote nothing down, and code that only a store names is not imported to find out.
+        TrustError: there is no record, and the algorithm, which only the store names, may not be imported.
     """
     algorithm = config.optimize.algorithm
     if ":" not in algorithm.name:
@@ -42,8 +42,8 @@ def knowing_needs(config: RunConfig, run: RunFolder, *, trusted: bool) -> RunCon
         if trusted:
             return config
         raise TrustError(
-            f"Run '{run.name}' trains with '{algorithm.name}', and its record lacks the needs of that, as earlier "
-            "versions wrote none of it down; it is not imported to find out. Start the run once more with its "
-            "config file ('flowmill run CONFIG'): artifacts are kept, and the needs are recorded."
+            f"Run '{run.name}' trains with '{algorithm.name}', and its record lacks the requirements of this "
+            "algorithm, which earlier versions did not write; it is not imported to find them. Start the run once more "
+            "with its config file ('flowmill run CONFIG'): artifacts are kept, and the requirements are recorded."
         )
     return config.knowing(algorithm, AlgorithmNeeds(*(note[name] for name in AlgorithmNeeds._fields)))

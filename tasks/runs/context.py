@@ -1,4 +1,4 @@
-"""What the stages of one run share in one process: its facts, what it has made, and who shows progress."""
+"""Shared state of one run's stages in one process: config, store, artifacts and progress reporter."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class RunContext(RunInputs):
 
         Args:
             store: the store.
-            config: the run's config, or another that one stage is run with.
+            config: the run's config, or another config for one stage.
             run: the run.
             reporter: shows progress.
-            epoch: epoch of the one stage that is run with another config.
-            reads: nothing is made: base model and prompts are what the run wrote down, wherever they are now.
+            epoch: epoch of the one stage that runs with another config.
+            reads: read-only: base model and prompts are the recorded ones, even if their files have moved.
         """
         super().__init__(store, config, run, reads=reads)
         self.epoch = epoch
@@ -65,12 +65,12 @@ class RunContext(RunInputs):
 
     @cached_property
     def chain(self) -> Chain:
-        """What of the run's artifacts counts under this config."""
+        """The artifacts of the run that count under this config."""
         own = self.run.config()
         if own is None:
             return Chain(self)
         section = {"store": self.config.store.model_dump(mode="json")}
-        # As an earlier version wrote it, it may lack settings that have a default today.
+        # A config written by an earlier version may lack settings that now have a default.
         config = parse_config({**own, **section}, where=f"run '{self.run.name}'").like(self.config)
         if not self.reads:
             config = as_given(config, moved(self.store, self.run, config, self.config))
@@ -98,17 +98,15 @@ class RunContext(RunInputs):
         return {prompt.id: prompt for split in self.prompts.values() for prompt in split}
 
     def references(self, metadata: Sequence[Mapping[str, Any]], *, frames: int = 0) -> list[list[np.ndarray]]:
-        """Return the images that prompts start from, by their metadata: (H, W, 3) uint8, not to be written.
+        """Return the input images of prompts, by their metadata: read-only (H, W, 3) uint8 arrays.
 
-        Equal prompts have the very same arrays. Of clips these are the first frames; with ``frames`` so many of each,
-        an image standing still.
-
-        Prompts that were made by a version that kept no images have them where the prompt files are: what an image is
-        called says what it holds, so that it is the same one.
+        Equal prompts share the same arrays. A clip gives its first frame; with ``frames`` that many frames, and an
+        image is repeated. If an earlier version did not store the images, they are read from the prompt files; image
+        names are content hashes, so the images are the same.
 
         Raises:
             NotCommittedError: the run has no such image.
-            CorruptError: one is damaged.
+            CorruptError: an image is damaged.
         """
         from tasks.inputs.prompt_rows import frames_of, picture_of
 
@@ -136,12 +134,12 @@ class RunContext(RunInputs):
 
     @property
     def holds_references(self) -> bool:
-        """Whether the run's prompts artifact holds the images that prompts start from."""
+        """Whether the run's prompts artifact holds the input images of the prompts."""
         return self.config.prompts.image is not None and not self._reference_files.empty
 
     @cached_property
     def _reference_files(self) -> ReferenceFiles:
-        # Most runs have none, and what is read here takes Arrow.
+        # Imported late: most runs have no images, and this module imports Arrow.
         from storage.source_images import ReferenceFiles
 
         return ReferenceFiles(self.store, self.chain.require(0, "preprocess").ref)
@@ -153,7 +151,7 @@ class RunContext(RunInputs):
 
     @cached_property
     def renderer_folder(self) -> Path:
-        """Local folder of the model that draws texts."""
+        """Local folder of the model that renders texts."""
         return self._folder_of(render_of(self.config).model, RENDERER)
 
     def _folder_of(self, section: ModelSection, slot: str) -> Path:
@@ -164,7 +162,7 @@ class RunContext(RunInputs):
         return self.store.folder(ref, self.store.shards(ref)[0]) / PIPELINE
 
     def source_folder(self, section: ModelSection, slot: str) -> Path:
-        """Return the local folder or snapshot that a model of the config comes from, without what single files hold."""
+        """Return the local folder or snapshot of a model of the config, without the content of single files."""
         local = Path(str(section.path)).is_dir()
         identity = {} if local else self.renderer_identity if slot else self.model_identity
         return source_folder(section, identity.get("commit"))
@@ -175,13 +173,13 @@ class RunContext(RunInputs):
         return self.embedding_cache(self.chain.require(0, "encode").ref)
 
     def embedding_cache(self, ref: ArtifactRef) -> EmbeddingCache:
-        """Return the embedding cache of an encoder; what it has read of its tables is kept."""
+        """Return the embedding cache of an encoder; tables it has read stay in memory."""
         from storage.embeddings import EmbeddingCache
 
         return self._caches.setdefault(ref, EmbeddingCache(self.store, ref))
 
     def refresh(self) -> None:
-        """Look again at what the run has made, which other processes go on with."""
+        """Read the run's records again, because other processes add to them."""
         self.run.refresh()
         vars(self).pop("chain", None)
 

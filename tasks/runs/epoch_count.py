@@ -1,4 +1,4 @@
-"""The number of epochs of a run: that of the config, but never fewer than a person saw, unless they say so."""
+"""The number of epochs of a run: that of the config, but never fewer than the run already has, unless requested."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
 
-#: Series of records of lengths requested outside the config: by ``--advance``, or by a stage of a next epoch.
+#: Series of records of lengths requested outside the config: by ``--advance``, or by a stage of the next epoch.
 _SERIES = "lengths"
 
 
 def kept_length(config: RunConfig, *, rewind: bool = False) -> RunConfig:
-    """Return a config with as many epochs as the run that it describes has by now, where it asks for fewer.
+    """Return a config with the current number of epochs of its run if the config requests fewer.
 
     Args:
         config: the request; returned unchanged for a new run.
-        rewind: it stays as it is whatever the run has.
+        rewind: always return the config unchanged.
     """
     run = None if rewind or not config.run.name else RunFolder(ArtifactStore(config.store), config.run.name)
     has = 0 if run is None else length(run)
@@ -24,7 +24,7 @@ def kept_length(config: RunConfig, *, rewind: bool = False) -> RunConfig:
 
 
 def length(run: RunFolder) -> int:
-    """Return how many epochs a run has: those it was last to have, as far as they were trained or asked for by name."""
+    """Return the last configured number of epochs, limited to trained epochs unless it was explicitly requested."""
     config = run.config()
     if config is None:
         return 0
@@ -36,7 +36,7 @@ def length(run: RunFolder) -> int:
 
 
 def remember_length(run: RunFolder, epochs: int) -> None:
-    """Write down that a run is to have so many epochs, whatever a config file says."""
+    """Record a run's number of epochs, which overrides that of a config file."""
     run.add(_SERIES, {"epochs": epochs})
 
 

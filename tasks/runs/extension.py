@@ -1,4 +1,4 @@
-"""Which epoch a schedule means, and runs that grow by it."""
+"""The epoch that a schedule selects, and runs that grow with each scheduled start."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tasks.specs.stages import STAGES
 
 
 def chosen_epoch(context: RunContext, stage: str, asked: int | Literal["next", "latest"]) -> int:
-    """Return the epoch a person means by a number, by 'next' or by 'latest'.
+    """Return the epoch that a number, 'next' or 'latest' selects.
 
-    ``next`` is the first epoch that lacks the stage, maybe one more than the run has; ``latest`` the newest epoch that
-    was rolled out. For stages that read a policy both are the newest trained epoch.
+    ``next`` is the first epoch without the stage, which may be one more than the run has; ``latest`` is the newest
+    epoch with a rollout. For stages that read a policy both are the newest trained epoch.
     """
     if isinstance(asked, int):
         return asked
@@ -32,13 +32,13 @@ def chosen_epoch(context: RunContext, stage: str, asked: int | Literal["next", "
 
 
 def trained(context: RunContext) -> int:
-    """Return the newest epoch whose training is done and counts; 0 before any."""
+    """Return the newest epoch whose training is done and counts; 0 if there is none."""
     newest = max((entry.epoch for entry in context.run.entries() if entry.stage == "optimize"), default=0)
     return next((epoch for epoch in range(newest, 0, -1) if context.chain.find(*policy_after(epoch))), 0)
 
 
 def grown(context: RunContext, epochs: int | None) -> RunContext:
-    """Return the run's context to train so many epochs more than it has; None: as many as its config says."""
+    """Return the run's context for training that many further epochs; None: the number of its config."""
     if epochs is None:
         return context
     context.run.refresh()
@@ -46,7 +46,7 @@ def grown(context: RunContext, epochs: int | None) -> RunContext:
 
 
 def extend(context: RunContext, epochs: int) -> None:
-    """Give a run so many epochs at least."""
+    """Give a run at least that many epochs."""
     if epochs > context.config.run.epochs:
         _with_epochs(context, epochs)
 
@@ -59,7 +59,7 @@ def _with_epochs(context: RunContext, epochs: int) -> RunContext:
 
 
 def _last(context: RunContext, stage: str, done: int) -> int:
-    """Return the newest epoch from the last trained one on that has a stage, of all rewards."""
+    """Return the newest epoch, from the last trained one on, that has a stage for all rewards."""
     slots = [node.slot for node in nodes_of(context.config, done + 1, stage)] or [""]
     epoch = done
     while all(context.chain.find(*Node(epoch + 1, stage, slot)) is not None for slot in slots):

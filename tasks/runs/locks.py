@@ -1,4 +1,4 @@
-"""One process at a time executes a run: its lock, and commands that hold it from their first moments on."""
+"""Run locks: only one process at a time executes a run, and commands take the lock before heavy imports."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
 
 if TYPE_CHECKING:
-    # It takes torch, and who is refused should not wait for that.
+    # It imports torch, and a refused command should not wait for that.
     from tasks.runs.context import RunContext
 
-#: Bytes of a name: file systems take 255, and other names are made of it.
+#: Most bytes of a name: file systems allow 255, and other names contain this one.
 _LONGEST_NAME = 128
-#: What the names of series of records begin with that say a config is finished.
+#: Prefix of the series of records that mark a config as finished.
 FINISHED = "finished-"
-#: Locks of runs that this process holds before it executes them, by root and name.
+#: Run locks that this process holds before execution, by root and name.
 _held: dict[tuple[str, str], ExitStack] = {}
 
 
@@ -28,7 +28,7 @@ def run_name(config: RunConfig) -> str:
     """Return the run's name.
 
     Raises:
-        ConfigError: it is missing or cannot be a folder name.
+        ConfigError: the name is missing or cannot be a folder name.
     """
     name = config.run.name or ""
     if not name or not all(char.isalnum() or char in "-_." for char in name) or name.startswith("."):
@@ -43,9 +43,9 @@ def run_name(config: RunConfig) -> str:
 
 @contextmanager
 def holding(store: ArtifactStore, name: str) -> Iterator[None]:
-    """Hold a run's lock until what executes the run inside takes it over.
+    """Hold a run's lock until ``executing`` takes it over inside.
 
-    So another command is refused before it imports anything heavy, also while this one does so itself.
+    So another command is refused before its heavy imports, even while this process is still importing.
 
     Raises:
         RunConflictError: another process executes the run.
@@ -66,13 +66,13 @@ def holding(store: ArtifactStore, name: str) -> Iterator[None]:
 
 
 def was_finished(run: RunFolder) -> bool:
-    """Return whether a run was ever finished, under whatever config."""
+    """Return whether a run was ever finished, under any config."""
     return any(name.startswith(FINISHED) for name in run.store.root.list(layout.run(run.name)))
 
 
 @contextmanager
 def executing(context: RunContext) -> Iterator[None]:
-    """Hold the run's lock, after clearing what killed processes of this machine left half-written.
+    """Hold the run's lock, after clearing unfinished writes of killed processes of this machine.
 
     Raises:
         RunConflictError: another process executes the run.
@@ -80,17 +80,17 @@ def executing(context: RunContext) -> Iterator[None]:
     root = context.store.root
     root.sweep()
     if (held := _held.pop((root.uri, context.run.name), None)) is not None:
-        # What commits checks the lease that its own root holds.
+        # Commits check the lease of their own root.
         held.close()
     with root.lock(context.run.lock_path, f"Run '{context.run.name}'"):
         yield
 
 
 def refuse_while_executing(store: ArtifactStore, name: str) -> None:
-    """Check that no other process executes a run: a stage of its own would race with it.
+    """Check that no other process executes a run, as a separately started stage would race with it.
 
     Raises:
-        RunConflictError: one does.
+        RunConflictError: another process executes the run.
         StoreError: the root cannot be written.
     """
     run = RunFolder(store, name)

@@ -1,4 +1,4 @@
-"""Media that this process has just stored without loss: rewards get them as they are and need not decode them."""
+"""Cache of media that this process just stored losslessly, so that rewards need not decode them."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import numpy as np
 
 from storage.layout import ArtifactRef
 
-#: Bytes that are kept at most; the oldest shards go first, and are decoded if they are asked for.
+#: Most bytes to keep; the oldest shards are dropped first, and are decoded when requested.
 _KEPT = 128 << 20
 
 
 class Recent:
-    """Images or clips of the newest artifact of each kind, by shard; several threads may ask."""
+    """Images or clips of the newest artifact of each kind, by shard; safe for several threads."""
 
     def __init__(self, kept: int = _KEPT) -> None:
-        """Keep nothing yet, and never more than some bytes."""
+        """Start empty; ``kept`` is the most bytes to keep."""
         self._limit = kept
         self._shards: OrderedDict[tuple[ArtifactRef, str], list[np.ndarray]] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
 
     def begin(self, ref: ArtifactRef, shard: str, *, exact: bool) -> Callable[[Iterable[np.ndarray]], None]:
-        """Return the cache of the (H, W, 3) images or (F, H, W, 3) clips, uint8, of a shard's next rows.
+        """Return a function that caches a shard's next rows: (H, W, 3) images or (F, H, W, 3) clips, uint8.
 
         Args:
-            ref: the artifact; nothing is kept any more of others of its kind.
-            shard: the shard, of which nothing of an attempt before is kept.
-            exact: storage is lossless; otherwise nothing is kept.
+            ref: the artifact; other artifacts of its kind are dropped.
+            shard: the shard; rows of an earlier attempt are dropped.
+            exact: whether storage is lossless; otherwise no rows are kept.
         """
         key = (ref, shard)
         with self._lock:
@@ -43,7 +43,7 @@ class Recent:
         def add(media: Iterable[np.ndarray]) -> None:
             with self._lock:
                 if key not in self._shards:
-                    # It is not exact, or some of it had to go.
+                    # Storage is not lossless, or the shard was dropped.
                     return
                 new = [*media]
                 self._shards[key] += new
@@ -60,7 +60,7 @@ class Recent:
                 self._drop((ref, shard))
 
     def find(self, ref: ArtifactRef, shard: str, rows: int) -> list[np.ndarray] | None:
-        """Return the media of a shard, or None unless those of all its rows are kept."""
+        """Return the media of a shard if those of all its rows are kept, else None."""
         with self._lock:
             found = self._shards.get((ref, shard), [])
             return [*found] if found and len(found) == rows else None

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from configs.errors import OutOfMemoryError
 
-#: torch's, and Python's own; by name, as torch need not be loaded here.
+#: Errors of torch and of Python, by name so that torch need not be imported here.
 _NO_MEMORY = ("OutOfMemoryError", "MemoryError")
 
 
@@ -18,17 +18,17 @@ def enough_memory(task: str, remedies: Sequence[str], advice: Callable[[], str] 
     Args:
         task: the work inside.
         remedies: possible changes, a sentence each.
-        advice: returns a further remedy, from the memory in use at that time.
+        advice: returns a further remedy, based on the memory in use at that time.
 
     Raises:
-        OutOfMemoryError: inside, there was too little.
+        OutOfMemoryError: the device ran out of memory inside.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if type(error).__name__ not in _NO_MEMORY:
             raise
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise OutOfMemoryError(
-            f"{task}: {said} {' '.join([*remedies, *filter(None, [advice()])])} 'flowmill check' estimates memory."
+            f"{task}: {message} {' '.join([*remedies, *filter(None, [advice()])])} 'flowmill check' estimates memory."
         ) from error

@@ -1,7 +1,7 @@
-"""Projects that were moved: a setting that names the same files at another place is no other setting.
+"""Moved projects: a setting with another path to the same files counts as unchanged.
 
-Files count by contents. What a run was made with is in its manifests, so only the place that a given config names is
-read, and never the one that a store's record names.
+Files are compared by contents. The manifests record the contents that a run used, so only the path in the given config
+is read, never the path in a store's record.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from tasks.specs.graph import RENDERER, Node
 from tasks.specs.run_inputs import RunInputs
 from tasks.specs.stages import STAGES
 
-#: Paths that differ while what they lead to does not, by setting: that of the run, and that which is given.
+#: By setting: different paths to equal contents, as (path of the run, path of the given config).
 Moves = Mapping[str, tuple[str, str]]
 
 
 class Recorded(NamedTuple):
-    """Where a run has what a path led to."""
+    """The location of the recorded contents of a path."""
 
     node: Node
-    """The stage whose manifest says it,"""
+    """The stage whose manifest records the contents."""
     option: str
-    """in this option."""
+    """The option of the manifest."""
     now: Callable[[RunInputs], Any]
-    """What the path of a given config leads to."""
+    """Returns the contents at the path of a given config."""
 
 
-#: Of each of ``configs.paths.PATH_SETTINGS`` but lists of prompts, which the run's first record has.
+#: For each of ``configs.paths.PATH_SETTINGS`` except prompt lists, which the run's first record contains.
 RECORDED = {
     "model.path": Recorded(Node(0, "base"), "identity", lambda facts: facts.model_identity),
     "model.single_file": Recorded(
@@ -58,7 +58,7 @@ _PROMPTS = "prompts."
 
 
 def moved(store: ArtifactStore, run: RunFolder, before: RunConfig, given: RunConfig) -> Moves:
-    """Return the paths in which a given config differs from that of a run although the files are the same.
+    """Return the settings whose paths differ between a given config and that of a run, but whose files are equal.
 
     Raises:
         PromptError: a prompt source cannot be used.
@@ -104,7 +104,7 @@ def _has_same_prompts(facts: RunInputs) -> bool:
 
 
 def _is_same_option(facts: RunInputs, setting: str, old: str, new: str) -> bool:
-    """Return whether an option of a component leads to what the run recorded of the old path."""
+    """Return whether an option of a component names the contents that the run recorded for the old path."""
     for component, places in config_places(facts.config).items() if ".options." in setting else ():
         for place in places:
             if place.path == new and _is_below(setting, f"{component}.options.{place.option}"):

@@ -32,9 +32,9 @@ _CUT = "rollout.groups_per_shard"
 
 
 def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunContext:
-    """Create the run a config describes, or bind to it when it exists with the same settings.
+    """Create the run that a config describes, or bind to it if it exists with the same settings.
 
-    The config becomes the run's: with fewer epochs, or another evaluation, it is another chain over the same artifacts.
+    The config becomes the run's config; with fewer epochs or another evaluation it selects other artifacts of the run.
 
     Raises:
         RunConflictError: a run of this name exists with other settings.
@@ -46,7 +46,7 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunCont
         store = ArtifactStore(config.store)
         run = RunFolder(store, run_name(config))
         if not run.create(_record(config)):
-            # Another process created it since; it is bound to only if it is the same.
+            # Another process created it in the meantime; bind to it only if it is the same.
             if run.describe() is None:
                 raise StoreError(
                     f"'{layout.run_record(run.name)}' in '{store.root.uri}' exists but is no record. "
@@ -62,7 +62,7 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunCont
 
 
 def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunContext | None:
-    """Bind to the run a config describes if it exists with the same settings; None if it does not exist.
+    """Bind to the run that a config describes if it exists with the same settings; return None if it does not exist.
 
     Raises:
         RunConflictError: a run of this name exists with other settings.
@@ -79,21 +79,21 @@ def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunConte
 
 
 def refuse_other_settings(config: RunConfig, changed: Sequence[str]) -> None:
-    """Refuse to go on with a run under settings that make it another.
+    """Refuse to continue a run with changed settings.
 
     Raises:
-        RunConflictError: there are some.
+        RunConflictError: ``changed`` is not empty.
     """
     if changed:
         raise RunConflictError(
             f"Run '{run_name(config)}' exists in '{ArtifactStore(config.store).root.uri}' with other settings:\n  "
             + "\n  ".join(changed)
-            + "\nGive this one another name with --name; what the two have in common is not computed again."
+            + "\nGive this one another name with --name; common artifacts of both runs are not computed again."
         )
 
 
 def conflicts(run: RunFolder, config: RunConfig) -> list[str] | None:
-    """Return the settings in which an existing run differs for good; None if the run does not exist.
+    """Return the changed settings that conflict with an existing run; None if the run does not exist.
 
     Raises:
         PromptError: a prompt source cannot be used.
@@ -119,7 +119,7 @@ def open_run(
     reads: bool = False,
     trusted: bool = False,
 ) -> RunContext:
-    """Bind to an existing run with the config it was last started with, and some overrides.
+    """Bind to an existing run with the config of its last start, and overrides.
 
     Args:
         root: the store.
@@ -127,16 +127,16 @@ def open_run(
         overrides: ``section.key=value`` strings for one stage.
         reporter: shows progress.
         epoch: epoch of that stage.
-        reads: nothing is made; see ``RunContext``.
+        reads: read-only; see ``RunContext``.
         trusted: use code, commands, addresses and paths that only the store's record of the run names.
 
     Raises:
         StoreError: there is no such run, or the root cannot be used.
         ConfigError: an override is not valid.
-        TrustError: the store names code or commands that nobody here has asked for, or names an algorithm and does
-            not say what that needs.
+        TrustError: the store names code or commands that the user did not request, or a custom algorithm without its
+            requirements.
     """
-    # Where the store and its copies are is this machine's to say, whatever a record holds.
+    # This machine, not the record, determines the locations of the store and its copies.
     written = require_run(ArtifactStore(root), name)
     found = written.config() or {}
     stored = parse_config({key: value for key, value in found.items() if key != "store"}, where=f"run '{name}'")
@@ -151,11 +151,7 @@ def open_run(
 
 
 def require_run(store: ArtifactStore, name: str) -> RunFolder:
-    """Return a run that must exist.
-
-    Raises:
-        StoreError: it does not.
-    """
+    """Return a run; StoreError if it does not exist."""
     run = RunFolder(store, name)
     if run.config() is None:
         names = list_runs(store)
@@ -165,7 +161,7 @@ def require_run(store: ArtifactStore, name: str) -> RunFolder:
 
 
 def mark_finished(context: RunContext, result: Mapping[str, Any]) -> None:
-    """Write down that everything this config asks for is committed, as which artifacts, and what came of it."""
+    """Record that all artifacts of this config are committed, with their names and the result of the run."""
     entries = [entry for entry in context.chain.entries() if entry.ref.kind != "embeddings"]
     artifacts = [[*entry.key, entry.artifact] for entry in entries]
     made = _attempts(context.run, artifacts)
@@ -173,9 +169,9 @@ def mark_finished(context: RunContext, result: Mapping[str, Any]) -> None:
 
 
 def finished_result(context: RunContext) -> dict[str, Any] | None:
-    """Return what came of the run if everything this config asks for is committed, else None; no model is loaded.
+    """Return the result of the run if all artifacts of this config are committed, else None; no model is loaded.
 
-    A hub id without a revision may stand for another model by now, so such runs are never short-cut.
+    None for a hub id without a revision, which may now refer to another model.
     """
     run = context.run
     if any(model.path is not None and model.revision is None and not _is_local(model) for model in _models(context)):
@@ -183,21 +179,21 @@ def finished_result(context: RunContext) -> dict[str, Any] | None:
     stored = run.config()
     if stored is None:
         return None
-    # As an earlier version wrote it, it may lack settings that have a default today.
+    # A config written by an earlier version may lack settings that now have a default.
     own = parse_config(stored, where=f"run '{run.name}'")
     moves = moved(context.store, run, own, context.config)
-    asked = as_before(context.config, moves)
-    note = run.newest(_finished(context, asked, moves)) or run.newest(_finished_once(context, stored, moves))
+    wanted = as_before(context.config, moves)
+    note = run.newest(_finished(context, wanted, moves)) or run.newest(_finished_once(context, stored, moves))
     if note is None:
         return None
-    if _wanted(recorded(own)) != _wanted(recorded(asked)) or _attempts(run, note["artifacts"]) != note["made"]:
+    if _wanted(recorded(own)) != _wanted(recorded(wanted)) or _attempts(run, note["artifacts"]) != note["made"]:
         return None
     refs = [ArtifactRef.parse(artifact) for *_, artifact in note["artifacts"]]
     return dict(note["result"]) if all(context.store.manifest(ref) is not None for ref in refs) else None
 
 
 def note_moves(context: RunContext) -> None:
-    """Write down where the files of a finished run are now, for commands that know the run by its record alone."""
+    """Record the current paths of a finished run's files, for commands that only read the run's record."""
     stored = context.run.config()
     if stored is not None:
         own = parse_config(stored, where=f"run '{context.run.name}'")
@@ -207,7 +203,7 @@ def note_moves(context: RunContext) -> None:
 
 
 def recorded(config: RunConfig) -> dict[str, Any]:
-    """Return a config as a run keeps it: where its store is, is not part of it, so a store can be moved."""
+    """Return a config for the run's record: without the location of the store, so that a store can be moved."""
     return config.model_dump(mode="json", exclude={"store"})
 
 
@@ -222,25 +218,20 @@ def _prompts_identity(config: RunConfig) -> str:
 
 
 def _finished(context: RunContext, config: RunConfig, moves: Moves = MappingProxyType({})) -> str:
-    """Return the series of records that say a config is finished: of settings with their default, none is in its name.
+    """Return the name of the series of records that mark a config as finished; ``config`` has the run's paths.
 
-    So a setting that the next version adds leaves what is finished finished.
-
-    Args:
-        context: the run, as it is given.
-        config: the same with the paths of the run.
-        moves: the paths in which the two differ.
+    Settings with their default value are not part of the name, so a setting that a new version adds does not change it.
     """
     return _series(context, config.model_dump(mode="json", exclude={"store"}, exclude_defaults=True), moves)
 
 
 def _finished_once(context: RunContext, stored: Mapping[str, Any], moves: Moves) -> str:
-    """Return how flowmill 0.1.0 named that series: by every setting it knew, which are those of the stored config."""
+    """Return the name of that series in flowmill 0.1.0, which includes every setting of the stored config."""
     return _series(context, stored, moves)
 
 
 def _series(context: RunContext, settings: Mapping[str, Any], moves: Moves) -> str:
-    # Where shards are cut was part of the name before anybody could leave it open.
+    # The size of shards is part of the name because it was before it became optional.
     wanted = _wanted(settings) | {key: value for key, value in flatten(settings).items() if key == _CUT}
     for name, slot, model in zip(("model.path", "render.model.path"), ("", RENDERER), _models(context), strict=False):
         if _is_local(model):
@@ -251,7 +242,7 @@ def _series(context: RunContext, settings: Mapping[str, Any], moves: Moves) -> s
 
 
 def _begun_as(context: RunContext, moves: Moves) -> dict[str, Any]:
-    """Return what is read beside the base model, by setting: paths name it, but it is known by its bytes."""
+    """Return the identity of files in addition to the base model, by setting: hashes of contents, not paths."""
     model, found = context.config.model, dict[str, Any]()
     if model.checkpoint is not None:
         found["model.checkpoint"] = context.checkpoint_identity
@@ -266,7 +257,7 @@ def _begun_as(context: RunContext, moves: Moves) -> dict[str, Any]:
 
 
 def _models(context: RunContext) -> list[ModelSection]:
-    """Return the models of a run: that which is trained, and that which draws."""
+    """Return the models of a run: the trained one, and the renderer if there is one."""
     render = context.config.render
     return [context.config.model, *([] if render is None else [render.model])]
 
@@ -280,11 +271,11 @@ def _wanted(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attempts(run: RunFolder, artifacts: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Return all that was ever made of what artifacts stand for; what was made beside them does not matter."""
+    """Return all attempts at the work of some artifacts; other artifacts of the run are ignored."""
     works = {(*key, ArtifactRef.parse(artifact).fingerprint) for *key, artifact in artifacts}
     return [[*each.key, each.artifact] for each in run.entries() if (*each.key, each.ref.fingerprint) in works]
 
 
 def _by_content(setting: str) -> bool:
-    """Return whether a setting names a file that is known by what it holds, not by where it is."""
+    """Return whether a setting names a file that is identified by its contents, not by its path."""
     return setting.startswith("prompts.") and setting.endswith((".train", ".heldout"))

@@ -1,4 +1,4 @@
-"""Progress messages of stages, and the time of each."""
+"""Progress messages and working times of stages."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ import psutil
 
 from configs.import_timing import measure_imports, seconds_of_imports
 
-#: Spans of work, of all stages, that say how long one takes now.
+#: Number of recent spans of work, of all stages, for the typical time.
 _LATELY = 64
 
 
 class Reporter(Protocol):
-    """Shows progress to a person or a log."""
+    """Shows progress to the user or in a log."""
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
-        """Say how far a stage of an epoch is; ``detail`` is a short figure such as the current reward.
+        """Show the progress of a stage of an epoch; ``detail`` is a short figure such as the current reward.
 
-        Of whole epochs ``stage`` is "pipeline", or "found" where the training of one was committed already.
+        For whole epochs ``stage`` is "pipeline", or "found" if the training of an epoch was already committed.
         """
         ...
 
     def message(self, text: str) -> None:
-        """Say one line."""
+        """Show one line."""
         ...
 
 
 class Silent:
-    """Says nothing."""
+    """A reporter without output."""
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def message(self, text: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 class Ledger:
-    """When which stage worked, in this process; stages may overlap."""
+    """Working times of the stages in this process; stages may overlap."""
 
     def __init__(self) -> None:
-        """Start with nothing."""
+        """Start the clock."""
         measure_imports()
         self._spans: list[tuple[str, float, float]] = []
         self._imports = 0.0
@@ -56,7 +56,7 @@ class Ledger:
 
     @contextmanager
     def work(self, stage: str) -> Iterator[None]:
-        """Count the time inside as work of a stage, except imports at first use: those are start-up."""
+        """Count the time inside as work of a stage, except for imports, which count as start-up."""
         start, imports = time.monotonic(), seconds_of_imports()
         try:
             yield
@@ -64,7 +64,7 @@ class Ledger:
             took = seconds_of_imports() - imports
             with self._lock:
                 self._imports += took
-                # Most come first.
+                # Most imports come first.
                 self._spans.append((stage, start + took, time.monotonic()))
 
     @contextmanager
@@ -77,7 +77,7 @@ class Ledger:
             self._waited += time.monotonic() - start
 
     def waited_share(self) -> float:
-        """Return the share of the time since this was asked last, or since the start, that was spent ``waiting``."""
+        """Return the share of time spent ``waiting`` since the last call, or since the start."""
         now = time.monotonic()
         share = self._waited / max(now - self._asked, 1e-9)
         self._waited, self._asked = 0.0, now
@@ -92,7 +92,7 @@ class Ledger:
         return sum(name == stage for name, _, _ in self._spans)
 
     def typical(self, stage: str) -> float:
-        """Return the seconds a stage worked at a time lately, on average; endless where it has not."""
+        """Return the mean seconds per span of a stage's recent work; infinity if there is none."""
         times = [end - start for name, start, end in self._spans[-_LATELY:] if name == stage]
         return sum(times) / len(times) if times else math.inf
 
@@ -109,7 +109,7 @@ class Ledger:
         return total
 
     def startup(self) -> float:
-        """Return the seconds from the start of the process to this ledger, and of imports in stages since."""
+        """Return the seconds from the start of the process to this ledger, plus those of imports in stages."""
         before = time.time() - float(psutil.Process().create_time()) - (time.monotonic() - self.started)
         return max(0.0, before) + self._imports
 

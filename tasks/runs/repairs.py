@@ -1,4 +1,4 @@
-"""Stages to run again where artifacts are damaged: their own, and those of inputs whose files were removed."""
+"""Stages to run again for damaged artifacts: those of the artifacts, and those of removed inputs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tasks.specs.stages import STAGES
 
 
 def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tuple[str, str, int]]:
-    """Return the (run, stage, epoch) that regenerate artifacts, in the order of each run.
+    """Return the (run, stage, epoch) that regenerate damaged artifacts, in the order of each run.
 
-    Removed inputs are regenerated too: their remains are set aside.
+    Removed inputs are regenerated too; their remains are set aside.
 
     Args:
         store: the store.
-        damaged: artifact -> the run to make it for.
+        damaged: artifact -> the run to regenerate it for.
     """
     order = list(STAGES)
     found: set[tuple[str, int, int]] = set()
@@ -34,7 +34,7 @@ def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tup
 
 
 def _revived(chain: Chain, nodes: Collection[Node]) -> Iterator[Node]:
-    """Yield removed inputs of some stages, direct or not, once they are due again."""
+    """Revive and yield the removed inputs of some stages, direct or indirect."""
     waiting, seen = [*nodes], set(nodes)
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""Every random draw of a run, derived from its purpose: results do not depend on shards, workers or restarts."""
+"""Seeds derived from the purpose of each random draw: results do not depend on shards, workers or restarts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def derive(*parts: int | str) -> int:
 
 
 def _as_json(parts: Sequence[int | str]) -> str:
-    """Return the canonical JSON of integers and texts, in half the time: an epoch of texts has many draws."""
+    """Return the canonical JSON of integers and texts, twice as fast: an epoch of texts has many draws."""
     if all(type(part) is int or type(part) is str for part in parts):
         return f"[{','.join(str(part) if type(part) is int else encode_basestring(str(part)) for part in parts)}]"
     return canonical_json(list(parts))
 
 
 def generator(seed: int) -> torch.Generator:
-    """Return a CPU generator; noise is drawn on the CPU so that it is the same on every device."""
+    """Return a CPU generator; noise is drawn on the CPU so that it is equal on every device."""
     return torch.Generator().manual_seed(seed)
 
 
@@ -40,8 +40,8 @@ def permutation(count: int, *parts: int | str) -> np.ndarray:
 def epoch_prompts(count: int, per_epoch: int, *, seed: int, epoch: int) -> list[int]:
     """Return the indices of an epoch's prompts: slices of one seeded permutation per pass over the list.
 
-    No prompt appears twice in an epoch. When ``per_epoch`` does not divide ``count``, each pass leaves out some
-    prompts, others every time.
+    No prompt appears twice in an epoch. If ``per_epoch`` does not divide ``count``, each pass leaves out some prompts,
+    different ones in each pass.
     """
     epochs_per_pass = count // per_epoch
     number, position = divmod(epoch - 1, epochs_per_pass)
@@ -54,14 +54,14 @@ def mixed_prompts(
 ) -> list[tuple[int, int]]:
     """Return the prompts of an epoch that mixes sources, as (source, index within it).
 
-    Each source is passed through in permutations of its own; no prompt appears twice in an epoch.
+    Each source has its own permutations; no prompt appears twice in an epoch.
 
     Args:
-        sizes: prompts of each source, at least as many as ``most_of_each`` says.
-        weights: share of each, to any sum.
-        per_epoch: groups of an epoch.
-        seed: of the run.
-        epoch: from 1.
+        sizes: number of prompts of each source, at least ``most_of_each``.
+        weights: share of each source, with any sum.
+        per_epoch: groups per epoch.
+        seed: seed of the run.
+        epoch: the epoch, from 1.
     """
     sources = _source_of_groups(weights, epoch * per_epoch)
     before, now = np.split(sources, [len(sources) - per_epoch])
@@ -73,7 +73,7 @@ def mixed_prompts(
 
 
 def most_of_each(weights: Sequence[float], per_epoch: int, epochs: int) -> list[int]:
-    """Return the most groups that any of so many epochs has of each source."""
+    """Return for each source the largest number of its groups in any epoch."""
     sources = _source_of_groups(weights, max(1, epochs) * per_epoch).reshape(-1, per_epoch)
     return [int((sources == number).sum(1).max()) for number in range(len(weights))]
 
@@ -81,8 +81,8 @@ def most_of_each(weights: Sequence[float], per_epoch: int, epochs: int) -> list[
 def _source_of_groups(weights: Sequence[float], count: int) -> np.ndarray:
     """Return the source of each of a run's first groups, (count,).
 
-    It follows from a group's number alone, spread evenly by the golden ratio: every stretch of groups has close to the
-    wanted shares.
+    It depends only on a group's number. The golden ratio spreads sources evenly, so every range of groups has
+    approximately the wanted shares.
     """
     bounds = np.cumsum(weights) / np.sum(weights)
     places = (np.arange(count, dtype=np.float64) + 0.5) * _GOLDEN % 1.0
@@ -90,7 +90,7 @@ def _source_of_groups(weights: Sequence[float], count: int) -> np.ndarray:
 
 
 def _next_of(size: int, used: int, wanted: int, seed: int, source: int) -> list[int]:
-    """Return the next indices of a source of which so many were used; one just taken waits for a later pass."""
+    """Return the next indices of a source after ``used`` ones; no index appears twice in the result."""
     found: list[int] = []
     number, position = divmod(used, size)
     while len(found) < wanted:

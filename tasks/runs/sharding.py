@@ -1,7 +1,7 @@
-"""Where the samples of a stage are cut into shards: for the processes there are, so that none waits long for another.
+"""Shard boundaries of a stage's samples: chosen for the number of processes, so that none waits long for another.
 
-Sizes shrink towards the end: half of what is left is dealt out in equal shards, one per process, then half of the rest
-(factoring: Hummel, Schonberg and Flynn, CACM 35(8), 1992). What is made does not depend on where it is cut.
+Sizes shrink towards the end: half of the remaining samples is split into equal shards, one per process, then half of
+the rest (factoring: Hummel, Schonberg and Flynn, CACM 35(8), 1992). Results do not depend on the boundaries.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from itertools import accumulate
 from configs.schema import RunConfig
 from models.rewards.factory import needs_of
 
-#: Groups of a rollout, or batches of an evaluation, in a shard at most: what a crash can cost.
+#: Most groups of a rollout, or batches of an evaluation, per shard: the work a crash can lose.
 _LARGEST = 4
-#: Prompts that are encoded in a shard: of SD3 they take 700 MB.
+#: Prompts per shard of encoding; with SD3 a shard takes 700 MB.
 _PROMPTS = 256
-#: Units in the smallest shard that are tried: more leave less padding, fewer leave nobody waiting.
+#: Candidates for the units in the smallest shard: more units mean less padding, fewer mean less waiting.
 _SMALLEST = (1, 2, 4)
 
 
 def rollout_cuts(config: RunConfig) -> tuple[int, ...]:
-    """Return where each shard of a rollout ends, in samples; branches of one trunk count as one.
+    """Return the end of each shard of a rollout, in samples; branches of one trunk count as one.
 
-    Groups stay whole where a reward compares their samples, or cutting them saves nothing.
+    Groups stay whole if a reward compares their samples, or if splitting them saves no time.
     """
     rollout, execution = config.rollout, config.execution
     size, batch = rollout.group_size, execution.rollout_batch_size
-    # A batch is computed as a whole, so a shard without a limit holds at least one.
+    # A batch is computed as a whole, so a shard without a configured limit holds at least one.
     largest = (rollout.groups_per_shard or max(_LARGEST, math.ceil(batch / size))) * size
     units = (size,) if execution.ranks == 1 or _compares(config) else (size, batch)
     total = rollout.prompts_per_epoch * size
@@ -39,7 +39,7 @@ def rollout_cuts(config: RunConfig) -> tuple[int, ...]:
 
 
 def evaluation_cuts(config: RunConfig) -> tuple[int, ...]:
-    """Return where each shard of one prompt list of an evaluation ends, in samples: batches stay whole."""
+    """Return the end of each shard of one prompt list of an evaluation, in samples: batches stay whole."""
     batch = config.execution.rollout_batch_size
     ranks, samples = config.execution.ranks, config.evaluate.samples
     return planned_cuts(samples, batch=batch, ranks=ranks, units=(batch,), largest=_LARGEST * batch)
@@ -52,14 +52,14 @@ def encoding_cuts(count: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def planned_cuts(total: int, *, batch: int, ranks: int, units: tuple[int, ...], largest: int) -> tuple[int, ...]:
-    """Return where each shard ends, so that equally fast processes are done as early as can be.
+    """Return the end of each shard, such that equally fast processes finish as early as possible.
 
     Args:
-        total: samples.
-        batch: samples that are computed at a time; a smaller rest takes as long.
-        ranks: processes, which take the next shard whenever they are free.
-        units: samples that stay together, the first of these where it makes no difference.
-        largest: samples of a shard at most, a multiple of the first unit.
+        total: number of samples.
+        batch: samples per batch; a partial batch takes as long as a full one.
+        ranks: number of processes; a free process takes the next shard.
+        units: candidates for the number of samples that stay together; the first one wins a tie.
+        largest: most samples of a shard, a multiple of the first unit.
     """
     if ranks == 1:
         return _even(total, largest)
@@ -69,17 +69,17 @@ def planned_cuts(total: int, *, batch: int, ranks: int, units: tuple[int, ...], 
         for smallest in _SMALLEST
         if smallest * unit <= largest
     ]
-    # Of plans that are done at the same time one that computes fewest batches, which are padded.
+    # Among plans that finish at the same time, choose the one with the fewest batches, which are padded.
     return min(plans, key=lambda ends: _spent(costs(ends, batch), ranks))
 
 
 def costs(ends: Sequence[int], batch: int) -> list[int]:
-    """Return the batches that each shard takes."""
+    """Return the number of batches of each shard."""
     return [math.ceil((end - start) / batch) for start, end in zip((0, *ends), ends, strict=False)]
 
 
 def makespan(spent: Sequence[int], ranks: int) -> int:
-    """Return when the last of some processes is done that take shards in order, each as soon as it is free."""
+    """Return the finish time of the last process when free processes take shards in order."""
     free = [0] * min(ranks, max(1, len(spent)))
     for cost in spent:
         heapq.heapreplace(free, free[0] + cost)
@@ -91,22 +91,22 @@ def _spent(spent: Sequence[int], ranks: int) -> tuple[int, int]:
 
 
 def idle_share(ends: Sequence[int], *, batch: int, ranks: int, times: int = 1) -> float:
-    """Return the share of the time of all processes in which they wait for the last, or compute rows that only pad.
+    """Return the share of all processes' time spent waiting for the last process or computing padding.
 
     Args:
-        ends: where each shard ends.
-        batch: samples that are computed at a time.
-        ranks: processes.
-        times: how often all of it is done, one after the other.
+        ends: end of each shard.
+        batch: samples per batch.
+        ranks: number of processes.
+        times: number of consecutive repetitions of the shards.
     """
     took = makespan(costs(ends, batch) * times, ranks)
     return 1 - times * ends[-1] / batch / (ranks * took) if took else 0.0
 
 
 def cover(ends: Sequence[int], committed: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges that cover all up to the last of ``ends``: committed ones as they are, gaps cut at ``ends``.
+    """Return ranges that cover all samples up to the last of ``ends``: the committed ranges, and gaps cut at ``ends``.
 
-    Cuts are not part of a fingerprint, so an artifact begun with some may be finished with others.
+    Cuts are not part of a fingerprint, so an artifact may be started and finished with different cuts.
     """
     ranges, position, total = list[tuple[int, int]](), 0, ends[-1]
     for start, stop in [*sorted(committed), (total, total)]:
@@ -138,7 +138,7 @@ def _shrinking(total: int, ranks: int, *, smallest: int, largest: int, unit: int
 
 
 def _compares(config: RunConfig) -> bool:
-    """Return whether a reward may compare the samples of a group; this is not known of a server's reward."""
+    """Return whether a reward may compare the samples of a group; rewards of servers always may."""
     return any(
         section.server is not None or needs_of(section.name, section.options).groupwise for section in config.scored
     )

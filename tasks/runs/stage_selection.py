@@ -1,4 +1,4 @@
-"""Which stages a command or a deployment runs when it names one."""
+"""The stages that a command or a deployment runs when it names one stage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tasks.runs.context import RunContext
 from tasks.specs.graph import Node, evaluation_nodes, first_nodes, nodes_of
 from tasks.specs.stages import STAGES
 
-#: Settings of another model: with them a stage would belong to another run.
+#: Settings that identify the run: a stage with other values would belong to another run.
 _OF_THE_RUN = (
     *("model.policy", "model.path", "model.revision", "model.single_file", "model.build", "model.lora"),
     *("run.seed", "run.name"),
@@ -17,19 +17,18 @@ _OF_THE_RUN = (
 
 
 def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> list[Node]:
-    """Return the nodes to run for a stage a person names, in order.
+    """Return the nodes to run for a stage that the user names, in order.
 
     ``score`` and ``gradient`` without a slot mean every reward. ``evaluate`` is followed by its judges. With settings
-    that are not the run's, an evaluation gets a name of its own, and prompts that the run does not have are encoded
-    first.
+    other than the run's, an evaluation gets its own name, and prompts that the run lacks are encoded first.
 
     Args:
-        context: the run, with the settings asked for.
+        context: the run, with the requested settings.
         node: the stage.
         evaluation: a name for an additional evaluation.
 
     Raises:
-        ConfigError: the settings are those of another run, or only an evaluation can have a name.
+        ConfigError: the settings belong to another run, or a stage other than an evaluation got a name.
     """
     evaluates = STAGES[node.stage].scope == "evaluation"
     if evaluation and not evaluates:
@@ -45,16 +44,12 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
         return [*first, node]
     name = evaluation or _own_name(context, node.epoch)
     found = list(evaluation_nodes(context.config, node.epoch, name))
-    # The images of the run's own evaluation are there already; one of another name is a record of the same images.
+    # The images of the run's own evaluation exist; an evaluation with a name is a record of the same images.
     return [*first, *(found if node.stage == "evaluate" or name else found[1:])]
 
 
 def _prompts_first(context: RunContext, node: Node) -> list[Node]:
-    """Return the stages that bring in prompts the run does not have.
-
-    Raises:
-        ConfigError: the settings are those of another run.
-    """
+    """Return the stages that add prompts the run lacks; ConfigError if the settings belong to another run."""
     own = context.chain.own
     if own is None or (node.epoch == 0 and STAGES[node.stage].scope != "evaluation"):
         return []
@@ -71,7 +66,7 @@ def _prompts_first(context: RunContext, node: Node) -> list[Node]:
 
 
 def _own_name(context: RunContext, epoch: int) -> str:
-    """Return '' if the settings give the run's own evaluation, else a name made from them."""
+    """Return '' if the settings give the run's own evaluation, else a name derived from them."""
     chain, own = context.chain, context.chain.own
     if own is None:
         return ""

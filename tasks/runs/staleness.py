@@ -1,4 +1,4 @@
-"""Fresh, stale and missing stages of a run, with causes: root cause first. Reads records and manifests only."""
+"""Fresh, stale and missing stages of a run, with causes, root causes first. Reads only records and manifests."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tasks.specs.input_hashes import CONTENTS
 
 
 class State(Enum):
-    """How an artifact of the run stands."""
+    """State of an artifact of the run."""
 
     FRESH = "fresh"
-    """Committed, of the current settings and inputs."""
+    """Committed, with the current settings and inputs."""
     STALE = "stale"
     """The committed artifact was made with other settings or inputs."""
     MISSING = "missing"
-    """Nothing was made yet."""
+    """Not made yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Cause:
     text: str
     """The change, such as ``rollout.steps 8 -> 10``."""
     upstream: Node | None = None
-    """The stage that has the reason, when it is an input that changed."""
+    """For a changed input: the stage that made it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +48,11 @@ class Standing:
     state: State
     """Fresh, stale or missing."""
     artifact: str
-    """``kind/id`` that counts, or will."""
+    """``kind/id`` of the current or expected artifact."""
     causes: tuple[Cause, ...] = ()
-    """Why it is stale."""
+    """Reasons why it is stale."""
     reusable: bool = False
-    """Not made by this run, but committed in the store: nothing will be computed."""
+    """Committed in the store by another run, so it will not be computed."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -63,12 +63,12 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """An artifact the run made that is not part of it."""
+    """An artifact that the run made but that is not part of it."""
 
     entry: LineageEntry
     """Its record."""
     label: str
-    """Why it is a side result."""
+    """The reason why it is a side result."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -78,7 +78,7 @@ class Side:
 
 
 def standings(chain: Chain) -> list[Standing]:
-    """Return how every stage of the run stands, in the order of the work."""
+    """Return the standing of every stage of the run, in the order of the work."""
     return [standing(chain, node) for node in chain.nodes()]
 
 
@@ -88,7 +88,7 @@ def is_complete(chain: Chain) -> bool:
 
 
 def standing(chain: Chain, node: Node) -> Standing:
-    """Return how one stage stands."""
+    """Return the standing of one stage."""
     ref, store = chain.ref(node), chain.store
     grows = ref.kind == "embeddings"
     if chain.find(*node) is not None and (grows or store.manifest(ref) is not None):
@@ -102,7 +102,7 @@ def standing(chain: Chain, node: Node) -> Standing:
 
 
 def due(chain: Chain, node: Node) -> list[Standing]:
-    """Return stale dependents of a stage, direct or not."""
+    """Return stale dependents of a stage, direct or indirect."""
     behind, found = {node}, []
     for each in chain.nodes():
         if each != node and behind.intersection(chain.identity(each).upstream()):
@@ -114,7 +114,7 @@ def due(chain: Chain, node: Node) -> list[Standing]:
 
 
 def explain(chain: Chain, node: Node) -> list[str]:
-    """Return why a stage stands as it does, one line each, root causes first."""
+    """Return the reasons for a stage's state, one per line, root causes first."""
     current = standing(chain, node)
     if current.state is State.FRESH:
         return [f"{node} is fresh: {current.artifact} was made with the run's settings from its recorded inputs."]
@@ -157,7 +157,7 @@ def _roots(chain: Chain, current: Standing) -> Iterator[str]:
 
 
 def _remade(chain: Chain, above: Standing) -> str:
-    """Return how a fresh or missing stage came to be another than its dependents read."""
+    """Return why a fresh or missing stage differs from the one that its dependents read."""
     if above.state is State.MISSING:
         return "missing"
     entry = chain.find(*above.node)
@@ -169,7 +169,7 @@ def _remade(chain: Chain, above: Standing) -> str:
 def _causes(chain: Chain, identity: StageIdentity, entry: LineageEntry) -> Iterator[Cause]:
     """Yield differences between a committed artifact and the one the stage would make now."""
     if identity.spec.grows:
-        # A cache has no manifest that could say more.
+        # A cache has no manifest with details.
         above = [node for node in identity.upstream() if standing(chain, node).state is State.STALE]
         yield from (Cause(text=f"input {node} changed", upstream=node) for node in above)
         yield from () if above else (Cause(text="the encoder's settings changed"),)
@@ -181,8 +181,9 @@ def _causes(chain: Chain, identity: StageIdentity, entry: LineageEntry) -> Itera
     if manifest.stage_version != identity.spec.version:
         yield Cause(text=f"stage version {manifest.stage_version} -> {identity.spec.version}")
     now = identity.counted([chain.ref(node) for node in identity.upstream()])
-    changed, others = _changed(_said(manifest.options), _said(now)), _other_inputs(chain, identity, manifest)
-    # Where nothing was recorded, contents are the cause only if there is no other.
+    changed = _changed(_without_contents(manifest.options), _without_contents(now))
+    others = _other_inputs(chain, identity, manifest)
+    # Unrecorded contents are the cause only if there is no other.
     unknown = CONTENTS not in manifest.options and not changed and not others
     contents = _other_contents(identity, manifest.options, now, unknown=unknown)
     yield from (Cause(text=text) for text in [*changed, *contents])
@@ -196,14 +197,14 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in keys]
 
 
-def _said(options: Mapping[str, Any]) -> dict[str, Any]:
+def _without_contents(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != CONTENTS}
 
 
 def _other_contents(
     identity: StageIdentity, old: Mapping[str, Any], new: Mapping[str, Any], *, unknown: bool
 ) -> list[str]:
-    """Return which files and folders that options name are others than they were; a new path says so itself."""
+    """Return the files and folders named by options whose contents changed, one sentence each; not for new paths."""
     before, now = old.get(CONTENTS, {}), new.get(CONTENTS, {})
     places = [place for place in identity.places() if place.path in now]
     if unknown:
@@ -219,7 +220,7 @@ def _other_inputs(chain: Chain, identity: StageIdentity, manifest: Manifest) -> 
 
 
 def _label(chain: Chain, node: Node, entry: LineageEntry, *, scheduled: bool) -> str | None:
-    """Return why an entry is a side result, None if it is part of the run."""
+    """Return the reason why an entry is a side result, None if it is part of the run."""
     _, _, name = node.slot.partition(OF)
     name = node.slot if node.stage == "evaluate" else name
     if name and node.stage in ("evaluate", "judge"):

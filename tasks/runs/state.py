@@ -1,4 +1,4 @@
-"""Whether a run is being executed, was stopped, failed, or is done; written down by who executes it."""
+"""The state of a run: running, stopped, failed or done; recorded by the process that executes it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from configs.errors import FlowmillError
 from tasks.runs.context import RunContext
 
 _SERIES = "states"
-#: Length of an error in tables.
+#: Most characters of an error in tables.
 _MOST = 120
 
 
 def note_state(context: RunContext, state: str, error: BaseException | None = None) -> None:
-    """Write down that a run is 'running', 'done', 'stopped' or 'failed'; a failure to do so hides no other error."""
-    said = "" if error is None else str(error).strip().partition("\n")[0][:_MOST]
+    """Record that a run is 'running', 'done', 'stopped' or 'failed'; a failure to write is ignored."""
+    message = "" if error is None else str(error).strip().partition("\n")[0][:_MOST]
     with contextlib.suppress(FlowmillError, OSError):
-        context.run.add(_SERIES, {"state": state, "at": round(time.time(), 3), "error": said})
+        context.run.add(_SERIES, {"state": state, "at": round(time.time(), 3), "error": message})
 
 
 def state_of(context: RunContext, *, complete: bool) -> str:
-    """Return how a run stands: done, running, stopped, failed and why, or not executed yet.
+    """Return the state of a run: done, running, stopped, failed with the error, or not started.
 
     Args:
         context: the run.
-        complete: whether everything its config asks for is there.
+        complete: whether all artifacts of its config are committed.
     """
     note = context.run.newest(_SERIES)
     state = None if note is None else str(note["state"])

@@ -1,1 +1,1 @@
-"""The runtime of one process: models on a device, and its place among the ranks. Starting ranks is in execution."""
+"""The runtime of one process: its models, device and rank. ``execution`` starts the ranks."""

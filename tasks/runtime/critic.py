@@ -1,4 +1,4 @@
-"""The critic of a run in one process: which weights it holds, and who has borrowed it."""
+"""The critic of a run in one process, with the artifact whose weights it holds."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class HeldCritic:
-    """Made when first asked for, and kept until it is forgotten."""
+    """Makes a critic on first use, and keeps it until ``forget``."""
 
     def __init__(self, store: ArtifactStore, make: Callable[[], Trainable]) -> None:
-        """Bind to the store of critics, and to the function that makes a fresh one."""
+        """Bind to the store of critics, and to the function that makes a fresh critic."""
         self._store, self._make = store, make
         self._holds: str | None = None
         self.held: Trainable | None = None
-        """The critic, once there is one."""
+        """The critic, after its first use."""
 
     def of(self, ref: ArtifactRef) -> Trainable:
-        """Return the critic that was trained with a policy artifact; a fresh one if it has none.
+        """Return the critic that was trained with a policy artifact; a fresh critic if there is none.
 
         Raises:
             ConfigError: the family has no critics.
@@ -49,14 +49,14 @@ class HeldCritic:
         return self.held
 
     def borrow(self, ref: ArtifactRef) -> Trainable:
-        """Return the critic of a policy artifact to be trained; it then belongs to no artifact."""
+        """Return the critic of a policy artifact for training; it then belongs to no artifact."""
         found = self.of(ref)
         found.scatter()
         self._holds = None
         return found
 
     def keep(self, ref: ArtifactRef) -> None:
-        """Note that the borrowed critic now is that of a policy artifact."""
+        """Record that the borrowed critic now belongs to a policy artifact."""
         if self.held is not None:
             self._holds = str(ref)
 
@@ -68,10 +68,10 @@ class HeldCritic:
 def fresh_critic(
     context: RunContext, family: type[Policy], device: torch.device, sharding: Sharding | None
 ) -> Trainable:
-    """Return a critic as its model's files and the run's seed have it; spread over the ranks if they do so.
+    """Return a critic from its model's files and the run's seed; sharded over the ranks with ``sharding``.
 
     Raises:
-        ConfigError: the family has no critics, or the critic's model reads other tokens than the policy writes.
+        ConfigError: the family has no critics, or the critic's model and the policy have different tokens.
     """
     config, section = context.config, context.config.critic
     quiet_libraries()

@@ -1,4 +1,4 @@
-"""Memory and kernels of the device a process works on, see ``models.devices``."""
+"""Memory and kernels of a process's device, see ``models.devices``."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from models.weights.sharding import local
 
 
 def free_cached_memory(device: torch.device) -> None:
-    """Give memory that nothing uses any more back to the device."""
+    """Return unused cached memory to the device."""
     if device.type != "cpu":
         torch.accelerator.memory.empty_cache()
 
 
 def use_deterministic_kernels() -> None:
-    """Choose kernels that give the same bits every time; an operation that has none is an error that names it."""
-    # Read by cuBLAS when it first works; see torch.use_deterministic_algorithms.
+    """Choose kernels with bitwise reproducible results; an operation without one raises an error that names it."""
+    # cuBLAS reads this on first use; see torch.use_deterministic_algorithms.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Return the most bytes that tensors took on an accelerator since this was asked last, as 'peak'.
+    """Return the peak bytes of tensors on an accelerator since the last call, as 'peak'.
 
-    'reserved' counts the memory its allocator holds; if that is far more, memory is fragmented. On the
-    CPU the peak is that of the process, and nothing is reserved.
+    'reserved' is the peak memory of its allocator; a much higher value means that memory is fragmented. On the CPU the
+    peak is that of the process, and 'reserved' is missing.
     """
     if device.type == "cpu":
-        # In KiB on Linux, in bytes on macOS; the system keeps no peak that can be reset.
+        # In KiB on Linux, in bytes on macOS; the system's peak cannot be reset.
         unit = 1 if sys.platform == "darwin" else 1024
         return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     peak, reserved = torch.accelerator.max_memory_allocated(device), torch.accelerator.max_memory_reserved(device)
@@ -42,9 +42,9 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def allocator_advice(device: torch.device) -> str:
-    """Return a remedy as a sentence if a tenth of an accelerator's memory is fragmented; else ''.
+    """Return a remedy as a sentence if a tenth of an accelerator's reserved memory is fragmented; else ''.
 
-    With segments that can grow most of that can be had (torch's notes on CUDA, "Optimizing memory usage with
+    Expandable segments make most of it usable (torch's notes on CUDA, "Optimizing memory usage with
     PYTORCH_ALLOC_CONF").
     """
     if device.type != "cuda" or "expandable_segments" in os.environ.get("PYTORCH_ALLOC_CONF", ""):

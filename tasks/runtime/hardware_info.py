@@ -1,4 +1,4 @@
-"""Facts besides inputs that decide a model's bits: device, driver, builds and precision of this process."""
+"""Facts that, in addition to inputs, affect a model's exact results: device, driver, builds and precision."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-#: Written by NVIDIA's kernel module: its version stands behind the words before it.
+#: Written by NVIDIA's kernel module: its first line contains the version.
 _DRIVER = Path("/proc/driver/nvidia/version")
 _LIBRARIES = ("diffusers", "transformers", "peft")
 
 
 def computing_facts(device: torch.device) -> dict[str, str]:
-    """Return the facts of this process for commit records, by name, as plain text that people can compare."""
+    """Return the facts of this process for commit records, by name, as readable text."""
     # User code may change these settings at any time.
     return {**_fixed(device), "float32_matmul": torch.get_float32_matmul_precision(), **_kernels(device)}
 

@@ -1,4 +1,4 @@
-"""Heartbeats: every rank reports its work, and the listener detects ranks that are silent or stuck."""
+"""Heartbeats: every rank reports its work, and a watcher detects silent or stuck ranks."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Heartbeat:
     """The report of one rank."""
 
     number: int
-    """How many it has sent."""
+    """Sequence number of the report."""
     place: str
     """The work in progress."""
     still: float
     """Seconds since that changed."""
     waiting: bool
-    """It waits for others."""
+    """Whether it waits for other ranks."""
 
 
 class HeartbeatSender:
-    """Where this rank is."""
+    """Tracks and reports the work of this rank."""
 
     def __init__(self) -> None:
-        """Start nowhere."""
+        """Start with the work 'starting'."""
         self._place, self._changed = "starting", time.monotonic()
         self._waiting = self._idle = False
 
@@ -43,7 +43,7 @@ class HeartbeatSender:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Say that inside this rank depends on others."""
+        """Mark this rank as waiting for others while inside."""
         self._waiting = True
         try:
             yield
@@ -52,7 +52,7 @@ class HeartbeatSender:
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """Say that inside there is nothing to do, for as long as it may be."""
+        """Mark this rank as idle while inside, without a time limit."""
         self._place, self._idle = "nothing: it waits for orders", True
         try:
             with self.waiting():
@@ -82,16 +82,16 @@ class HeartbeatSender:
 
 
 class Watch:
-    """Notices which rank hangs."""
+    """Detects a hanging rank."""
 
     def __init__(self, limit: float, *, world: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Start to listen.
 
         Args:
-            limit: seconds after which a rank that is silent or stands still is said to hang; those that have only
-                just been started are given a minute at least.
+            limit: seconds without a report or without progress after which a rank hangs; newly started ranks have at
+                least a minute.
             world: number of ranks.
-            clock: seconds.
+            clock: returns the time in seconds.
         """
         self._limit = limit
         self._world = world
@@ -108,7 +108,7 @@ class Watch:
                 self._beats[rank] = (beat, self._heard)
 
     def hanging(self) -> str | None:
-        """Return which rank hangs and where, None while none does."""
+        """Return a message about the hanging rank and its last work, None if no rank hangs."""
         now = self._clock()
         if now - self._heard > self._limit:
             return f"rank 0 has said nothing for {now - self._heard:.0f} s; {self._last(0)}"

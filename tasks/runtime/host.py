@@ -1,4 +1,4 @@
-"""The model host: the only holder of models in a process, with their device, dtype and size."""
+"""The model host: holds all models of a process, with their device, dtype and size."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from tasks.runtime.renderer import Renderer
 if TYPE_CHECKING:
     from tasks.runs.context import RunContext
 
-#: Key of the policy before weights of an artifact were loaded: the base model, and fresh adapters if any.
+#: Key of the policy before an artifact's weights are loaded: the base model, with fresh adapters if any.
 _BASE = ("base", "")
 
 
 class ModelHost:
-    """Loads parts of the run's models when a stage needs them, keeps them, and releases parts that no stage needs."""
+    """Loads parts of the run's models when a stage needs them, keeps them, and releases unneeded parts."""
 
     def __init__(self, context: RunContext) -> None:
-        """Bind to a run; nothing is loaded yet."""
+        """Bind to a run; no model is loaded yet."""
         self.context = context
         self.ranks = Ranks()
-        """This process among those that work together."""
+        """This process's rank in its group."""
         self.loads: Counter[str] = Counter()
-        """How often each part of a model was read from its files."""
+        """Number of times each part of a model was read from its files."""
         self._encoder: Policy | None = None
         self._decoder: Policy | None = None
         self._trainable: Trainable | None = None
@@ -76,7 +76,7 @@ class ModelHost:
 
     @cached_property
     def device(self) -> torch.device:
-        """The device models run on; of several of a kind this process has the one of its local rank."""
+        """The device of the models; with several devices of a kind, the one of the local rank."""
         return chosen_device(self.config.execution.device, local_rank())
 
     @property
@@ -85,7 +85,7 @@ class ModelHost:
         return getattr(torch, self.config.model.dtype)  # type: ignore[no-any-return]
 
     def use_threads(self) -> None:
-        """Set torch's CPU threads and device for the calling thread, which are kept per thread, and choose kernels."""
+        """Set torch's CPU threads and device, which torch stores per thread, for this thread, and choose kernels."""
         make_current(self.device)
         if self.device.type == "cpu":
             torch.set_num_threads(self.config.execution.threads)
@@ -93,7 +93,7 @@ class ModelHost:
             use_deterministic_kernels()
 
     def held(self) -> dict[str, int]:
-        """Return the bytes of parameters and buffers of every part that is loaded."""
+        """Return the bytes of parameters and buffers of every loaded part."""
         parts: dict[str, Mapping[str, torch.nn.Module]] = {}
         if self._encoder is not None:
             parts["encoder"] = self._encoder.modules()
@@ -108,15 +108,15 @@ class ModelHost:
         return held if self.renderer is None else {**held, Part.RENDERER.value: self.renderer.held()}
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes that are held, by part, and the peaks since this was asked last, see ``peak_memory``."""
+        """Return the bytes of loaded parts, and the peaks since the last call, see ``peak_memory``."""
         return {**self.held(), **peak_memory(self.device)}
 
     def facts(self) -> dict[str, str]:
-        """Return the facts besides inputs that decide the computed bits; see ``computing_facts``."""
+        """Return the facts that, in addition to inputs, affect exact results; see ``computing_facts``."""
         return computing_facts(self.device) | ({} if self._trainable is None else self._trainable.policy.facts)
 
     def computed(self) -> dict[str, float]:
-        """Return seconds and FLOPs of denoisers since this was asked last, and the device's peak, where known."""
+        """Return seconds and FLOPs of denoisers since the last call, and the device's peak FLOP/s, if known."""
         meter = None if self._trainable is None else self._trainable.policy.meter
         if meter is None:
             return {}
@@ -127,19 +127,19 @@ class ModelHost:
     # Together with the other ranks
 
     def meet(self, parts: frozenset[Part], load: Callable[[], None]) -> None:
-        """Load the models of a stage on every rank at once, if ranks shard the weights."""
+        """Load the models of a stage on all ranks collectively, if ranks shard the weights."""
         if self.sharding is not None and parts:
             self.prepare(parts)
             load()
 
     def assemble(self, ref: ArtifactRef, weights: Weights) -> Trainable:
-        """Return the policy to sample with; all ranks ask together, as its weights are made whole on each of them.
+        """Return the policy for sampling; a collective call, which gathers the whole weights on every rank.
 
-        With ``execution.sampling`` spread they stay spread, and the ranks are kept in step.
+        With ``execution.sampling`` "spread" the weights stay sharded, and the ranks sample in step.
 
         Args:
             ref: a policy artifact.
-            weights: which of its weights.
+            weights: the kind of its weights.
         """
         with self._lock:
             held = self.trainable(ref, weights)
@@ -149,11 +149,11 @@ class ModelHost:
 
     @property
     def samples_in_step(self) -> bool:
-        """True where weights stay spread while ranks sample: each forward is made by all of them."""
+        """True if weights stay sharded during sampling: all ranks take part in each forward."""
         return self.sharding is not None and self.config.execution.sampling == "spread"
 
     def exportable(self, ref: ArtifactRef, weights: Weights) -> Trainable:
-        """Return the policy as files are written of it: a copy of its own, where the ranks hold weights together."""
+        """Return the policy for writing files; a separate unsharded copy if ranks shard the weights."""
         if self.sharding is None:
             return self.trainable(ref, weights)
         made = self._fresh(spread=False)
@@ -163,11 +163,11 @@ class ModelHost:
     # Loading and releasing
 
     def prepare(self, parts: frozenset[Part], work: str = "") -> None:
-        """Make room for a stage: encoders it does not need are forgotten, a critic leaves an accelerator, as others.
+        """Make room for a stage: release unneeded encoders and decoders, and an unneeded critic from an accelerator.
 
         Args:
-            parts: the parts of the policy it uses.
-            work: the artifact; when it changes, the previous stage has ended and reward models are released.
+            parts: the parts of the policy that the stage uses.
+            work: the artifact; a change means that the previous stage has ended, so reward models are released.
         """
         with self._lock:
             if self._work != work:
@@ -190,7 +190,7 @@ class ModelHost:
             free_cached_memory(self.device)
 
     def release(self) -> None:
-        """Forget everything that is loaded."""
+        """Release all loaded models."""
         with self._lock:
             held = any(each is not None for each in (self._encoder, self._decoder, self._trainable))
             self._encoder = self._decoder = None
@@ -202,12 +202,12 @@ class ModelHost:
                 free_cached_memory(self.device)
 
     def load(self, parts: frozenset[Part], folder: Path | None = None, *, empty: bool = False) -> Policy:
-        """Load some parts of the base model, or of another folder of its family, fresh.
+        """Load parts of the base model, or of a model of its family in another folder, from files.
 
         Args:
-            parts: which.
-            folder: None: the base model's.
-            empty: make trained modules without weights, for ranks that then read their parts.
+            parts: the parts to load.
+            folder: the model's folder; None: the base model's.
+            empty: make trained modules without weights, for ranks that then read their shards.
         """
         quiet_libraries()
         family = self._family
@@ -221,7 +221,7 @@ class ModelHost:
         return found
 
     def encoder(self) -> Any:
-        """Return a policy of the run's kind with the base model's prompt encoders."""
+        """Return a policy with the base model's prompt encoders."""
         with self._lock:
             if self._encoder is None:
                 self._encoder = self.load(self._family.parts_to_encode(self.config.model.options))
@@ -238,7 +238,7 @@ class ModelHost:
             return self._decoder
 
     def trainable(self, ref: ArtifactRef, weights: Weights = Weights.TRAINED) -> Trainable:
-        """Return the policy with weights of a policy artifact; denoiser and autoencoder are loaded once per process."""
+        """Return the policy with the weights of an artifact; denoiser and autoencoder are loaded once per process."""
         with self._lock:
             held, wanted = self._loaded(), self._names(ref, weights)
             if self._holds != wanted:
@@ -252,14 +252,14 @@ class ModelHost:
             return held
 
     def borrow(self, ref: ArtifactRef) -> Trainable:
-        """Return the policy with the trained weights of an artifact, to be changed: it then holds those of none."""
+        """Return the policy with the trained weights of an artifact for training; it then belongs to no artifact."""
         held = self.trainable(ref)
         held.scatter()
         self._holds = None
         return held
 
     def keep(self, ref: ArtifactRef) -> None:
-        """Note that the borrowed policy now holds the trained weights of an artifact."""
+        """Record that the borrowed policy now holds the trained weights of an artifact."""
         self._holds = (str(ref), Weights.TRAINED.value)
         self.critic.keep(ref)
 
@@ -272,7 +272,7 @@ class ModelHost:
         return self.stored_weights(weight_files(self.context.store, ref, Weights.TRAINED))
 
     def stored_weights(self, files: Sequence[Path] | None) -> list[torch.Tensor]:
-        """Return stored parameters in parameter order, as copies; None: the base model's own."""
+        """Return stored parameters in parameter order, as copies; with None those of the base model."""
         assert self._trainable is not None
         values = {name: torch.empty_like(p.detach()) for name, p in self._trainable.named_parameters()}
         self._trainable.fill(values, files)
@@ -285,21 +285,21 @@ class ModelHost:
             return held if self._holds == _BASE else self._fresh()
 
     def give_reference(self, trainable: Trainable) -> None:
-        """Load the frozen base denoisers that full weights are compared with, unless they are there already."""
+        """Load the frozen base denoisers as the reference of full weights, unless they are already loaded."""
         if trainable.needs_reference:
-            trainable.set_reference(self._beside())
+            trainable.set_reference(self._denoisers())
 
     def give_teacher(self, trainable: Trainable, folder: str, name: str = "") -> None:
-        """Load the frozen denoisers of another model of the family, unless they are there already."""
+        """Load the frozen denoisers of another model of the family, unless they are already loaded."""
         if name not in trainable.teachers:
-            trainable.set_teacher(self._beside(local_model(folder, None)), name)
+            trainable.set_teacher(self._denoisers(local_model(folder, None)), name)
 
-    def _beside(self, folder: Path | None = None) -> Policy:
-        """Return further denoisers, sharded as the policy's are."""
+    def _denoisers(self, folder: Path | None = None) -> Policy:
+        """Return further denoisers; without weights if the policy is sharded."""
         return self.load(frozenset({Part.DENOISER}), folder, empty=self.sharding is not None)
 
     def _names(self, ref: ArtifactRef, weights: Weights) -> tuple[str, str]:
-        """Return the key of weights here; artifacts never change, so the store is asked once."""
+        """Return the key of some weights, cached because artifacts never change."""
         if (ref, weights) not in self._named:
             chosen = chosen_weights(self.context.store, ref, weights)
             self._named[ref, weights] = _BASE if chosen is None else (str(ref), chosen.value)
@@ -311,7 +311,7 @@ class ModelHost:
         return self._trainable
 
     def _fresh(self, *, spread: bool = True) -> Trainable:
-        """Return a policy as its files have it, with fresh adapters if any; spread over the ranks if they do so."""
+        """Return a policy from its files, with fresh adapters if any; sharded over the ranks if configured."""
         sharding = self.sharding if spread else None
         policy = self.load(self._family.trained_parts(self.config), empty=sharding is not None)
         self._place_decoder(policy)
@@ -331,7 +331,7 @@ class ModelHost:
 
     @cached_property
     def sharding(self) -> Sharding | None:
-        """How weights are spread over the ranks, None where each holds them whole."""
+        """The sharding of weights over the ranks, None if each rank holds them whole."""
         execution = self.config.execution
         if execution.strategy != "fsdp" or self.ranks.world == 1:
             return None
@@ -340,11 +340,11 @@ class ModelHost:
 
     @cached_property
     def saving_ranks(self) -> Ranks:
-        """The ranks, on a channel of their own for checkpoints that are written while they train; all ask together."""
+        """The ranks on a separate channel, for checkpoints written during training; the first access is collective."""
         return self.ranks.beside()
 
     @cached_property
     def token_split(self) -> TokenSplit | None:
-        """Which ranks share the tokens of each row while training, None where none do."""
+        """The ranks that share the tokens of each row during training, None without context parallelism."""
         degree = self.config.execution.context_parallel
         return None if degree == 1 else TokenSplit.of(self.device, world=self.ranks.world, degree=degree)

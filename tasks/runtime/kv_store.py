@@ -1,4 +1,4 @@
-"""Short texts by key that ranks exchange besides tensors, on the store of their rendezvous."""
+"""Short texts by key that ranks exchange in addition to tensors, on the store of their rendezvous."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-#: How long one request for a text may wait; it is asked again, for as long as it takes.
+#: Timeout of one request for a text; requests are repeated without a limit.
 _REQUEST = timedelta(seconds=30)
 
 
 class KeyValueStore:
-    """Texts by key. The heartbeat finds ranks that hang, so nothing here times out."""
+    """Texts by key. The heartbeat detects hanging ranks, so reads here have no timeout."""
 
     def __init__(self, store: Any = None, prefix: str = "flowmill") -> None:
         """Bind to the store of the process group, or to another."""
@@ -20,11 +20,11 @@ class KeyValueStore:
         self._prefix = prefix
 
     def below(self, part: str) -> KeyValueStore:
-        """Return a board whose keys are apart from those of this one."""
+        """Return a store with a separate key prefix."""
         return KeyValueStore(self._store, f"{self._prefix}/{part}")
 
     def beside(self) -> KeyValueStore:
-        """Return the same board on a connection of its own, for another thread: a waiting one blocks its connection."""
+        """Return the same store on a separate connection, for another thread: waiting blocks a connection."""
         return KeyValueStore(self._store.clone(), self._prefix)
 
     def post(self, key: str, text: str) -> None:
@@ -32,7 +32,7 @@ class KeyValueStore:
         self._store.set(f"{self._prefix}/{key}", text)
 
     def read(self, key: str) -> str:
-        """Return a text as soon as it is there."""
+        """Wait for a text and return it."""
         name = f"{self._prefix}/{key}"
         while True:
             try:
@@ -43,10 +43,10 @@ class KeyValueStore:
                     raise
 
     def find(self, key: str) -> str | None:
-        """Return a text if it is there."""
+        """Return a text if it exists, else None."""
         name = f"{self._prefix}/{key}"
         return bytes(self._store.get(name)).decode() if self._store.check([name]) else None
 
     def take(self, key: str) -> int:
-        """Return how often this was called with a key by all ranks before."""
+        """Return the number of earlier calls with this key by all ranks."""
         return int(self._store.add(f"{self._prefix}/{key}", 1)) - 1

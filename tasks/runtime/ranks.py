@@ -1,4 +1,4 @@
-"""The ranks that work together: one process, or several started by torchrun."""
+"""The group of ranks: one process, or several processes started by torchrun."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among those that work together."""
+    """This process's rank in its group."""
 
     rank: int = 0
     """Number of this process."""
     world: int = 1
     """Number of processes."""
     pulse: HeartbeatSender = field(default_factory=HeartbeatSender, compare=False)
-    """Says where this process is."""
+    """Reports the work of this process."""
     together: int = 1
-    """Processes next to each other that work on the same rows."""
+    """Number of neighboring ranks that work on the same rows."""
     group: dist.ProcessGroup | None = field(default=None, compare=False)
-    """The channel they talk over; None: that of all."""
+    """Process group for communication; None: the default group."""
 
     @property
     def first(self) -> bool:
@@ -42,29 +42,29 @@ class Ranks:
         return self.rank == 0
 
     def sharing(self, together: int) -> Ranks:
-        """Return the same processes where so many next to each other work on the same rows."""
+        """Return the same ranks with ``together`` neighbors working on the same rows."""
         return replace(self, together=together)
 
     @property
     def share(self) -> int:
-        """Which share of the rows this process works on."""
+        """Index of the share of rows that this process works on."""
         return self.rank // self.together
 
     @property
     def shares(self) -> int:
-        """Shares of the rows."""
+        """Number of shares of the rows."""
         return self.world // self.together
 
     @property
     def counts(self) -> bool:
-        """True on the process whose figures stand for its share."""
+        """True on the process that reports the figures of its share."""
         return self.rank % self.together == 0
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Add up gradients over ranks, in place, as one flat buffer; a rank without rows counts as zero.
+        """Sum gradients over ranks, in place, as one flat buffer; a rank without rows counts as zero.
 
-        Parameters that have no gradient on any rank keep none, as in one process. Those of spread parameters were added
-        up in the backward pass.
+        Parameters without a gradient on any rank keep none, as in one process. Gradients of sharded parameters are
+        already summed in the backward pass.
         """
         if self.world == 1 or any(isinstance(parameter, DTensor) for parameter in parameters):
             return
@@ -81,11 +81,11 @@ class Ranks:
             gradient.copy_(part.view_as(gradient))
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return values added up over ranks, in place."""
+        """Return values summed over ranks, in place."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Tensor) -> Tensor:
-        """Return the largest of all ranks' values, in place."""
+        """Return the elementwise maximum of all ranks' values, in place."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
@@ -95,7 +95,7 @@ class Ranks:
         return values
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, in order; each waits for all."""
+        """Return the values of all ranks, in rank order; a collective call."""
         gathered = [value] * self.world
         if self.world > 1:
             with self.pulse.waiting():
@@ -103,15 +103,15 @@ class Ranks:
         return gathered
 
     def gather_parts(self, part: Mapping[Any, float]) -> dict[Any, float]:
-        """Return the numbers of all ranks by key, in one order on all of them."""
+        """Return the numbers of all ranks by key, in the same order on all ranks."""
         return {key: value for each in self.gather(dict(part)) for key, value in each.items()}
 
     def gather_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names of all ranks, each once, in one order."""
+        """Return the names of all ranks, without duplicates, in the same order on all ranks."""
         return list(dict.fromkeys(name for each in self.gather(list(names)) for name in each))
 
     def beside(self) -> Ranks:
-        """Return the same processes on another channel, for work during training; a collective call."""
+        """Return the same ranks on another process group, for work during training; a collective call."""
         group = dist.new_group(backend="gloo") if self.world > 1 else None
         return Ranks(self.rank, self.world, group=group)
 
@@ -120,17 +120,17 @@ class Ranks:
 def torchrun_ranks(
     device: torch.device, timeout_s: float, on_beats: Callable[[dict[int, Heartbeat]], None]
 ) -> Iterator[Ranks]:
-    """Join the processes torchrun started, with the backend of the device they work on.
+    """Join the processes that torchrun started, with the backend of their device.
 
     Args:
         device: this process's device.
-        timeout_s: seconds after which a collective gives up; the watcher of the ranks should notice earlier.
+        timeout_s: timeout of collectives in seconds; the watcher of the ranks should notice a problem earlier.
         on_beats: called repeatedly on the first rank with the reports of all ranks.
     """
     timeout = timedelta(seconds=timeout_s)
     store, rank, world = next(rendezvous("env://", timeout=timeout))
     ranks = Ranks(rank, world)
-    # Before the ranks join, which hangs if one of them does.
+    # Before the ranks join, because joining hangs if one of them hangs.
     ranks.pulse.start(KeyValueStore(store, "flowmill/pulse").beside(), rank, world, on_beats)
     joined: dict[str, Any] = {"store": store, "rank": rank, "world_size": world, "timeout": timeout}
     if device.type == "cpu":

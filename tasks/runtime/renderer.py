@@ -1,4 +1,4 @@
-"""The frozen model that draws texts, in one process: loaded when first asked for, and kept until it is forgotten."""
+"""The frozen model that renders texts, in one process: loaded on first use, and kept until ``forget``."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _PARTS = frozenset({Part.TEXT, Part.DENOISER, Part.VAE})
 
 
 class Renderer:
-    """Encodes texts and draws them; no weight of it ever changes."""
+    """Encodes and renders texts; its weights never change."""
 
     def __init__(self, context: RunContext) -> None:
-        """Bind to a run that draws; nothing is loaded yet."""
+        """Bind to a run with a renderer; no model is loaded yet."""
         self.config = renderer_config(context.config)
-        """A config whose model it is."""
+        """A config with the renderer as its model."""
         self._context = context
         self._policy: Policy | None = None
 
     @cached_property
     def device(self) -> torch.device:
-        """The device it works on; of several of a kind this process has the one of its local rank."""
+        """The device of the renderer; with several devices of a kind, the one of the local rank."""
         return chosen_device(self.config.execution.device, local_rank())
 
     @property
@@ -41,7 +41,7 @@ class Renderer:
         return getattr(torch, self.config.model.dtype)  # type: ignore[no-any-return]
 
     def policy(self) -> Any:
-        """Return the model with its text encoders: a policy of its config's kind."""
+        """Return the model with its text encoders, as a policy."""
         if self._policy is None:
             quiet_libraries()
             model = self.config.model
@@ -55,7 +55,7 @@ class Renderer:
         return 0 if self._policy is None else sum(map(module_bytes, self._policy.modules().values()))
 
     def make_room(self) -> None:
-        """Leave an accelerator to others, unless it is to stay."""
+        """Release the model from an accelerator, unless ``execution.keep_renderer`` is set."""
         if self._policy is not None and self.device.type != "cpu" and not self.config.execution.keep_renderer:
             self.forget()
 

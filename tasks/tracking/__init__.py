@@ -1,5 +1,5 @@
-"""MLflow: the only room that imports it.
+"""MLflow tracking: the only package that imports MLflow.
 
-``places``: where a run is tracked. ``content``: what is logged, read from committed artifacts. ``client``: MLflow on a
-store that can be moved. ``models``: evaluated policies and the registry. ``tracker``: the background thread.
+``locations``: where a run is tracked. ``client``: MLflow on a store that can be moved. ``models``: evaluated policies
+and the registry. ``tracker``: the background thread. ``tasks.metrics.tracked`` reads the content from artifacts.
 """

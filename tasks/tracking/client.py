@@ -1,4 +1,4 @@
-"""An MLflow client for a database and artifacts that lie together in a folder and can be moved with it.
+"""An MLflow client for a folder that holds both the database and the artifacts, and that can be moved.
 
 Artifacts have ``mlflow-artifacts:`` addresses, which an MLflow server maps to its own folder. Without a server the
 client maps them itself, so no absolute path enters the database and MLflow's global settings are not touched.
@@ -29,18 +29,18 @@ from configs.proxies import by_proxy
 from configs.user_directories import user_cache
 from tasks.tracking.locations import ARTIFACTS, tracking_folder, tracking_uri
 
-#: Scheme of addresses relative to wherever the artifacts are.
+#: Scheme of addresses relative to the artifacts' folder.
 RELATIVE = "mlflow-artifacts:"
 
 
 class FolderClient(MlflowClient):
-    """Logs to the SQLite file of a folder, and artifacts to the folder beside it."""
+    """Logs to the SQLite file in a folder, and artifacts to the folder next to it."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the database, or make it: aside first, so that a kill leaves a whole one or none.
+        """Open the database, or create it under a temporary name first, so that a kill leaves no partial file.
 
         Raises:
-            TrackingError: there is one that cannot be used.
+            TrackingError: the database exists but cannot be used.
         """
         database = folder / "mlflow.db"
         if not database.exists():
@@ -70,11 +70,7 @@ class FolderClient(MlflowClient):
 
 @contextmanager
 def reaching(uri: str, label: str) -> Iterator[None]:
-    """Say what could not be logged where the tracker fails.
-
-    Raises:
-        TrackingError: inside, it did.
-    """
+    """Raise a TrackingError that names ``label`` if the tracker fails inside."""
     try:
         yield
     except (MlflowException, OSError) as error:
@@ -82,33 +78,29 @@ def reaching(uri: str, label: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says, without the statements of a database that follow it."""
+    """Return the first line of an error message, without the SQL statements that follow it."""
     return str(error).partition("\n")[0]
 
 
 def open_client(root: str, configured: str | None) -> MlflowClient:
-    """Return the client of a run: of the configured tracking server, else of the store's own folder."""
+    """Return the client of the configured tracking server, or by default of the store's own folder."""
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # It logs with a traceback what it raises.
+    # This module logs the errors it raises with a traceback.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     if configured is None:
         return FolderClient(tracking_folder(root))
     uri = tracking_uri(root, configured)
-    # MLflow's client gives no way to say how answers are read.
+    # MLflow's client has no setting for the encoding of responses.
     adapters: Any = requests.adapters
     adapters.get_encoding_from_headers = lambda headers: ENCODING
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
 def _check(database: Path) -> None:
-    """Check that a database is one of MLflow's that can be read.
-
-    Raises:
-        TrackingError: it is not.
-    """
+    """Raise a TrackingError unless a database is a readable MLflow database."""
     try:
-        # Not read-only: what a killed process left half written is taken back by whoever reads next.
+        # Not read-only: the next reader rolls back the unfinished write of a killed process.
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True)) as connection:
             found = connection.execute("SELECT version_num FROM alembic_version").fetchall()
     except sqlite3.DatabaseError as error:
@@ -118,18 +110,18 @@ def _check(database: Path) -> None:
     if not found:
         raise TrackingError(
             f"'{database}' is not a database MLflow can use: {why}. Move it away, then 'flowmill track RUN' logs every "
-            "run anew from what is committed."
+            "run again from committed artifacts."
         )
 
 
 def _make(database: Path) -> None:
-    """Put an empty database in place whole, or leave the one that another process put there first."""
+    """Create an empty database atomically, or keep one that another process created first."""
     database.parent.mkdir(parents=True, exist_ok=True)
     _put(database, _copy_known)
 
 
 def _copy_known(target: Path) -> None:
-    """Copy the empty database that is kept of this version of MLflow, which takes a second to make one."""
+    """Copy the cached empty database of this MLflow version; creating one takes a second."""
     known = user_cache() / f"mlflow-{MLFLOW_VERSION}.db"
     try:
         if not known.exists():
@@ -138,7 +130,7 @@ def _copy_known(target: Path) -> None:
         shutil.copyfile(known, target)
         _check(target)
     except (OSError, TrackingError):
-        # Without a writable home, or with a damaged file there, it only takes longer.
+        # Without a writable home, or with a damaged cache file, this only takes longer.
         target.unlink(missing_ok=True)
         _make_empty(target)
 
@@ -148,7 +140,7 @@ def _make_empty(target: Path) -> None:
 
 
 def _put(target: Path, make: Callable[[Path], None]) -> None:
-    """Make a file aside and link it, so that a kill leaves a whole one or none."""
+    """Make a file in a temporary folder and link it, so that a kill leaves no partial file."""
     with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=target.parent) as aside:
         made = Path(aside) / target.name
         make(made)

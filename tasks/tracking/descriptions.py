@@ -1,4 +1,4 @@
-"""What an MLflow run says about itself: experiment, parameters, description, prompts, commit."""
+"""The description of an MLflow run: experiment, parameters, text, prompts, commit."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tasks.tracking.names import mlflow_name, mlflow_text
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-#: MLflow's own tag for a run that is shown below another.
+#: MLflow's tag for a child run.
 PARENT = "mlflow.parentRunId"
 
 
 def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrator: Mapping[str, str]) -> None:
-    """Log what a run is, once: parameters, the whole config, prompts, the code's commit.
+    """Log the description of a run once: parameters, the whole config, prompts, the code's commit.
 
-    Each is logged unless it is there, as a failure may have left out any of them.
+    Each part is checked separately, because an earlier failure may have left out any of them.
     """
     from mlflow.entities import Param, RunTag
 
@@ -55,20 +55,20 @@ def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrato
 
 
 def link(orchestrator: Mapping[str, str]) -> str:
-    """Return the way to the orchestrator's run; only the description renders links."""
+    """Return a link to the orchestrator's run; MLflow renders links only in the description."""
     url, flow_run = orchestrator.get("prefect.flow_run_url"), orchestrator.get("prefect.flow_run_id")
     name = f"Prefect flow run {flow_run}"
     return in_link(name, url) if url else f"{in_markdown(name)}; `flowmill ui` shows it."
 
 
 def experiment(client: MlflowClient, context: RunContext) -> str:
-    """Return the id of the experiment, which MLflow shows as model training; made if needed."""
+    """Return the id of the experiment, which MLflow shows as model training; created if needed."""
     from tasks.tracking.client import RELATIVE
 
     name, local = mlflow_name("experiment", context.config.tracking.experiment), context.config.tracking.uri is None
     found = client.get_experiment_by_name(name)
     if found is not None and local and not found.artifact_location.startswith(RELATIVE):
-        # Of an earlier version, whose locations are absolute: it stays readable where it is.
+        # From an earlier version with absolute locations: it stays readable in its place.
         client.rename_experiment(found.experiment_id, f"{name} until {time.strftime('%Y-%m-%d %H:%M:%S')}")
         found = None
     if found is not None:
@@ -108,7 +108,7 @@ def _dataset_inputs(context: RunContext) -> list[Any]:
 
 
 def _git_commit() -> str | None:
-    """Return the commit of the working directory, or None outside a repository."""
+    """Return the commit of the working directory, None outside a repository."""
     if "GIT_COMMIT" in os.environ:
         return os.environ["GIT_COMMIT"]
     try:

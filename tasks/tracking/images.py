@@ -1,7 +1,8 @@
 """Pictures with a step slider, large enough to read.
 
-MLflow's own ``log_image`` keeps a copy of 256 pixels beside each picture, and shows that copy, in the middle of a
-square as wide as the chart. This writes the same two files with a copy of full width, square, with the grid at its top.
+MLflow's ``log_image`` stores a copy of 256 pixels next to each picture and shows that copy in the middle of a square
+as wide as the chart. This module writes the same two files, but the copy is a full-width square with the grid at its
+top.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _QUALITY = 80
 
 
 def log_picture(client: MlflowClient, run_id: str, path: Path, *, key: str, step: int, time_ms: int) -> None:
-    """Log a PNG file as one step of the slider ``key``; logged again, it takes its own place."""
+    """Log a PNG file as one step of the slider ``key``; logging it again replaces it."""
     name = f"{mlflow_name('file', key.replace('/', '~'))}+step+{step}+timestamp+{time_ms}"
     name = f"{name}+{uuid5(NAMESPACE_URL, name)}"
     with tempfile.TemporaryDirectory() as folder, Image.open(path) as image:

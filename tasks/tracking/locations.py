@@ -1,4 +1,4 @@
-"""Where a run is tracked; imports no MLflow."""
+"""Locations of tracked runs; imports no MLflow."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from configs.fingerprint import hash_text
 from configs.user_directories import user_state
 
-#: Name of the folder with images, configs and models beside the database.
+#: Name of the folder with images, configs and models, next to the database.
 ARTIFACTS = "mlflow-artifacts"
-#: A view of an experiment's runs that its address can name, and the experiment's tag with it.
+#: Name of a view of an experiment's runs, for URLs, and the experiment's tag that stores the view.
 VIEW = "flowmill"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 #: Without it MLflow may open in the view of language model applications.
 _KIND = "workflowType=machine_learning"
-#: Where 'flowmill ui' serves MLflow unless it is told another port.
+#: Default address of MLflow in 'flowmill ui'.
 UI_ADDRESS = "http://127.0.0.1:5000"
 _LOOPBACK = re.compile(r"http://127\.0\.0\.1:\d{1,5}")
-#: A run's report among the files of its MLflow run.
+#: Artifact name of a run's report in its MLflow run.
 REPORT = "report.html"
 
 
@@ -31,18 +31,18 @@ def tracking_uri(root: str, configured: str | None) -> str:
 
 
 def tracking_folder(root: str) -> Path:
-    """Return where MLflow's files are when no tracking URI is configured.
+    """Return the folder of MLflow's files when no tracking URI is configured.
 
-    That is the store itself, or ./flowmill-tracking for a store that is not a local folder.
+    It is the store itself, or ./flowmill-tracking for a store that is not a local folder.
     """
     return Path.cwd() / "flowmill-tracking" if "://" in root else Path(root)
 
 
 @contextmanager
 def served_at(root: str, address: str) -> Iterator[None]:
-    """Let links of this machine lead to the pages of a store's MLflow, inside, where they are served."""
+    """Note the address that serves a store's MLflow while inside, so that links on this machine use it."""
     note = _note_of(root)
-    # Where it cannot be written links lead to the usual address.
+    # If the note cannot be written, links use the default address.
     with suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
         note.write_text(address)
@@ -54,7 +54,7 @@ def served_at(root: str, address: str) -> Iterator[None]:
 
 
 def ui_page(root: str, path: str) -> str:
-    """Return the address of a page of a store's MLflow, as 'flowmill ui' serves it now, or would."""
+    """Return the URL of a page of a store's MLflow at the current or the default address of 'flowmill ui'."""
     try:
         address = _note_of(root).read_text()
     except (OSError, UnicodeDecodeError):
@@ -68,7 +68,7 @@ def _note_of(root: str) -> Path:
 
 
 def runs_page(root: str) -> str:
-    """Return where, below MLflow's address, the runs of a store are listed with their scores."""
+    """Return the path, below MLflow's address, of the list of a store's runs with their scores."""
     database = tracking_folder(root) / "mlflow.db"
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -77,7 +77,7 @@ def runs_page(root: str) -> str:
                 "SELECT 1 FROM experiment_tags WHERE experiment_id = ? AND key = ?", (*(found or (0,)), VIEW_TAG)
             ).fetchone()
     except sqlite3.Error:
-        # Nothing was tracked yet.
+        # No run is tracked yet.
         found = view = None
     if found is None:
         return f"/#/experiments?{_KIND}"

@@ -1,4 +1,4 @@
-"""Evaluated policies as logged models that can be ranked, and exported ones as versions in the registry."""
+"""Evaluated policies as logged models that can be ranked, and exported policies as versions in the registry."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from tasks.metrics.tracked import EvaluationContent
 from tasks.tracking.names import mlflow_name, mlflow_text
 
 SUPERSEDED = "flowmill.superseded"
-"""Tag of what is no part of its run any more."""
+"""Tag of runs and versions that are superseded."""
 
 
-#: At the end of the names of runs that are not current and stay for what was published from them.
+#: Suffix of the names of superseded runs that stay because models were registered from them.
 _PAST = " (superseded)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Whose models these are."""
+    """The run that owns the models."""
 
     run: str
     """Name of the run in the store."""
     run_id: str
-    """MLflow's id of it."""
+    """MLflow's id of the run."""
     experiment_id: str
     """Experiment."""
     kind: str
-    """What is trained: lora or full."""
+    """Kind of training: lora or full."""
 
 
 def logged_model(client: MlflowClient, owner: Owner, evaluation: EvaluationContent) -> Any:
-    """Return the logged model of an evaluated policy, made if needed; metrics that name it rank it."""
+    """Return the logged model of an evaluated policy, created if needed; metrics that name it rank it."""
     model = _find(client, owner, evaluation) or _new_model(client, owner, evaluation)
     if model.status == LoggedModelStatus.READY:
         return model
-    # New, or of a process that was killed here.
+    # New, or left by a process that was killed here.
     outputs = client.get_run(owner.run_id).outputs.model_outputs
     if model.model_id not in {each.model_id for each in outputs}:
         client.log_outputs(owner.run_id, [LoggedModelOutput(model.model_id, evaluation.epoch)])
@@ -60,7 +60,7 @@ def _new_model(client: MlflowClient, owner: Owner, evaluation: EvaluationContent
     }
     return client.create_logged_model(
         owner.experiment_id,
-        # Names of runs may have dots, those of MLflow's models may not.
+        # Run names may contain dots, names of MLflow's logged models may not.
         name=mlflow_name("logged model", f"{owner.run.replace('.', '-')}-epoch-{evaluation.epoch}"),
         source_run_id=owner.run_id,
         tags=tags,
@@ -70,16 +70,16 @@ def _new_model(client: MlflowClient, owner: Owner, evaluation: EvaluationContent
 
 
 def put_away(client: MlflowClient, experiment_id: str, run_id: str) -> bool:
-    """Move a run that was superseded, and its logged models, to the trash; return whether it is there.
+    """Move a superseded run and its logged models to the trash; return whether the run is there.
 
-    One that a version of a registered model is from stays, with the models of versions, and says what it is: what is
-    published leads to something that is there.
+    A run with versions of registered models stays, renamed, with the models of those versions, so that links from
+    published versions stay valid.
     """
     client.set_tag(run_id, SUPERSEDED, "true")
     versions = list(client.search_model_versions(f"run_id = '{run_id}'"))
     published = {version.tags.get("flowmill.logged_model") for version in versions}
     for model in _of_run(client, experiment_id, run_id):
-        # What is in the trash ranks no more.
+        # Models in the trash are not ranked.
         if model.model_id not in published:
             client.delete_logged_model(model.model_id)
     if not versions:
@@ -107,11 +107,11 @@ class Export:
 
 
 def register(client: MlflowClient, owner: Owner, name: str, evaluation: EvaluationContent, export: Export) -> None:
-    """Make an exported model a version of a registered one, and let the alias ``champion`` be at the best version.
+    """Register an exported model as a version of a registered model; set the alias ``champion`` to the best version.
 
-    Of each run that shares the registered model, the version counts that it ends with, the others are tagged as
-    superseded: the alias is where it would be had the run never been longer or shorter. It never is at a version from
-    an MLflow run that somebody deleted.
+    For each run that shares the registered model only the version of its final policy counts; its other versions are
+    tagged as superseded. So the alias does not depend on earlier lengths of the run. It never points to a version of a
+    deleted MLflow run.
     """
     _ensure_model(client, name)
     versions = list(client.search_model_versions(f"name = '{name}'"))
@@ -127,7 +127,7 @@ def register(client: MlflowClient, owner: Owner, name: str, evaluation: Evaluati
         _supersede(client, version, version not in current)
     others = [version for version in versions if version not in own and SUPERSEDED not in version.tags]
     others = [version for version in others if _is_there(client, version.run_id)]
-    # Of equal ones the first.
+    # The first of equal versions wins.
     ranked = [
         (float(each.tags.get("flowmill.heldout_reward", "-inf")), -int(each.version)) for each in current + others
     ]
@@ -172,10 +172,7 @@ def _new_version(client: MlflowClient, owner: Owner, name: str, evaluation: Eval
 
 
 def _note_version(client: MlflowClient, owner: Owner, version: Any) -> None:
-    """Say in a logged model, if a person left it there, of which registered model it is a version.
-
-    ``mlflow.register_model`` does so too: the table of models shows which of them are registered.
-    """
+    """Note in a logged model, if it still exists, its registered version, as ``mlflow.register_model`` does."""
     entry = {"name": version.name, "version": version.version}
     for model in _of_run(client, owner.experiment_id, owner.run_id):
         known = json.loads(model.tags.get(MLFLOW_MODEL_VERSIONS, "[]"))

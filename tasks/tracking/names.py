@@ -1,7 +1,7 @@
-"""Names and texts as MLflow takes them: one function shortens what is too long and replaces characters MLflow refuses.
+"""Names and texts that MLflow accepts: long ones are shortened, and characters that MLflow refuses are replaced.
 
-A name that had to change ends with a digest of the whole name, so that two names never become one. Limits are those of
-``mlflow.utils.validation`` and of the columns of its database.
+A changed name ends with a digest of the original name, so that different names stay different. The limits are those of
+``mlflow.utils.validation`` and of MLflow's database columns.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from dataclasses import dataclass
 
 from configs.fingerprint import hash_text
 
-#: Hexadecimal digits of the digest at the end of a name that had to change.
+#: Hexadecimal digits of the digest at the end of a changed name.
 _DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What MLflow takes as a name of one kind."""
+    """MLflow's rule for names of one kind."""
 
     limit: int
-    """Characters."""
+    """Most characters."""
     refused: re.Pattern[str]
-    """A character that it may not have."""
+    """A character that the name may not contain."""
     is_path: bool = False
-    """It must be a path below where it is, in its shortest form."""
+    """Whether it must be a normalized relative path that does not lead up."""
 
 
 _KEY = Rule(limit=250, refused=re.compile(r"[^/\w.\- :]"), is_path=True)
 _FREE = re.compile(r"[\x00-\x1f\x7f]")
-#: Of files: ASCII, as file systems limit bytes, and without what MLflow reads in names of pictures and in addresses.
+#: For files: ASCII, as file systems limit bytes, without characters that MLflow parses in picture names and URLs.
 _FILE = re.compile(r"[^\w.\-~ :]", re.ASCII)
 RULES = {
     "metric": _KEY,
@@ -42,25 +42,25 @@ RULES = {
     "registered model": Rule(limit=250, refused=re.compile(r"""[/:"'\\\x00-\x1f\x7f]"""), is_path=True),
     "file": Rule(limit=100, refused=_FILE, is_path=True),
     "folder": Rule(limit=120, refused=re.compile(rf"(?!/){_FILE.pattern}", re.ASCII), is_path=True),
-    # In JSON, which a tag holds 200 of.
+    # Stored as JSON, 200 entries per tag.
     "entry": Rule(limit=20, refused=re.compile(r"[^!#-\[\]-~]")),
 }
-#: Characters of the value of a tag, and of a description.
+#: Most characters of a tag's value, and of a description.
 _LONGEST_TEXT = 5000
 
 
 def mlflow_name(kind: str, name: str) -> str:
-    """Return a name as MLflow takes it: as it is where that is possible.
+    """Return a name that MLflow accepts, unchanged if possible.
 
     Args:
-        kind: of what, a key of ``RULES``.
+        kind: kind of name, a key of ``RULES``.
         name: the name.
     """
     rule = RULES[kind]
     kept = rule.refused.sub("-", name)
     if rule.is_path:
         kept = "/".join(each for each in kept.split("/") if each not in ("", ".", ".."))
-        # MLflow takes every name that begins so for one that leads up.
+        # MLflow treats every name that begins with '..' as a path that leads up.
         kept = kept.lstrip(".") if kept.startswith("..") else kept
     if kept == name and name.strip() and len(name) <= rule.limit:
         return name
@@ -68,5 +68,5 @@ def mlflow_name(kind: str, name: str) -> str:
 
 
 def mlflow_text(text: str) -> str:
-    """Return a text for people as MLflow takes it: cut where it is too long."""
+    """Return a text for people, cut to the length that MLflow accepts."""
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"

@@ -1,4 +1,4 @@
-"""Points of curves as MLflow takes them."""
+"""Points of curves as MLflow metrics."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tasks.tracking.names import mlflow_name
 
 
 def metric_of(point: Point, time_ms: int, *, model: str | None = None, dataset: tuple[str, str] | None = None) -> Any:
-    """Return a point as MLflow takes it.
+    """Return the MLflow metric of a point.
 
     Args:
         point: the point.
-        time_ms: when what it is read from was committed, in milliseconds since 1970.
-        model: id of the logged model that has it, where it is a score.
-        dataset: name and digest of the prompt list that it is a score on.
+        time_ms: commit time of the point's source, in milliseconds since 1970.
+        model: for a score: id of the logged model.
+        dataset: for a score: name and digest of the prompt list.
     """
     from mlflow.entities import Metric
 

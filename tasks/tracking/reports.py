@@ -1,4 +1,4 @@
-"""Reports beside a run's curves in MLflow."""
+"""Reports as artifacts of MLflow runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tasks.tracking.tracker import SERIES
 
 
 def log_report(context: RunContext, html: str) -> str:
-    """Log a report to a run's MLflow run, in the place of an earlier one, and return where that is.
+    """Log a report to a run's MLflow run, replacing an earlier report, and return its location.
 
     Raises:
         TrackingError: the run has no MLflow run, or the tracker cannot be reached.

@@ -1,4 +1,4 @@
-"""MLflow's server as it is started here: behind the guard against pages of other origins."""
+"""MLflow's server, started behind the guard against pages of other origins."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from tasks.execution.guard import OwnPagesOnly
 
 
 def mlflow_app() -> OwnPagesOnly:
-    """Return MLflow's server, guarded: a factory for uvicorn."""
+    """Return MLflow's guarded server: a factory for uvicorn."""
     from mlflow.server.fastapi_app import app
 
     return OwnPagesOnly(app)
 
 
 def main(arguments: list[str]) -> None:
-    """Be 'mlflow server' with the given arguments, whose application is the guarded one.
+    """Run 'mlflow server' with the given arguments and the guarded application.
 
     Raises:
-        RuntimeError: this version of MLflow starts its server in another way; it is not started unguarded.
+        RuntimeError: this version of MLflow starts its server in another way, which would be unguarded.
     """
     from mlflow import cli, server
 

@@ -1,4 +1,4 @@
-"""Sweeps in MLflow: one run that those of its variants are shown below."""
+"""Sweeps in MLflow: one parent run for the runs of all variants."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TABLE = "variants.csv"
 
 
 class SweepRun:
-    """The MLflow run of a sweep; one of its name that is there already is gone on with."""
+    """The MLflow run of a sweep; an existing run with the sweep's name is continued."""
 
     def __init__(self, context: RunContext, name: str) -> None:
-        """Find or begin it.
+        """Find or create the MLflow run.
 
         Args:
-            context: of one of its runs; all have the same tracker.
-            name: of the sweep.
+            context: the context of one of the sweep's runs; all have the same tracker.
+            name: name of the sweep.
 
         Raises:
             TrackingError: the tracker cannot be reached.
@@ -62,7 +62,6 @@ class SweepRun:
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:
-    """Return the variants as CSV."""
     keys = list(dict.fromkeys(key for each in outcomes for key in each.variant.settings))
     figures = list(dict.fromkeys(name for each in outcomes for name in each.figures))
     text = io.StringIO()

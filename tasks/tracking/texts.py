@@ -1,6 +1,6 @@
-"""Texts of evaluations as tables of MLflow.
+"""Texts of evaluations as MLflow tables.
 
-MLflow's own ``log_table`` adds to a file by reading it, and takes no addresses relative to a store.
+MLflow's ``log_table`` reads the file it appends to, and does not support addresses relative to a store.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tasks.tracking.names import mlflow_name
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-#: Says which artifacts MLflow offers to show as tables, of several runs beside each other.
+#: Tag that lists the artifacts MLflow can show as tables, also for a comparison of runs.
 _TAG = "mlflow.loggedArtifacts"
-#: How many before the newest are among them, as a tag's value is limited.
+#: Number of earlier tables kept in the list, as a tag's value is limited.
 _MOST = 30
 
 

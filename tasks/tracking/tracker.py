@@ -1,11 +1,11 @@
-"""Logs a run to MLflow in a background thread, from committed artifacts, and only what MLflow does not have yet.
+"""Logs a run to MLflow in a background thread: reads committed artifacts and logs only data that MLflow lacks.
 
-A killed run continues its own curves without a gap or a double point. A point has the time of the commit it is read
-from: logged again, it is the same row of MLflow's database, which keeps it once. What MLflow has is written down in its
-own run, after the points; when any of it is not part of the run any more (an epoch was done again, the number of
-epochs was lowered), a new MLflow run is begun and the old one goes to the trash, or is marked as superseded where
-models were registered from it, so no curve ever mixes two. An unreachable tracker never stops training; it says so
-once, and the next ``flowmill run`` logs what is missing.
+A killed run continues its curves without gaps or duplicate points. A point has the time of the commit it is read from:
+logged again, it is the same row of MLflow's database, which stores it once. Tags of the MLflow run list the logged
+epochs and evaluations; they are written after the points. If a listed one no longer belongs to the run (an epoch was
+repeated, the number of epochs was lowered), a new MLflow run starts, so no curve mixes two versions. The old MLflow run
+goes to the trash, or is marked as superseded if models were registered from it. An unreachable tracker never stops
+training: one message reports it, and the next ``flowmill run`` logs the missing data.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from tasks.tracking.models import Export, Owner
 
 SERIES = "tracking"
-#: Tags of MLflow's own prefix are not shown among those a person reads.
+#: The UI hides tags with MLflow's own prefix.
 _LOGGED = "mlflow.flowmill.logged"
-#: Entries of one tag; a tag's value is limited.
+#: Entries per tag; a tag's value is limited.
 _PER_TAG = 200
-#: Points of one call: MLflow takes 1000, and a megabyte.
+#: Points per call: MLflow accepts 1000, and 1 MB.
 _PER_CALL = 500
 
 
@@ -55,15 +55,15 @@ class Tracker:
     def __init__(
         self, context: RunContext, *, orchestrator: Mapping[str, str], attends: bool = True, series: str = SERIES
     ) -> None:
-        """Start the thread; nothing is imported or connected in the caller's.
+        """Start the thread; the caller's thread imports no MLflow and opens no connection.
 
         Args:
             context: the run.
             orchestrator: tags that link to the orchestrator's run, such as its id and URL.
-            attends: the run is being executed: its state is set, its machine's load recorded, and a new MLflow run
-                begun where the old one does not fit. Otherwise, and where nothing is left to do, what is new is added
-                to an MLflow run that fits.
-            series: the run's records of its MLflow runs, one series for each tracker.
+            attends: the run is being executed: set its state, record the machine's load, and start a new MLflow run if
+                the old one does not fit. Otherwise, and for a complete run, only add new data to an MLflow run that
+                fits.
+            series: name of the run's records of its MLflow runs, one series per tracker.
         """
         self.context = context
         self.uri = tracking_uri(context.store.root.uri, context.config.tracking.uri)
@@ -84,7 +84,7 @@ class Tracker:
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
         self._thread.start()
-        # Read here and now, from what is committed: the thread only talks to MLflow.
+        # Read committed artifacts here: the thread only talks to MLflow.
         current, complete = self._current(), is_complete(context.chain)
         self._jobs.put(lambda: self._start(current, complete=complete))
 
@@ -95,18 +95,18 @@ class Tracker:
             self._jobs.put(lambda: self._log_epoch(made))
 
     def log_evaluation(self, epoch: int) -> None:
-        """Log scores and image grids of an evaluation, and the policy as a model that has them."""
+        """Log scores and image grids of an evaluation, and the policy as a logged model with these scores."""
         made = tracked.evaluation_content(self.context.chain, epoch)
         if made is not None:
             self._jobs.put(lambda: self._log_evaluation(made))
 
     def log_side_evaluations(self) -> None:
-        """Log the evaluations beside the run's own, each under its own name."""
+        """Log the additional evaluations, each under its own name."""
         for made in tracked.side_contents(self.context.chain):
             self._jobs.put(partial(self._log_evaluation, made))
 
     def log_export(self, epoch: int) -> None:
-        """Register the model of an evaluated epoch; ``champion`` is what the run ends with, or a better run's."""
+        """Register the model of an evaluated epoch; ``champion`` is the run's last model, or that of a better run."""
         from tasks.tracking.models import Export
 
         chain = self.context.chain
@@ -122,7 +122,7 @@ class Tracker:
             self._jobs.put(lambda: self._register(export, made))
 
     def url(self, timeout: float = 60.0) -> str | None:
-        """Return where the run is in the MLflow UI: a URL for a server, a path below the UI otherwise."""
+        """Return the run's address in the MLflow UI: a URL for a server, a path below the UI otherwise."""
         if not self._started.wait(timeout) or self.run_id is None:
             return None
         # Without the last part MLflow may open in the view of language model applications.
@@ -130,7 +130,7 @@ class Tracker:
         return f"{self.uri.rstrip('/')}{path}" if self.uri.startswith("http") else path
 
     def close(self, status: str) -> str | None:
-        """Log what is queued, end the MLflow run with a status, and return what went wrong, if anything did."""
+        """Finish queued jobs, end the MLflow run with a status, and return the failure, if any."""
         done = status == "FINISHED"
         text = tracked.description(self.context, link(self._orchestrator), done=True) if done else None
         self._jobs.put(lambda: self._end(status, text))
@@ -149,8 +149,8 @@ class Tracker:
                 self.failure = f"{type(error).__name__}: {error}".partition("\n")[0] + by_proxy(self.uri)
                 how = command("flowmill", "track", self.context.run.name)
                 self.context.reporter.message(
-                    f"MLflow at {self.uri} failed ({self.failure}). Nothing else stops; '{how}' logs what is missing, "
-                    "and so does the next 'flowmill run'."
+                    f"MLflow at {self.uri} failed ({self.failure}). The run continues; '{how}' or the next "
+                    "'flowmill run' logs the missing data."
                 )
                 self._started.set()
             self.seconds += time.monotonic() - begun
@@ -166,19 +166,19 @@ class Tracker:
         return self._opened
 
     def _current(self) -> list[EpochContent | EvaluationContent]:
-        """Return everything of the run that is committed."""
+        """Return the content of all committed epochs and evaluations of the run."""
         chain = self.context.chain
         found: list[EpochContent | EvaluationContent | None] = []
         for key, read in self._readers(chain):
             try:
                 found.append(read())
             except NotCommittedError:
-                # Lost and not made anew yet, or removed: what is logged of it stays.
+                # Lost and not made again yet, or removed: its logged data stays.
                 self._unknown.add(key)
         return [each for each in found if each is not None]
 
     def _readers(self, chain: Chain) -> Iterator[tuple[str, Callable[[], EpochContent | EvaluationContent | None]]]:
-        """Yield what reads each epoch and each evaluation, by what they are called among those logged."""
+        """Yield a reader for each epoch and each evaluation, with its key in ``_logged``."""
         for epoch in range(1, self.context.config.run.epochs + 1):
             yield str(epoch), partial(tracked.epoch_content, chain, epoch)
         for epoch in finished_evaluations(chain):
@@ -194,22 +194,22 @@ class Tracker:
         fits = self._readable and all(now.get(key) == identity for key, identity in logged.items())
         if known is not None and fits:
             self.run_id = known
-            # Nothing is left to do: what MLflow says of the run, when it ended too, stays as it is.
+            # The run is complete: leave its MLflow state unchanged, including the end time.
             self._attends = self._attends and not (complete and self._ended)
         elif self._attends:
-            self._begin_anew(known)
+            self._begin_run(known)
         if self._attends:
             self._client.update_run(str(self.run_id), status="RUNNING")
             describe(self._client, str(self.run_id), self.context, self._orchestrator)
             self._start_monitor()
         self._started.set()
-        # Metrics stand in MLflow's tables in the order in which they are first logged: evaluations first.
+        # MLflow's tables list metrics in the order of their first logging: evaluations first.
         ordered = sorted(current, key=lambda made: isinstance(made, EpochContent))
         for made in ordered if self.run_id is not None else ():
             self._log_epoch(made) if isinstance(made, EpochContent) else self._log_evaluation(made)
 
     def _known_run(self) -> str | None:
-        """Return the id of the MLflow run the run has, if it is still there, and read what it holds."""
+        """Return the id of the existing MLflow run, if any, and read the list of its logged entries."""
         from mlflow.exceptions import MlflowException
 
         note = self.context.run.newest(self._series)
@@ -225,14 +225,14 @@ class Tracker:
         try:
             parts = [json.loads(text) for _, text in tags]
         except ValueError:
-            # Cut, as MLflow does to long tags: what it holds is not known.
+            # MLflow truncated the tag: the logged entries are unknown.
             self._readable, parts = False, []
         self._logged = {mlflow_name("entry", key): value for part in parts for key, value in part.items()}
         self._ended = run.info.status == "FINISHED"
         return str(run.info.run_id)
 
-    def _begin_anew(self, old: str | None) -> None:
-        """Begin an MLflow run; one that holds what is not part of the run any more is put away."""
+    def _begin_run(self, old: str | None) -> None:
+        """Create an MLflow run; put away an old one with outdated entries."""
         from tasks.tracking.models import put_away
 
         if old is not None:
@@ -240,7 +240,7 @@ class Tracker:
             where = "is in MLflow's trash" if gone else "stays for the models registered from it, as superseded"
             self.context.reporter.message(
                 f"MLflow run {old} holds epochs that are not part of the run any more; it {where}, and the run is "
-                "logged anew."
+                "logged again."
             )
         self._logged = {}
         name = mlflow_name("run", self.context.run.name)
@@ -274,11 +274,11 @@ class Tracker:
         points = [metric_of(point, made.time_ms, model=model, dataset=named.get(point)) for point in made.points]
         if not made.name:
             show_scores(self._client, str(self.experiment_id), made)
-        # Last: what it notes as logged is not looked at again.
+        # Last: entries noted as logged are skipped from now on.
         self._batch(made, points)
 
     def _batch(self, made: EpochContent | EvaluationContent, metrics: Sequence[Any]) -> None:
-        """Log points, and in the call of the last of them that they are logged."""
+        """Log points in chunks; the call with the last chunk also notes them as logged."""
         from mlflow.entities import RunTag
 
         self._logged[_key(made)] = made.identity
@@ -321,12 +321,12 @@ class Tracker:
 
 
 def series_of(uri: str | None, own: str | None) -> str:
-    """Return the series of records of a tracker: that of the run's own, or one for another address."""
+    """Return the series of records of a tracker: the default one, or a separate one for another address."""
     return SERIES if uri is None or uri == own else f"{SERIES}-{hash_text(uri)[:12]}"
 
 
 def log_side_evaluations(context: RunContext) -> None:
-    """Log evaluations beside a run's own to the MLflow run it has; a run that was never tracked is left alone."""
+    """Log additional evaluations to a run's existing MLflow run; do nothing for a run that was never tracked."""
     if context.run.newest(SERIES) is None or not tracked.side_contents(context.chain):
         return
     own = context.chain.own

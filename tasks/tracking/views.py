@@ -1,4 +1,4 @@
-"""How MLflow shows the list of runs: with their scores as columns."""
+"""MLflow's list of runs, with their scores as columns."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _ATTRIBUTES = ("attributes.`Created`", "attributes.`Duration`")
-#: What every run has.
+#: Columns that every run has.
 _FIRST = (*(f"metrics.`{ACHIEVED}/{name}`" for name in ("heldout", "train", "rollout")), "params.`algorithm`")
-#: Columns of single rewards; more than a window shows are no table.
+#: Most columns of single rewards; more do not fit into a window.
 _MOST = 4
-#: Pixels of a column whose whole name is to be seen: of each letter, and beside them.
-_LETTER, _BESIDE = 7, 40
+#: Pixels per letter of a column's name, and for padding, so that the whole name is visible.
+_LETTER, _PADDING = 7, 40
 
 
 def show_scores(client: MlflowClient, experiment_id: str, made: EvaluationContent) -> None:
-    """Have the experiment's list of runs show the scores of an evaluation, beside those it shows already."""
+    """Add the scores of an evaluation to the columns of the experiment's list of runs."""
     tags = client.get_experiment(experiment_id).tags
     before = tags.get(VIEW_TAG)
     known = _columns(before)
     means = [mlflow_name("metric", point.key) for point in made.points if point.split and point.key.endswith("_mean")]
-    # Held-out prompts say more.
+    # Scores on held-out prompts come first: they are more informative.
     scores = [f"metrics.`{key}`" for key in sorted(means, key=lambda key: "/heldout/" not in key)]
     shown = list(dict.fromkeys([*known, *scores]))[:_MOST]
     state = {
         "selectedColumns": [*_ATTRIBUTES, *_FIRST, *shown],
         "columnOrder": [*_ATTRIBUTES, *_FIRST, *shown],
-        "columnWidths": {name: _LETTER * len(name.split("`")[1]) + _BESIDE for name in (*_FIRST, *shown)},
+        "columnWidths": {name: _LETTER * len(name.split("`")[1]) + _PADDING for name in (*_FIRST, *shown)},
         "orderByKey": "attributes.start_time",
         "orderByAsc": False,
     }
@@ -45,7 +45,7 @@ def show_scores(client: MlflowClient, experiment_id: str, made: EvaluationConten
 
 
 def _columns(text: str | None) -> Sequence[str]:
-    """Return the scores that a view shows; none of one that a person put in its place in another form."""
+    """Return the score columns of a view; none if a user replaced it by another format."""
     try:
         found = json.loads(text or "{}")["selectedColumns"]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Reports: what a run, or several beside each other, came to, as one HTML file that needs nothing else."""
+"""Reports: the results of one or several runs as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def run_report(*contexts: RunContext, price: float | None = None) -> str:
-    """Return the HTML of a report of one run, or of several beside each other.
+    """Return the HTML of a report of one or several runs.
 
     Args:
         contexts: the runs.
-        price: of an hour of work, to say what a run cost.
+        price: price of an hour of work, to show the cost of a run.
 
     Raises:
         CorruptError: a file of a run is damaged.
@@ -24,7 +24,7 @@ def run_report(*contexts: RunContext, price: float | None = None) -> str:
         from tasks.reports.report.content import read_run
 
         read = [read_run(context) for context in contexts]
-    # Only now: what draws takes seconds to import.
+    # Imported late: the charts take seconds to import.
     from tasks.reports.report.page import page
 
     return page(read, price=price)

@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn by matplotlib: no scripts, text that can be searched, as wide as the page lets them."""
+"""Charts as SVG, drawn by matplotlib: no scripts, searchable text, and the full width of the page."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from configs.escaping import visible
 Line = Sequence[tuple[float, float]]
 
 _SIZE = (5.6, 3.0)
-#: Distinguishable also without colors seen alike by everybody (Okabe and Ito 2008), and by their dashes in print.
+#: Distinguishable with color blindness (Okabe and Ito 2008), and by their dashes in print.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _DASHES = ("-", "--", "-.", ":")
 _BINS = 24
-#: Lines of a legend that is still looked at.
+#: Most lines of a readable legend.
 _NAMED = 8
-#: Texts stay texts: they can be searched, and dollar signs in names of curves are no mathematics.
+#: Texts stay texts: they are searchable, and dollar signs in curve names do not start formulas.
 _AS_TEXT: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "flowmill"}
 _FIXED = re.compile(r'(<svg[^>]*?) height="[^"]*"([^>]*?) width="[^"]*"')
 
 
 @mpl.rc_context(_AS_TEXT)
 def lines(title: str, curves: Mapping[str, Line], *, along: str) -> str:
-    """Return a chart of curves over what they are counted along, as SVG."""
+    """Return a chart of curves as SVG; ``along`` labels the x axis."""
     figure, axes = _new(title, along)
     for number, (label, points) in enumerate(curves.items()):
         color, dash = _COLORS[number % len(_COLORS)], _DASHES[number // len(_COLORS) % len(_DASHES)]
@@ -65,9 +65,9 @@ def histogram(title: str, values: Mapping[str, np.ndarray], *, along: str) -> st
 
 
 def _new(title: str, along: str) -> tuple[Figure, Axes]:
-    # No pyplot: its figures live until they are closed.
+    # Not pyplot: its figures stay in memory until they are closed.
     figure = Figure(figsize=_SIZE)
-    # Margins for the longest labels there are: to measure these takes as long as to draw them.
+    # Fixed margins fit the longest labels: measuring labels takes as long as drawing them.
     figure.subplots_adjust(left=0.15, right=0.98, top=0.87, bottom=0.15)
     axes = figure.add_subplot()
     axes.set_title(visible(title), fontsize=9, loc="left")
@@ -80,18 +80,18 @@ def _new(title: str, along: str) -> tuple[Figure, Axes]:
 
 
 def _label(text: str) -> str:
-    """Return a name as legends take it: they leave out what begins with an underscore."""
+    """Return a legend label: matplotlib leaves out labels that begin with an underscore."""
     return visible(f" {text}" if text.startswith("_") else text)
 
 
 def _svg(figure: Figure) -> str:
     written = io.StringIO()
     with warnings.catch_warnings():
-        # Who looks at the page has fonts of their own.
+        # The browser of the reader supplies the fonts.
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(written, format="svg", metadata={"Date": None})
     inside = written.getvalue()
-    # The page gives the width.
+    # The page sets the width.
     return re.sub(
         r'(<svg[^>]*?) height="[^"]*"([^>]*?) width="[^"]*"', r"\1\2", inside[inside.index("<svg") :], count=1
     )

@@ -1,4 +1,4 @@
-"""What of a run is reported, read from its committed artifacts. No HTML here."""
+"""The content of a report, read from committed artifacts. No HTML here."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tasks.runs.context import RunContext
 from tasks.runs.staleness import standings
 from tasks.specs.graph import Node
 
-#: Samples shown of each end.
+#: Samples shown of the best, and of the worst.
 _SHOWN = 6
-#: Longest side of the images a prompt starts from.
+#: Longest side of a prompt's input images, in pixels.
 _STARTED = 256
 
 Curve = list[tuple[int, float]]
@@ -55,80 +55,80 @@ class Shot:
     advantage: float
     """Its advantage."""
     image: bytes | None
-    """PNG; of a clip its first, middle and last frame."""
+    """PNG; for a clip its first, middle and last frame."""
     film: bytes | None
-    """An mp4 of a clip with sound, None of everything else."""
+    """An mp4 of a clip with sound, None for every other sample."""
     text: str | None
-    """What it says, where it is a text."""
+    """The text of a text sample."""
     references: Sequence[bytes] = ()
-    """PNG of the images its prompt starts from, small."""
+    """Small PNGs of its prompt's input images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """What one stage took over the whole run."""
+    """The cost of one stage over the whole run."""
 
     stage: str
     """Its name."""
     artifacts: int
-    """How many it made."""
+    """Number of its artifacts."""
     seconds: float
-    """Of work on them, of all processes."""
+    """Seconds of work on them, over all processes."""
     size: int
-    """Bytes they take."""
+    """Size of the artifacts in bytes."""
     speed: str
-    """Of the last epoch, in words; empty where no model works."""
+    """Speed in the last epoch, in words; empty where no model works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """A run as it is reported."""
+    """The report content of one run."""
 
     name: str
     """Its name."""
     root: str
     """Where its store is."""
     epochs: tuple[int, int]
-    """Trained, and asked for."""
+    """Trained epochs, and configured epochs."""
     words: Sequence[str]
-    """What it is and what came of it, a paragraph each."""
+    """Its description and its results, one paragraph each."""
     warnings: Sequence[str]
-    """What monitors showed."""
+    """Alerts of monitors."""
     curves: Mapping[str, Curve]
     """By key of the tracker: (epoch or update, value)."""
     results: tuple[int, Figures, Figures]
-    """Last evaluated epoch; the scores of epoch 0, and its own."""
+    """Last evaluated epoch, the scores of epoch 0, and the scores of that epoch."""
     grids: Mapping[str, tuple[bytes, bytes]]
     """By prompt list: PNG of the first and the last evaluation, from the same noise."""
     texts: Mapping[str, Sequence[tuple[str, Text, Text]]]
     """By prompt list: prompts, each with its text of the first and the last evaluation."""
     best: Sequence[Shot]
-    """Of the last epoch."""
+    """Best samples of the last epoch."""
     worst: Sequence[Shot]
-    """Of the last epoch."""
+    """Worst samples of the last epoch."""
     rewards: Mapping[int, np.ndarray]
     """Optimized sums of all samples of the first and the last epoch, (samples,)."""
     spreads: Mapping[int, np.ndarray]
     """Standard deviations within groups of these epochs, (groups,)."""
     states: Mapping[str, int]
-    """How many stages are fresh, stale and missing."""
+    """Numbers of fresh, stale and missing stages."""
     stale: Sequence[str]
-    """Stale stages and why."""
+    """Stale stages, each with the reason."""
     costs: Sequence[StageCost]
-    """By stage."""
+    """Cost by stage."""
     lineage: Sequence[tuple[str, str, Sequence[str]]]
-    """Stage, artifact, and what it was made of; of the beginning and the last epoch."""
+    """Stage, artifact and inputs of epoch 0 and the last epoch."""
     config: str
     """Its config, YAML."""
     settings: Mapping[str, Any]
-    """What of it says what is made, flat."""
+    """Flat settings that affect its artifacts."""
 
 
 def read_run(context: RunContext) -> RunReport:
-    """Read what is reported of a run.
+    """Read the report content of a run.
 
     Raises:
-        CorruptError: a file of it is damaged.
+        CorruptError: a file of the run is damaged.
     """
     chain, config = context.chain, context.config
     context.store.remember(map(chain.ref, chain.nodes()), records=True)
@@ -189,7 +189,7 @@ def _shots(context: RunContext, epoch: int, table: pa.Table) -> tuple[list[Shot]
     rows = [row for row in table.to_pylist() if row["reward"] is not None]
     rows.sort(key=lambda row: (row["reward"], row["sample_id"]))
     middle = sum(row["reward"] for row in rows) / max(1, len(rows))
-    # One of each prompt: an easy or a hard one would take all places. The worst of an easy prompt may be a good sample.
+    # One sample per prompt: otherwise one easy or hard prompt takes all places. Its worst sample may still be good.
     worst = _first_of_each([row for row in rows if row["reward"] < middle])
     best = _first_of_each([row for row in rows[::-1] if row["reward"] > middle])
     rollout, wanted = context.chain.require(epoch, "rollout").ref, {row["sample_id"] for row in (*best, *worst)}
@@ -203,7 +203,7 @@ def _shots(context: RunContext, epoch: int, table: pa.Table) -> tuple[list[Shot]
 
 
 def _first_of_each(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the first row of each prompt, in order, as many as are shown."""
+    """Return the first row of each prompt, in order, up to ``_SHOWN`` rows."""
     found: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         found.setdefault(row["prompt_id"], row)

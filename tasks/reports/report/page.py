@@ -1,4 +1,4 @@
-"""The report as one HTML file: everything is inside it, and nothing is fetched."""
+"""The report as one self-contained HTML file, which fetches no resources."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from configs.human_units import duration, size
 from tasks.reports.report import charts
 from tasks.reports.report.content import RunReport
 
-#: Title of a chart, patterns of its curves' keys, and what they are counted along.
+#: Title of a chart, patterns of its curves' keys, and the label of its x axis.
 _CHARTS: Sequence[tuple[str, Sequence[str], str]] = (
     ("Evaluation: mean reward", ("eval/*_mean",), "epoch"),
     ("Evaluation: exact match", ("eval/*_exact",), "epoch"),
     ("Reward of the rollouts", ("reward/mean", "reward/*_mean"), "epoch"),
-    ("What distinguishes samples, by reward", ("reward/*_share",), "epoch"),
+    ("Share of each reward in the variance within groups", ("reward/*_share",), "epoch"),
     ("Monitors", ("monitor/*_mean",), "epoch"),
     ("Correlation of monitors with the reward", ("monitor/*_correlation",), "epoch"),
     ("Spread within groups", ("reward/std", "advantage/group_std"), "epoch"),
@@ -40,7 +40,7 @@ _CHARTS: Sequence[tuple[str, Sequence[str], str]] = (
     ("Samples and rows per second of work", ("time/*_samples_per_s", "time/*_rows_per_s"), "epoch"),
     ("TFLOP/s of the model", ("time/*_tflops_per_s",), "epoch"),
 )
-#: Curves that several runs are compared by, each in a chart of its own.
+#: Curves for the comparison of several runs, one chart each.
 _COMPARED = (
     "eval/heldout/*_mean",
     "eval/heldout/*_exact",
@@ -52,11 +52,11 @@ _COMPARED = (
 
 
 def page(runs: Sequence[RunReport], *, price: float | None = None) -> str:
-    """Return the HTML of a report of one run, or of several beside each other.
+    """Return the HTML of a report of one or several runs.
 
     Args:
         runs: the runs.
-        price: of an hour of work, to say what a run cost.
+        price: price of an hour of work, to show the cost of a run.
     """
     environment = Environment(
         loader=PackageLoader("tasks.reports.report", "."),
@@ -110,7 +110,7 @@ def _differing(runs: Sequence[RunReport]) -> list[tuple[str, list[Any]]]:
 
 
 def _shown(value: Any) -> Any:
-    """Return what is written to the page; Jinja escapes HTML, and nothing else."""
+    """Return a value with control characters made visible; Jinja escapes only HTML."""
     return visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
