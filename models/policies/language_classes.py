@@ -38,13 +38,13 @@ _SUPPORTED = {
 _AVAILABLE = {f"flash_attention_{number}": f"is_flash_attn_{number}_available" for number in (2, 3, 4)}
 
 
-def attention_of(auto: Any, config: Any, asked: str | None, *, label: str = "model.path") -> str:
+def attention_of(auto: Any, config: Any, requested: str | None, *, label: str = "model.path") -> str:
     """Return a model's attention implementation: the requested one, else SDPA if its class has it, else eager.
 
     Args:
         auto: ``AutoModelForCausalLM`` or ``AutoModel``.
         config: a transformers config.
-        asked: ``model.attention``.
+        requested: ``model.attention``.
         label: the setting that names the model.
 
     Raises:
@@ -55,14 +55,14 @@ def attention_of(auto: Any, config: Any, asked: str | None, *, label: str = "mod
     known = ["eager", *(name for name, flag in _SUPPORTED.items() if getattr(kind, flag, False))]
     if named:
         known = [name for name in known if not name.startswith("flash") or name in named]
-    if asked is None:
+    if requested is None:
         return "sdpa" if "sdpa" in known else "eager"
-    if asked not in known:
+    if requested not in known:
         raise ConfigError(
-            f"model.attention is '{asked}', but {label} holds a {kind.__name__}, which has {', '.join(sorted(known))}. "
+            f"model.attention is '{requested}', but {label} holds a {kind.__name__}, which has {', '.join(sorted(known))}. "
             "Choose one of these, or remove model.attention."
         )
-    return asked
+    return requested
 
 
 def check_installed(attention: str) -> None:

@@ -1,4 +1,4 @@
-"""Checks that outputs of models and schedules are finite, and lead from noise to images."""
+"""Checks that outputs of models are finite, and that schedules lead from noise to images."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def noise_levels(policy: DiffusionPolicy, steps: int) -> Tensor:
-    """Return the (T + 1,) sigmas of a policy, checked to lead from noise to data.
+    """Return the (T + 1,) sigmas of a policy, after checking that they lead from noise to data.
 
     Raises:
-        ConfigError: they do not: samples would be NaN, or no samples of the model.
+        ConfigError: they do not: samples would be NaN, or not the model's.
     """
     levels = policy.sigmas(steps)
     falls = bool((levels[1:] < levels[:-1]).all())

@@ -166,9 +166,9 @@ class PipelinePolicy(FolderPolicy):
     def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
         """Return velocities and the predictions for the negative prompt.
 
-        If only the conditional half needs gradients, the negative half is a separate forward without gradient: Flow-GRPO
-        runs both with gradient and detaches one, which gives the same gradient at a higher cost. A negative prediction
-        that is already known is not computed again.
+        If only the conditional half needs gradients, the negative half is a separate forward without gradient:
+        Flow-GRPO runs both with gradient and detaches one, which gives the same gradient at a higher cost. A negative
+        prediction that is already known is not computed again.
         """
         return self._guided(self.denoisers, latents, sigma, conditioning)
 
