@@ -59,8 +59,8 @@ def attention_of(auto: Any, config: Any, requested: str | None, *, label: str = 
         return "sdpa" if "sdpa" in known else "eager"
     if requested not in known:
         raise ConfigError(
-            f"model.attention is '{requested}', but {label} holds a {kind.__name__}, which has {', '.join(sorted(known))}. "
-            "Choose one of these, or remove model.attention."
+            f"model.attention is '{requested}', but {label} holds a {kind.__name__}, which has "
+            f"{', '.join(sorted(known))}. Choose one of these, or remove model.attention."
         )
     return requested
 

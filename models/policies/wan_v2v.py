@@ -33,7 +33,7 @@ class WanVideoOptions(WanOptions):
     """Options of the family."""
 
     strength: float = 0.8
-    """Share of the schedule that is used, above 0 and at most 1: higher adds more noise, 1 keeps nothing of the clip."""
+    """Share of the schedule that is used, above 0 and at most 1: more adds more noise, 1 keeps nothing of the clip."""
 
     def __post_init__(self) -> None:
         """Check the strength.
