@@ -236,7 +236,9 @@ def test_of_two_denoisers_it_is_said_which_one_a_file_is_of(tmp_path: Path) -> N
     other = {name: 2 * tensor for name, tensor in state(pipeline.transformer).items()}
     file = str(single_file(before("model.diffusion_model.", other), tmp_path / "low.safetensors"))
     family = policy_of("wan22")
-    with pytest.raises(ConfigError, match=r"Say which one: model\.single_file={transformer: FILE, transformer_2: FILE}"):
+    with pytest.raises(
+        ConfigError, match=r"Say which one: model\.single_file={transformer: FILE, transformer_2: FILE}"
+    ):
         family.check_single_files({"": file}, folder)
     # Names as diffusers has them are known too.
     family.write_single_files({"transformer_2": file}, folder, tmp_path / "made")
