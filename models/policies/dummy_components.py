@@ -1,7 +1,7 @@
 """Stand-ins for components that a pipeline's class requires and that a model lacks or this machine cannot load.
 
 ``DiffusionPipeline.from_pretrained`` refuses a folder whose required component is null unless it is passed as None.
-A stand-in that returns zeros or no tokens avoids that argument.
+A stand-in that returns zeros or no tokens makes that argument unnecessary.
 """
 
 from __future__ import annotations

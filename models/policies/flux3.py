@@ -1,8 +1,8 @@
 """FLUX.3 (Flux3ModularPipeline, text to image): layers of Qwen3-VL encode text, guidance takes two forwards.
 
-Text is padded to a multiple of 80 tokens, which the transformer attends to. Their number changes its
-output, so rows are computed one by one, each with its own. The pipeline's first block lets a language model write
-the prompt; it is left out, as training chooses the prompts.
+Text is padded to a multiple of 80 tokens, which the transformer attends to. Their number changes its output, so rows
+are computed one by one. The pipeline's first block rewrites the prompt with a language model; it is left out, as
+training chooses the prompts.
 """
 
 from __future__ import annotations

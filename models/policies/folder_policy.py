@@ -42,7 +42,7 @@ class FolderPolicy(DecodingPolicy):
     """Loads folders of one diffusers pipeline class."""
 
     pipeline_name: ClassVar[str]
-    """The diffusers class whose folder this family loads."""
+    """The diffusers class whose folders this family loads."""
     index_name: ClassVar[str] = CLASSIC
     """The index file of a folder, which lists its components."""
     folders_of: ClassVar[tuple[str, ...]] = ()
@@ -117,7 +117,7 @@ class FolderPolicy(DecodingPolicy):
     def assembled(cls, folder: Path, settings: DiffusionSettings, given: Mapping[str, Any]) -> Any:
         """Return the pipeline of a folder; given components replace those of the folder."""
         placing = {} if settings.device_map is None else {"device_map": settings.device_map}
-        # Decoding is a small part of the work, and rewards see its rounding.
+        # Decoding is a small part of the work, and its rounding affects rewards.
         kinds = {"default": settings.dtype, **dict.fromkeys(cls.decoder_names, torch.float32)}
         loading: dict[str, Any] = {"dtype": kinds, "use_safetensors": True, **placing}
         return load_pretrained(diffusers_class(cls.pipeline_name), folder, label="model.path", **loading, **given)

@@ -3,8 +3,8 @@
 A chain is one tensor: the tokens of the clip, then those of the sound, with the same width. Both use the same noise
 levels, so steps, solvers and losses need not distinguish them; ``modalities`` names the parts.
 
-Of the pipeline's three guidances there is the one by a negative prompt, with a scale for each medium; the others, by
-blocks left out and by media kept apart, would each take a forward of its own.
+Guidance by a negative prompt is supported, with a scale per medium. The pipeline's other two kinds of guidance, by
+skipping blocks and by separating the media, are not: each would need another forward.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class ModularPolicy(PipelinePolicy, ABC):
     def _loaded(cls, made: Any, folder: Path, settings: DiffusionSettings) -> Any:
         if not issubclass(made, torch.nn.Module):
             return load_pretrained(made, folder, label="model.path")
-        # Decoding is a small part of the work, and rewards see its rounding.
+        # Decoding is a small part of the work, and its rounding affects rewards.
         dtype = torch.float32 if folder.name in cls.decoder_names else settings.dtype
         return load_pretrained(made, folder, label="model.path", dtype=dtype, use_safetensors=True)
 

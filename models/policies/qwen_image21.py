@@ -119,7 +119,7 @@ class QwenImage21(PipelinePolicy):
         return images[:, :3, 0]
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; it reads all of a text, and its images have a fourth channel."""
+        """Return the pipeline's arguments; it reads whole texts, and its images have a fourth channel."""
         call = super().pipeline_call(steps, negative_prompt)
         known = {name: value for name, value in call.arguments.items() if name != "max_sequence_length"}
         note = "Its images have a channel of transparency, which the run leaves away, as image.convert('RGB') does."

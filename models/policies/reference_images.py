@@ -1,4 +1,4 @@
-"""Reference images of prompts, as tokens appended to the generated ones: a bounded number, each of its own size.
+"""Reference images of prompts, as tokens appended to the generated ones: a bounded number of images of any size.
 
 Legend: B rows, R references, N their tokens, D token width.
 """

@@ -1,4 +1,4 @@
-"""Trained weights (LoRA or full), and the frozen reference and teacher."""
+"""Trained weights (LoRA or full), and the frozen reference and teachers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Trainable:
-    """The trained parameters of a policy, by name, and the switch to the reference policy."""
+    """The trained parameters of a policy, and its reference and teachers."""
 
     def __init__(self, policy: Policy, lora: LoraSpec | None, *, seed: int) -> None:
         """Make a freshly loaded policy trainable.

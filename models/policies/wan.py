@@ -120,7 +120,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
     def save_lora(self, folder: Path) -> None:
         """Write one LoRA file per transformer.
 
-        The second one's is in a folder ``transformer_2``, for ``load_lora_weights(..., load_into_transformer_2=True)``.
+        The second file is in a folder ``transformer_2``, for ``load_lora_weights(..., load_into_transformer_2=True)``.
         """
         for name, module in self.denoisers.items():
             # The pipeline's loader knows one name; its argument selects the transformer.

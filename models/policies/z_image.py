@@ -1,6 +1,6 @@
 """Z-Image (ZImagePipeline): a single-stream transformer over lists of images and texts of different lengths.
 
-Guidance is one more here than in the pipeline, where 0 is off, so that 1 is off as in every other family.
+The guidance scale is one more than in the pipeline, where 0 turns it off, so that 1 is off as in all other families.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class TokenSplit:
     """The ranks that share the tokens of each row."""
 
     mesh: DeviceMesh
-    """Dimensions 'data', 'ring' (1) and 'ulysses': ranks next to each other share tokens."""
+    """Dimensions 'data', 'ring' (1) and 'ulysses': consecutive ranks share tokens."""
 
     @classmethod
     def of(cls, device: torch.device, *, world: int, degree: int) -> TokenSplit:

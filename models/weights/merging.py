@@ -30,7 +30,7 @@ class Merged:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        """Take over the adapted layers of denoisers."""
+        """Replace the forwards of the adapted layers in denoisers."""
         from peft.tuners.lora import LoraLayer
 
         modules = list(modules)
