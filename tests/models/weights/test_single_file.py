@@ -166,7 +166,7 @@ REFUSED = {
         lambda t: {**t, "model.diffusion_model.more": torch.ones(1)},
         "holds 'more', which no SD3Transformer2DModel has",
     ),
-    "an unknown part": (lambda t: {**t, "vocoder.x": torch.ones(1)}, "holds 'vocoder.x', which is of no known component"),
+    "another part": (lambda t: {**t, "vocoder.x": torch.ones(1)}, "holds 'vocoder.x', which is of no known component"),
     "rounded": (
         changed(Q, lambda tensor: tensor.to(torch.float8_e4m3fn)),
         "as F8_E4M3, which is rounded for speed",
