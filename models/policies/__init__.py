@@ -45,7 +45,7 @@ POLICIES = Table(
     like="models.policies.base:Policy",
 )
 
-#: Kinds of families that are no denoisers.
+#: Kinds of families other than denoisers.
 FAMILY_KINDS: Mapping[str, str] = {"causal_lm": "tokens"}
 
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.
@@ -62,25 +62,25 @@ IMAGE_CONDITIONED = frozenset(
     }
 )
 
-#: Of these the ones that it is a clip for.
+#: Subset whose prompts come with a clip.
 CLIP_CONDITIONED = frozenset({"wan21_v2v"})
 
-#: Of these the ones whose clips end, where a prompt comes with two images, with the second.
+#: Subset that uses the second of two images as the last frame of the clip.
 LAST_FRAME = frozenset({"wan21_i2v", "wan22_i2v"})
 
-#: Families whose option ``references`` is the most images of a prompt, and its default.
+#: Families whose option ``references`` is the maximum number of images per prompt, and its default.
 REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
 
-#: Families whose pipelines are modular: diffusers places no parts of them over devices.
+#: Families with modular pipelines: diffusers has no device_map for them.
 MODULAR = frozenset({"flux3", "minimax_h3"})
 
-#: Families that write an instruction before prompts but not before negative ones, where their option says so.
+#: Families with an option that prepends an instruction to prompts but not to negative prompts.
 INSTRUCTED = frozenset({"sana", "sana_video"})
 
-#: Families whose decoding takes more than the denoised latents, so that no gradient of a reward reaches them.
+#: Families whose decoding needs more than the denoised latents, so that reward gradients cannot reach them.
 UNFOLLOWED = frozenset({"wan22_ti2v_i2v"})
 
-#: Families that make clips, and how many frames these can have.
+#: Families that make clips, and the supported numbers of frames.
 VIDEO: Mapping[str, ClipLengths] = {
     **dict.fromkeys(
         (
@@ -93,16 +93,16 @@ VIDEO: Mapping[str, ClipLengths] = {
     "minimax_h3": ClipLengths(every=17, beyond=5, least=124, most=345, seconds="5 to 15 seconds"),
 }
 
-#: Families that make as many frames for a second of sound: by default, where they have the option ``frame_rate``.
+#: Frames per second of families with sound; the default of the option ``frame_rate`` if they have it.
 FRAME_RATE: Mapping[str, float] = {"ltx2": 24.0, "minimax_h3": 24.0}
 
 #: Families whose clips have sound.
 HEARD = frozenset({"ltx2", "minimax_h3"})
 
-#: Families whose samples have several modalities, each with log-probs of its own, in the order of their latents.
+#: Families whose samples have several modalities with separate log-probs, in the order of their latents.
 MODALITIES: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ltx2", "minimax_h3"), ("video", "audio"))
 
-#: ``model.options`` that embeddings do not depend on; all others of a family, and all of a family of your own, count.
+#: ``model.options`` that embeddings do not depend on; they depend on all others, and on all options of custom families.
 NOT_ENCODED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("sd15", "sdxl"), frozenset({"steps", "guidance_rescale"})),
     "sd3": frozenset({"schedule"}),
@@ -115,22 +115,22 @@ NOT_ENCODED: Mapping[str, frozenset[str]] = {
     "ltx2": frozenset({"frame_rate", "audio_guidance_scale", "guidance_rescale"}),
 }
 
-#: Families that take the number of steps as an input, and its default.
+#: Families with the number of steps as an option, and its default.
 FIXED_STEPS: Mapping[str, int] = {"sd15": 50, "sdxl": 50}
 
-#: Families whose steps lead from one timestep to the next where their number divides this one.
+#: Families whose number of steps must divide this number of timesteps.
 DIVIDED_STEPS: Mapping[str, int] = {"cogvideox": 1000}
 
-#: First and last noise level of families that do not go from 1 to 0, of published models; a folder may have others.
+#: First and last noise level of published models of families that do not go from 1 to 0; other models may differ.
 NOISE_RANGE: Mapping[str, tuple[float, float]] = {"sd15": (0.93, 0.0283), "sdxl": (0.93, 0.0283)}
 
-#: First and last level of families that were not trained with all from 1 to 0, of published models: CogVideoX 2B's,
-#: and 5B's go on to 0.0283.
+#: First and last level of published models of families that were not trained on all levels from 1 to 0. The CogVideoX
+#: value is that of 2B; 5B ends at 0.0283.
 KNOWN_LEVELS: Mapping[str, tuple[float, float]] = {**NOISE_RANGE, "cogvideox": (1.0, 0.0481)}
 
 
 def modalities_of(family: str) -> tuple[str, ...]:
-    """Return the modalities of a family's samples, in the order of their latents; none of those that have one."""
+    """Return the modalities of a family's samples, in the order of their latents; empty if there is only one."""
     if family in POLICIES:
         return MODALITIES.get(family, ())
     found: tuple[str, ...] = getattr(resolve(POLICIES, family, label="model.policy"), "modality_names", ())
@@ -138,7 +138,7 @@ def modalities_of(family: str) -> tuple[str, ...]:
 
 
 def most_images(family: str, options: Mapping[str, Any]) -> int | None:
-    """Return how many images a prompt may come with, by ``model.options``; None of a family of one's own."""
+    """Return the maximum number of images per prompt under ``model.options``; None for a custom family."""
     if family not in POLICIES:
         return None
     if family in REFERENCES:

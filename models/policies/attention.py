@@ -1,7 +1,7 @@
-"""Attention backends of diffusers and transformers: which change results, and what each needs. Cheap to ask.
+"""Attention backends of diffusers and transformers: which ones change results, and the requirements of each.
 
-Exact backends compute the same attention and differ in rounding alone, as two devices do; they are no part of a
-fingerprint. Approximate ones quantize queries, keys or values: their images are others, and fingerprints name them.
+Exact backends compute the same attention and differ only in rounding, as two devices do; fingerprints leave them out.
+Approximate ones quantize queries, keys or values: they give different images, and fingerprints name them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """What is known of one backend."""
+    """Properties of one backend."""
 
     exact: bool = True
     """Differs from torch's own attention by rounding only."""
@@ -61,7 +61,7 @@ BACKENDS: Mapping[str, Backend] = {
     "sage_varlen": Backend(exact=False, trains=False, half=True, cuda=True),
 }
 
-#: Implementations of transformers, for language models; which of them a class has, ``language_classes`` asks.
+#: Implementations of transformers, for language models; ``language_classes`` finds which of them a class has.
 LANGUAGE_BACKENDS: Mapping[str, Backend] = {
     "sdpa": Backend(),
     "eager": Backend(),
@@ -71,10 +71,10 @@ LANGUAGE_BACKENDS: Mapping[str, Backend] = {
     "flash_attention_4": _VARLEN,
 }
 
-#: Families whose blocks call torch's attention directly, so that a backend would be set and never used.
+#: Families whose blocks call torch's attention directly, so that a backend would have no effect.
 FIXED = frozenset({"sd15", "sdxl", "sd3", "sana", "qwen_image21", "cogvideox"})
 
-#: Families whose tokens diffusers does not know how to split over ranks.
+#: Families whose tokens diffusers cannot split over ranks.
 UNSPLIT = frozenset(
     {
         *("sd15", "sdxl", "sd3", "z_image", "sana", "sana_video", "hunyuan_video15", "qwen_image21", "flux3", "ltx2"),
@@ -87,7 +87,7 @@ MASKED = frozenset({"qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sa
 
 
 def attention_identity(name: str | None) -> str:
-    """Return what a fingerprint says of a backend: 'exact', or the name of one that is not known to be."""
+    """Return a backend's entry in a fingerprint: 'exact', or the name of one that is not known to be exact."""
     if name is None:
         return "exact"
     known = BACKENDS.get(name)
@@ -95,7 +95,7 @@ def attention_identity(name: str | None) -> str:
 
 
 def set_attention(module: Any, backend: str) -> None:
-    """Set the attention backend of one model: diffusers would make it that of every model of the process."""
+    """Set the attention backend of one model only; diffusers would set it for every model of the process."""
     from diffusers.models.attention_dispatch import _AttentionBackendRegistry as Registry
 
     before, _ = Registry.get_active_backend()

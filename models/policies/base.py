@@ -1,4 +1,4 @@
-"""What every model family must provide, whatever its policy makes; what one kind adds is in a file of its own."""
+"""The interface that every model family implements; each kind of policy extends it in a separate file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
-    """How a policy is loaded and computes."""
+    """Settings for loading and running a policy."""
 
     dtype: torch.dtype = field(default_factory=lambda: torch.float32)
     """Dtype of weights and forward pass."""
@@ -36,29 +36,28 @@ class PolicySettings:
     attention: str | None = None
     """Attention backend, None for the library's default."""
     device_map: str | None = None
-    """How the model's parts are placed over devices; None: all on ``device``."""
+    """How the model's parts are placed on devices; None: all on ``device``."""
     compile: bool = False
     """Compile the repeated blocks."""
     empty: bool = False
-    """Make trained modules without weights, on the meta device: who spreads them over ranks then reads each rank's
-    part."""
+    """Create trained modules without weights, on the meta device; sharding then reads each rank's part."""
 
 
 class Policy(ABC):
-    """One model family: loads its parts, and knows which of them are trained."""
+    """One model family: loads its parts and defines which of them are trained."""
 
     kind: ClassVar[str] = "diffusion"
-    """What its policies are: a name of the table of kinds, or "package.module:Class"."""
+    """Kind of its policies: a name in the table of kinds, or "package.module:Class"."""
     pipeline_name: ClassVar[str | None] = None
-    """Class of the diffusers pipeline it loads; none where its models are no pipelines."""
+    """Class of the diffusers pipeline it loads; None if its models are not pipelines."""
     attentions: ClassVar[Mapping[str, Backend]] = BACKENDS
-    """Values that ``model.attention`` can have, the default first."""
+    """Valid values of ``model.attention``, the default first."""
     readers: ClassVar[tuple[Reader, ...]] = ()
-    """How its tokenizers read prompts, where they cut off what is too long."""
+    """How its tokenizers read prompts, for those that truncate long ones."""
     blocks: ClassVar[tuple[str, ...]]
     """Attribute names of the trained modules' block lists, for sharding, compiling and checkpointing."""
     encoding_parts: ClassVar[frozenset[Part]] = frozenset({Part.TEXT})
-    """What encoding prompts needs, whatever the options say; see ``parts_to_encode``."""
+    """Parts that encoding prompts needs under any options; see ``parts_to_encode``."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Published LoRA targets of the family; each must match at least one module."""
 
@@ -66,15 +65,15 @@ class Policy(ABC):
         """Keep the settings."""
         self.settings = settings
         self.stored: dict[str, StoredWeights] = {}
-        """Where the trained modules' weights are, by the name they have in the model's folder."""
+        """Stored weights of the trained modules, by their names in the model's folder."""
         self.meter: Meter | None = None
-        """Counts what the models compute, where somebody wants to know."""
+        """Counts the models' computation; None: it is not counted."""
         self.lockstep = False
-        """Every call must run every trained module, rows for it or not: the other ranks wait for this one's part."""
+        """Every call must run every trained module, even without rows: the other ranks wait for this rank's part."""
 
     @property
     def facts(self) -> dict[str, str]:
-        """What records say of how it computes, where that follows from the model."""
+        """Facts for records about how it computes, as far as they follow from the model."""
         return {}
 
     @classmethod
@@ -82,18 +81,18 @@ class Policy(ABC):
     def settings_for(
         cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
     ) -> PolicySettings:
-        """Return how a run's policy is loaded and called."""
+        """Return the settings of a run's policy."""
 
     @classmethod
     @abstractmethod
     def load(cls, folder: Path, settings: Any, parts: frozenset[Part], options: Mapping[str, Any]) -> Policy:
-        """Load the wanted parts of a model's folder.
+        """Load the given parts of a model's folder.
 
         Args:
             folder: local.
-            settings: what ``settings_for`` returns.
-            parts: which.
-            options: of the family.
+            settings: from ``settings_for``.
+            parts: parts to load.
+            options: options of the family.
 
         Raises:
             ConfigError: the folder holds another model, or an option or size is not valid.
@@ -103,15 +102,15 @@ class Policy(ABC):
     def load_critic(
         cls, folder: Path, settings: Any, *, own: bool, lora: Any, seed: int, like: Path | None = None
     ) -> Any:
-        """Load a critic of such policies; return its ``models.policies.trainable:Trainable``, fresh.
+        """Load a critic for such policies; return its ``models.policies.trainable:Trainable``, untrained.
 
         Args:
-            folder: of the model whose backbone it has.
-            settings: what ``settings_for`` returns.
-            own: it has a backbone of its own, else a head on what the policy computes.
+            folder: folder of the model whose backbone it uses.
+            settings: from ``settings_for``.
+            own: True: it has its own backbone; False: it is a head on the policy's hidden states.
             lora: ``models.weights.lora:LoraSpec`` of adapters for the backbone, or None to train all of it.
             seed: seed of the adapters' initial weights.
-            like: folder of the base model, where that is another: the critic must read what its policy writes.
+            like: folder of the base model, if it differs: the critic must use the policy's tokens.
 
         Raises:
             ConfigError: the family has no critics, or the critic's model does not fit.
@@ -123,26 +122,26 @@ class Policy(ABC):
 
     @classmethod
     def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
-        """Return what ``trained`` is of a local model, on the meta device, by its configs alone.
+        """Return the ``trained`` modules of a local model on the meta device, from its configs alone.
 
         Args:
-            folder: of the model; checked.
-            critic: of a critic with a backbone of its own instead.
+            folder: folder of the model; already checked.
+            critic: return those of a critic with its own backbone instead.
 
         Returns:
-            Modules by name; none where only loading the model tells.
+            Modules by name; empty if they are only known once the model is loaded.
         """
         return {}
 
     @classmethod
     def read_adapter(cls, path: str) -> Any:
-        """Read adapters to begin as; return a ``models.weights.lora_start:StartAdapter``.
+        """Read adapters to start training from; return a ``models.weights.lora_start:StartAdapter``.
 
         Args:
             path: a safetensors file, or a folder with one.
 
         Raises:
-            ConfigError: there are none, they are of a kind that is not trained, or the family reads none.
+            ConfigError: there are no adapters, their kind cannot be trained, or the family does not read adapters.
         """
         raise ConfigError(
             f"model.lora.start: {cls.__name__} reads no adapters. Leave it out, or write its class a read_adapter()."
@@ -150,14 +149,14 @@ class Policy(ABC):
 
     @classmethod
     def check_single_files(cls, files: Mapping[str, str], folder: Path | None) -> frozenset[str]:
-        """Return the components that single files hold, checked to be those of a model's folder.
+        """Return the components that single files hold, after checking that they fit a model's folder.
 
         Args:
-            files: by component, or by '' one that is taken for all it holds.
-            folder: that configs and all else come from; None where it is not here yet, and files alone are looked at.
+            files: paths by component; under '' a file of which all components are used.
+            folder: source of configs and all other files; None if it is not downloaded: only the files are checked.
 
         Raises:
-            ConfigError: they hold something else or not all of it, or the family reads none.
+            ConfigError: they hold another model or only part of one, or the family does not read single files.
         """
         raise ConfigError(
             f"model.single_file: {cls.__name__} reads no single files. Remove it; model.path has all of a model."
@@ -165,12 +164,12 @@ class Policy(ABC):
 
     @classmethod
     def write_single_files(cls, files: Mapping[str, str], folder: Path, target: Path) -> None:
-        """Write a model's folder, of single files what they hold, of another folder all else.
+        """Write a model's folder: components from single files, all other files from another folder.
 
         Args:
-            files: by component, or by '' one that is taken for all it holds.
-            folder: that configs and all else come from.
-            target: where to; must not exist.
+            files: paths by component; under '' a file of which all components are used.
+            folder: source of configs and all other files.
+            target: folder to write; must not exist.
 
         Raises:
             ConfigError: see ``check_single_files``.
@@ -179,18 +178,18 @@ class Policy(ABC):
 
     @classmethod
     def parts_to_encode(cls, options: Mapping[str, Any]) -> frozenset[Part]:
-        """Return what encoding prompts needs, by ``model.options``."""
+        """Return the parts that encoding prompts needs under ``model.options``."""
         return cls.encoding_parts
 
     @classmethod
     def trained_parts(cls, config: RunConfig) -> frozenset[Part]:
-        """Return what is loaded with the policy that a run trains and samples with."""
+        """Return the parts to load for the policy that a run trains and samples with."""
         return frozenset({Part.DENOISER})
 
     @property
     @abstractmethod
     def trained(self) -> dict[str, Any]:
-        """Trainable modules by the name they have in the model's folder."""
+        """Trainable modules by their names in the model's folder."""
 
     @abstractmethod
     def trainable(self, lora: Any, *, seed: int) -> Any:
@@ -205,12 +204,12 @@ class Policy(ABC):
         """
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return every module that is loaded, by its name in the model's folder."""
+        """Return every loaded module, by its name in the model's folder."""
         return dict(self.trained)
 
     def move_decoder(self, device: torch.device) -> None:  # noqa: B027 - a family may have none
-        """Move what only decodes samples: off the device while nothing is decoded, and back."""
+        """Move modules that only decode samples: off the device when not decoding, and back."""
 
     @abstractmethod
     def save_lora(self, folder: Path) -> None:
-        """Write the trained modules' LoRA weights in the form the model's own library reads, alpha included."""
+        """Write the trained modules' LoRA weights, alpha included, in the format of the model's own library."""

@@ -60,7 +60,7 @@ MODEL = "model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalOptions:
-    """Options of ``model.options``; there are none yet that all such models share."""
+    """Options of ``model.options``; causal language models have none yet."""
 
 
 class CausalLM(Policy):
@@ -81,7 +81,7 @@ class CausalLM(Policy):
     def settings_for(
         cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
     ) -> PolicySettings:
-        """Return dtype, device and how it computes; an image's size means nothing here."""
+        """Return the settings; image sizes do not apply."""
         section = config.model
         return PolicySettings(
             dtype=dtype,
@@ -117,7 +117,7 @@ class CausalLM(Policy):
             loaded = load_pretrained(AutoModelForCausalLM, folder, label="model.path", **loading)
             model = loaded.to(settings.device)
         check_causal(folder, model)
-        # Dropout would make the first ratios others than 1.
+        # Dropout would make the first ratios differ from 1.
         model.eval()
         if settings.gradient_checkpointing:
             recompute_layers(model)
@@ -136,7 +136,7 @@ class CausalLM(Policy):
         seed: int,
         like: Path | None = None,
     ) -> TrainableCritic:
-        """Load a critic with a backbone of its own, or a head on the policy's hidden states; see ``Policy``."""
+        """Load a critic with its own backbone, or a head on the policy's hidden states; see ``Policy``."""
         if like is not None and like != folder:
             check_critic(folder, like)
         check_folder(folder)
@@ -175,25 +175,25 @@ class CausalLM(Policy):
         return {MODEL: self.model}
 
     def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableLM:
-        """Make it trainable, with adapters or whole."""
+        """Make it trainable: adapters or all weights."""
         return TrainableLM(self, lora, seed=seed)
 
     def save_lora(self, folder: Path) -> None:
-        """Write the adapter as peft's ``PeftModel.from_pretrained`` reads it."""
+        """Write the adapter for peft's ``PeftModel.from_pretrained``."""
         for name, config in self.model.peft_config.items():
-            # peft writes sets in an order that changes from process to process.
+            # peft writes sets in an order that differs between processes.
             for setting, value in sorted_sets(vars(config)).items():
                 setattr(self.model.peft_config[name], setting, value)
         self.model.save_pretrained(folder)
 
     @property
     def facts(self) -> dict[str, str]:
-        """Which attention it computes with."""
+        """The attention implementation it uses."""
         return {"attention": str(self.model.config._attn_implementation)}
 
     @property
     def eos(self) -> frozenset[int]:
-        """Tokens that end a completion: the tokenizer's, and those of the model's own configuration files."""
+        """Tokens that end a completion: those of the tokenizer and of the model's configuration files."""
         named = [self.tokenizer.eos_token_id, self.model.config.eos_token_id]
         own = getattr(self.model, "generation_config", None)
         named.append(None if own is None else own.eos_token_id)
@@ -202,16 +202,16 @@ class CausalLM(Policy):
 
     @property
     def context_length(self) -> int | None:
-        """Tokens the model takes at most, prompt and completion; None where its config names no limit."""
+        """Maximum tokens of prompt and completion; None if the config names no limit."""
         return context_length(self.model.config)
 
     @property
     def vocabulary(self) -> int:
-        """Token ids are below this."""
+        """Exclusive upper bound of token ids."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def next_logits(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """Return logits of the next token; see ``maths.generation.Forward``."""
+        """Return the next token's logits; see ``maths.generation.Forward``."""
         with self._autocast(), self._keeping_cache():
             out = self.model(
                 input_ids=ids,
@@ -229,15 +229,15 @@ class CausalLM(Policy):
         return found
 
     def forward(self, ids: Tensor, modules: Mapping[str, nn.Module] | None = None, *, hidden: bool = False) -> Any:
-        """Return what the model says of whole rows.
+        """Return the model's output for whole rows.
 
-        What follows a token is nothing to it, so what a row is filled up with needs no mask: attention without one has
-        the faster kernels, and the same ones whether or not all rows of a batch are as long.
+        Tokens do not attend to later ones, so padding on the right needs no mask. Attention without a mask has faster
+        kernels, and uses the same kernels whether or not all rows of a batch have the same length.
 
         Args:
-            ids: (B, W) int64, padded on the right with anything.
-            modules: what is called instead of the policy's own (a reference).
-            hidden: also ``hidden_states``, the last of which (B, W, H) the logits are made of.
+            ids: (B, W) int64, padded on the right with any token.
+            modules: modules to call instead of the policy's own (a reference).
+            hidden: also return ``hidden_states``; the logits are computed from the last, (B, W, H).
         """
         model = self.model if modules is None else modules[MODEL]
         with self._autocast():
@@ -247,7 +247,7 @@ class CausalLM(Policy):
 
     @contextmanager
     def _keeping_cache(self) -> Iterator[None]:
-        """Let no layer be recomputed inside: one that may be forgets the cache."""
+        """Turn off recomputation of layers inside the context: recomputed layers drop the cache."""
         if not self.settings.gradient_checkpointing:
             yield
             return
@@ -263,7 +263,7 @@ class CausalLM(Policy):
 
 
 class TrainableLM(Trainable):
-    """A trained language model, with the log-probs of what it is compared with."""
+    """A trained language model, and the log-probs of its reference."""
 
     policy: CausalLM
 
@@ -271,13 +271,13 @@ class TrainableLM(Trainable):
         """Return the policy's (B, W) log-probs of tokens, with gradient, and entropies, without.
 
         Args:
-            ids: (B, W) int64, padded on the right with anything.
+            ids: (B, W) int64, padded on the right with any token.
             temperature: divides logits.
         """
         return log_probs_and_entropy(self.policy.logits(ids), ids, temperature)
 
     def log_probs_and_hidden(self, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what ``log_probs`` does, and the (B, W, H) hidden states that logits are made of, without gradient."""
+        """Return ``log_probs`` and the (B, W, H) last hidden states, without gradient."""
         out = self.policy.forward(ids, hidden=True)
         return *log_probs_and_entropy(out.logits, ids, temperature), out.hidden_states[-1].detach()
 
@@ -293,5 +293,5 @@ class TrainableLM(Trainable):
                 return token_log_probs(self.policy.logits(ids), ids, temperature)
         reference = self.frozen["reference"]
         if not reference:
-            raise RuntimeError("set_reference() must be called before reference log-probs are asked for")
+            raise RuntimeError("set_reference() must be called before reference_log_probs()")
         return token_log_probs(self.policy.logits(ids, reference), ids, temperature)

@@ -1,4 +1,4 @@
-"""How many frames clips of a family can have. Cheap to ask."""
+"""Supported numbers of frames of a family's clips."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ class ClipLengths:
     """Clips of u n + r frames."""
 
     every: int
-    """u, frames by which one is longer than the next shorter one."""
+    """u, the difference between successive lengths."""
     beyond: int = 1
     """r."""
     least: int = 1
-    """Frames of the shortest."""
+    """Frames of the shortest clip."""
     most: int | None = None
-    """Frames of the longest."""
+    """Frames of the longest clip; None: there is no limit."""
     seconds: str = ""
-    """Why there are a shortest and a longest."""
+    """The limits in seconds, for messages."""
 
     def __contains__(self, frames: int) -> bool:
-        """Return whether there are clips of so many frames."""
+        """Return whether clips can have this number of frames."""
         return self._within(frames) and frames % self.every == self.beyond % self.every
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class ClipLengths:
         return f"{self.every} n + {self.beyond} frames{bounds}"
 
     def nearest(self, frames: int) -> str:
-        """Return which numbers come nearest to one that there are no clips of, as a sentence without its end."""
+        """Return the supported lengths nearest to an unsupported one, as a sentence without its period."""
         below = frames - (frames - self.beyond) % self.every
         ends = [self.least, *([] if self.most is None else [self.most])]
         found = [each for each in (below, below + self.every) if self._within(each)] or [

@@ -1,4 +1,4 @@
-"""Families that make clips: how many frames they have, and how these are rounded."""
+"""Base class of families that make clips: the numbers of frames, and rounding to uint8."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def clip_noise(pipeline: Any, settings: DiffusionSettings, generators: Sequence[torch.Generator]) -> Tensor:
-    """Return (B, C, f, h, w) float32 noise of latents, where the pipeline's own method wants more than their size."""
+    """Return (B, C, f, h, w) float32 noise of latents, for pipelines whose own method needs more than their size."""
     from diffusers.utils.torch_utils import randn_tensor
 
     frames = (settings.frames - 1) // pipeline.vae_scale_factor_temporal + 1
@@ -30,12 +30,12 @@ def clip_noise(pipeline: Any, settings: DiffusionSettings, generators: Sequence[
 
 
 def frames_at_ends(pipeline: Any, settings: DiffusionSettings, images: Sequence[Sequence[Image.Image]]) -> Tensor:
-    """Return the conditioning that ``WanImageToVideoPipeline`` makes of first frames and optional last frames.
+    """Return the conditioning that ``WanImageToVideoPipeline`` computes from first frames and optional last frames.
 
     Args:
-        pipeline: with an autoencoder.
+        pipeline: pipeline with an autoencoder.
         settings: size and number of frames.
-        images: of each of B clips its first frame, or its first and its last.
+        images: the first frame of each of B clips, or the first and the last.
 
     Returns:
         (B, ...) float32.
@@ -43,7 +43,7 @@ def frames_at_ends(pipeline: Any, settings: DiffusionSettings, images: Sequence[
     size, found = (settings.height, settings.width), []
     for ends in images:
         units = [pipeline.video_processor.preprocess(one, *size).to(settings.device, torch.float32) for one in ends]
-        # The latents that come along are not used; a generator of their own keeps the global one as it was.
+        # The returned latents are unused; a separate generator keeps the global one unchanged.
         _, condition, *_ = pipeline.prepare_latents(
             units[0],
             *(1, pipeline.vae.config.z_dim, *size, settings.frames, torch.float32, settings.device),
@@ -58,7 +58,7 @@ class ClipPolicy(PipelinePolicy):
     """Adapter for a pipeline of clips."""
 
     lengths: ClassVar[ClipLengths] = ClipLengths(every=4)
-    """How many frames clips can have."""
+    """Supported numbers of frames."""
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, C, f, h, w) float32 noise."""

@@ -1,8 +1,8 @@
-"""CogVideoX text to video (CogVideoXPipeline): a transformer over clips and a schedule that begins in pure noise.
+"""CogVideoX text to video (CogVideoXPipeline): a transformer over clips and a schedule that starts from pure noise.
 
-Its own DDIM scheduler writes DDIM's step as ``a_t x + b_t x0``: that is the step of ``models.policies.ddim`` on
-another schedule, whose levels go from 1 (no signal at the first timestep) to 0 (alpha_bar is 1 after the last).
-Guidance is of one scale at all steps, as where the pipeline's ``use_dynamic_cfg`` is false, its default.
+Its DDIM scheduler writes DDIM's step as ``a_t x + b_t x0``. This equals the step of ``models.policies.ddim`` on
+another schedule, with levels from 1 (no signal at the first timestep) to 0 (alpha_bar is 1 after the last).
+Guidance has the same scale at all steps, as with the pipeline's default, ``use_dynamic_cfg`` false.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from models.policies.tokenization import Reader
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Every published schedule begins in pure noise and ends in none; its two schedulers have the same options.
+#: Every published schedule starts from pure noise and ends without noise; the two schedulers have the same options.
 _SCHEDULE = Fields(
     followed=frozenset({"beta_start", "beta_end", "beta_schedule", "trained_betas", "snr_shift_scale"}),
     # Neither scheduler reads the first three, and trailing steps have no offset.
@@ -35,7 +35,7 @@ _SCHEDULE = Fields(
     allowed={
         "prediction_type": ("v_prediction", "sample"),
         "rescale_betas_zero_snr": (True,),
-        # The first folders say linspace, whose timesteps DDIM's steps miss; their authors' own scripts set trailing.
+        # The first folders set linspace, whose timesteps DDIM's steps miss; their authors' scripts set trailing.
         "timestep_spacing": ("trailing", "linspace"),
     },
 )
@@ -46,7 +46,7 @@ class CogVideoXOptions:
     """Options of the family."""
 
     max_sequence_length: int = 226
-    """T5 tokens; models without rotary positions know as many as their config says, and no other number."""
+    """T5 tokens; models without rotary positions only take the number in their config."""
 
 
 class CogVideoX(DDIMPolicy, ClipPolicy):
@@ -58,21 +58,21 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
     options: CogVideoXOptions
     walked = "CogVideoXDDIMScheduler"
     walked_options: ClassVar[Mapping[str, Any]] = {"timestep_spacing": "trailing"}
-    # DPM-Solver++ of the other draws noise at every step; DDIM follows its schedule.
+    # The DPM scheduler's own solver draws noise at every step; DDIM uses its schedule.
     schedulers: ClassVar[Mapping[str, Fields]] = dict.fromkeys(
         ("CogVideoXDDIMScheduler", "CogVideoXDPMScheduler"), _SCHEDULE
     )
     text_parts = ("text_encoder", "tokenizer")
     readers = (Reader(tokenizer="tokenizer"),)
-    # Of latents in even number the autoencoder makes four frames each, the first among them.
+    # The autoencoder decodes an even number of latents to four frames each, including the first.
     lengths = ClipLengths(every=8)
     blocks = ("transformer_blocks",)
-    # Those of diffusers' own training script.
+    # The targets of diffusers' training script.
     lora_targets = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0")
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check that the transformer takes latents of single frames."""
+        """Check that the transformer takes single latent frames."""
         index = super().check_folder(folder, settings)
         with whole(folder):
             config = read_json(folder / "transformer" / "config.json")
@@ -86,7 +86,7 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
 
     @classmethod
     def check_options(cls, folder: Path, options: CogVideoXOptions) -> None:
-        """Check that there are positions for so much text, and levels for every timestep."""
+        """Check that the model has positions for the text, and levels for every timestep."""
         cls.noise_range(folder, 1)
         with whole(folder):
             config = read_json(folder / "transformer" / "config.json")
@@ -118,7 +118,7 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
         )
 
     def predicted(self, modules: Modules, noisy: Tensor, timestep: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer; guidance is in float32, as the pipeline's."""
+        """Call the transformer; guidance is computed in float32, as in the pipeline."""
         predicted: Tensor = modules["transformer"](
             hidden_states=noisy,
             encoder_hidden_states=rows["prompt_embeds"],
@@ -129,7 +129,7 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
         return predicted.float()
 
     def _rotary(self, noisy: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return cosines and sines of the places of a clip's tokens, (L, D) each, of models that take them."""
+        """Return cosines and sines of the positions of a clip's tokens, (L, D) each, for models that take them."""
         if not self.pipeline.transformer.config.use_rotary_positional_embeddings:
             return None
         size = (self.settings.height, self.settings.width, noisy.shape[1])

@@ -9,9 +9,9 @@ import torch
 
 
 def compile_blocks(module: Any, blocks: Sequence[str]) -> None:
-    """Compile a denoiser's blocks, in place: those diffusers says repeat, else those in lists of these names.
+    """Compile a denoiser's blocks in place: those that diffusers declares as repeated, else those in the named lists.
 
-    Compiled code is kept in torch's cache on disk (``TORCHINDUCTOR_CACHE_DIR``), for the processes that come.
+    Compiled code is kept in torch's disk cache (``TORCHINDUCTOR_CACHE_DIR``) for later processes.
     """
     from models.weights.sharding import units
 

@@ -1,6 +1,6 @@
-"""Critics of language models: what a policy may expect to earn from each token on.
+"""Critics of language models: the expected reward from each token on.
 
-Legend: B rows, W positions, H hidden dims. Rows are padded on the right, as those of the policy.
+Legend: B rows, W positions, H hidden dims. Rows are padded on the right, as for the policy.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ CRITIC = "critic"
 
 
 class ValueModel(nn.Module):
-    """A head of one number per token, on a backbone of its own or on hidden states that are given."""
+    """A head with one output per token, on its own backbone or on given hidden states."""
 
     def __init__(self, backbone: Any, hidden: int, device: torch.device) -> None:
-        """Begin with a head of zeros, so that all values are 0.
+        """Start with a head of zeros, so that all values are 0.
 
         Args:
             backbone: a transformers model without a language head; None: hidden states are given.
             hidden: H.
-            device: of the head.
+            device: device of the head.
         """
         super().__init__()
         self.backbone = backbone
@@ -56,7 +56,7 @@ class ValueModel(nn.Module):
             out = self.backbone(input_ids=ids, **whole_positions(self.backbone, ids), use_cache=False)
             hidden = out.last_hidden_state
         assert hidden is not None
-        # A head of half precision would round values that differ by little.
+        # Half precision would round away small differences between values.
         with torch.autocast(hidden.device.type, enabled=False):
             found: Tensor = self.head(hidden.float())[..., 0]
         return found
@@ -76,14 +76,14 @@ class CriticLM(Policy):
     def settings_for(
         cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
     ) -> PolicySettings:
-        """Those of the policy; asked of its family."""
+        """Not implemented: a critic uses the settings of its policy's family."""
         raise NotImplementedError
 
     @classmethod
     def load(
         cls, folder: Path, settings: PolicySettings, parts: frozenset[Part], options: Mapping[str, Any]
     ) -> CriticLM:
-        """Load a backbone from a language model's folder, and give it a head of zeros."""
+        """Load a backbone from a language model's folder and add a head of zeros."""
         from transformers import AutoModel
 
         config = load_language_config(folder, label="critic.path")
@@ -99,7 +99,7 @@ class CriticLM(Policy):
 
     @classmethod
     def on_policy(cls, folder: Path, settings: PolicySettings) -> CriticLM:
-        """Return a head alone, for hidden states of the policy of a folder."""
+        """Return a head without a backbone, for hidden states of the policy in a folder."""
         config = load_language_config(folder)
         return cls(settings, ValueModel(None, int(config.hidden_size), settings.device))
 
@@ -119,12 +119,12 @@ class CriticLM(Policy):
         return TrainableCritic(self, lora, seed=seed)
 
     def save_lora(self, folder: Path) -> None:
-        """Never asked: critics are not exported."""
+        """Not implemented: critics are not exported."""
         raise NotImplementedError
 
 
 class TrainableCritic(Trainable):
-    """A critic that learns."""
+    """A trained critic."""
 
     policy: CriticLM
 
@@ -135,17 +135,17 @@ class TrainableCritic(Trainable):
 
     @property
     def reads_policy(self) -> bool:
-        """Whether it values hidden states of the policy."""
+        """True if it reads hidden states of the policy."""
         return self.policy.model.backbone is None
 
     def values(self, ids: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """Return (B, W) float32 values of the state each token was chosen in: of the tokens before it; 0 at position 0.
+        """Return (B, W) float32 values of the state before each token, given the tokens before it; 0 at position 0.
 
-        They are computed on the critic's device, and come back on that of the tokens.
+        They are computed on the critic's device and returned on that of ``ids``.
 
         Args:
-            ids: (B, W) int64, padded on the right with anything.
-            hidden: (B, W, H) the policy's, where it has no backbone; no gradient goes there.
+            ids: (B, W) int64, padded on the right with any token.
+            hidden: (B, W, H) of the policy, for a critic without a backbone; it gets no gradient.
         """
         dtype, device = self.policy.settings.dtype, self.policy.settings.device
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
@@ -154,29 +154,29 @@ class TrainableCritic(Trainable):
 
 
 def recompute_layers(model: Any) -> None:
-    """Let a transformers model compute its layers a second time in the backward pass instead of keeping activations."""
+    """Let a transformers model recompute its layers in the backward pass instead of keeping activations."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     let_recompute(model, True)
 
 
 def let_recompute(model: Any, on: bool) -> None:
-    """Let layers that can be recomputed be so, or not: they are in training mode alone, and then forget a KV cache.
+    """Turn recomputation of layers on or off: they recompute only in training mode, in which they drop a KV cache.
 
-    What stands inside a layer stays in evaluation mode, so that no dropout begins.
+    Modules inside a layer stay in evaluation mode, so that dropout stays off.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer) and layer.gradient_checkpointing:
             layer.training = on
-            # Some layers drop out what they return themselves.
+            # Some layers apply dropout to their own outputs.
             for name in ("dropout", "activation_dropout"):
                 if isinstance(getattr(layer, name, None), float):
                     setattr(layer, name, 0.0)
 
 
 def block_lists(model: Any) -> tuple[str, ...]:
-    """Return the names of the lists that hold a transformers model's blocks, which it says are never split."""
+    """Return the names of the lists that hold a transformers model's blocks, its ``_no_split_modules``."""
     kinds = set(getattr(model, "_no_split_modules", None) or ())
     lists = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)]
     return tuple(name for name, part in lists if len(part) and type(part[0]).__name__ in kinds)

@@ -1,7 +1,7 @@
-"""What families share that are sampled with DDIM: a variance-preserving training schedule, seen as a flow.
+"""Base classes of families sampled with DDIM: a variance-preserving training schedule, expressed as a flow.
 
-The coordinates are those of ``models.maths.preserving``; what the denoiser predicts is read from the scheduler's
-config. Families of a UNet share more: they make images, and are told how many steps they take.
+The coordinates are those of ``models.maths.preserving``; the scheduler's config gives the prediction type. UNet
+families also share a base class: they make images, and the number of steps is an option.
 """
 
 from __future__ import annotations
@@ -33,16 +33,12 @@ class DDIMOptions:
     """Options of the family."""
 
     steps: int = 50
-    """Denoising steps, which must be those of the rollout and the evaluation: they fix where the noise begins."""
+    """Denoising steps, equal to those of the rollout and the evaluation: they determine the first noise level."""
     guidance_rescale: float = 0.0
-    """How far guided predictions are brought back to the std of conditional ones, 0 to 1 (arXiv 2305.08891: 0.7)."""
+    """How far guided predictions are rescaled to the std of conditional ones, 0 to 1 (arXiv 2305.08891: 0.7)."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options; raise ValueError."""
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; it must be at least 1.")
         if not 0 <= self.guidance_rescale <= 1:
@@ -50,14 +46,14 @@ class DDIMOptions:
 
 
 class DDIMPolicy(PipelinePolicy):
-    """Adapter for pipelines of a variance-preserving schedule, whichever scheduler of it the folder names."""
+    """Adapter for pipelines with a variance-preserving schedule, with any scheduler of that schedule in the folder."""
 
     joint_guidance = True
     walked: ClassVar[str] = "DDIMScheduler"
-    """The class whose steps are those of a chain, made of the config of the folder's."""
-    # DDIM would clip where the config of another scheduler says nothing of it.
+    """The scheduler class that sets the steps of a chain, created from the config of the folder's scheduler."""
+    # DDIM clips by default if another scheduler's config has no such field.
     walked_options: ClassVar[Mapping[str, Any]] = {"clip_sample": False}
-    """What is changed of that config."""
+    """Changes to that config."""
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
         """Wrap a loaded pipeline, with DDIM as its scheduler."""
@@ -66,10 +62,10 @@ class DDIMPolicy(PipelinePolicy):
 
     @classmethod
     def noise_range(cls, folder: Path, steps: int) -> tuple[float, float]:
-        """Return the first and last noise level of so many steps with a folder's scheduler.
+        """Return the first and last noise level of ``steps`` steps with a folder's scheduler.
 
         Raises:
-            ConfigError: it has no such steps.
+            ConfigError: the scheduler does not allow this number of steps.
         """
         index = read_index(folder, cls.pipeline_name, cls.family)
         levels = _levels(cls._walking(scheduler_of(folder, index)), steps)
@@ -83,33 +79,33 @@ class DDIMPolicy(PipelinePolicy):
         """Return b / (a + b) at the scheduler's timesteps, and after its last step.
 
         Raises:
-            ConfigError: DDIM's steps do not lead from one of its timesteps to the next.
+            ConfigError: the steps do not lead from one scheduler timestep to another.
         """
         return moved(_levels(self.pipeline.scheduler, steps).float(), self.settings.device)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the denoiser at the timestep each sigma belongs to; return eps - x0."""
+        """Call the denoiser at the timestep of each sigma; return eps - x0."""
         timestep, at = self._seen(latents, sigma)
         predicted = self.predicted(modules, at.noisy.to(latents.dtype), timestep, rows)
         return PREDICTIONS[self.pipeline.scheduler.config.prediction_type].velocity(predicted, at)
 
     @abstractmethod
     def predicted(self, modules: Modules, noisy: Tensor, timestep: Tensor, rows: Rows) -> Tensor:
-        """Return what the denoiser predicts of (B, ...) noisy latents a x0 + b eps at (B,) timesteps."""
+        """Return the denoiser's prediction for (B, ...) noisy latents a x0 + b eps at (B,) timesteps."""
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments and DDIM, whichever scheduler the folder names."""
+        """Return the pipeline's arguments, with DDIM as the scheduler."""
         call = super().pipeline_call(steps, negative_prompt)
         return replace(call, scheduler=SchedulerChoice(name=self.walked, options=self.walked_options, from_config=True))
 
     def _seen(self, latents: Tensor, sigma: Tensor) -> tuple[Tensor, Preserving]:
-        """Return the (B,) timesteps that sigmas belong to, and what latents are there."""
+        """Return the (B,) timesteps of sigmas, and the latents in variance-preserving coordinates."""
         known = self.table(sigma.device, self._trained_levels, wide_dtype(sigma.device))
         timestep = (known[None, :] - sigma[:, None]).abs().argmin(1)
         return timestep, Preserving.of(latents, self.table(sigma.device, self._alphas)[timestep])
 
     def _alphas(self) -> Tensor:
-        """Return alpha_bar of every timestep; some schedulers compute it in float64."""
+        """Return alpha_bar of every timestep, in float32; some schedulers compute it in float64."""
         alphas: Tensor = self.pipeline.scheduler.alphas_cumprod
         return alphas.float()
 
@@ -124,7 +120,7 @@ class UNetPolicy(DDIMPolicy):
     options_type = DDIMOptions
     options: DDIMOptions
     denoiser_names = ("unet",)
-    # All of one training schedule, which DDIM follows whichever of them the folder names.
+    # They share one training schedule, which DDIM follows.
     schedulers: ClassVar[Mapping[str, Fields]] = DISCRETE
     size_unit = 8
     blocks = ("down_blocks", "mid_block", "up_blocks")
@@ -133,7 +129,7 @@ class UNetPolicy(DDIMPolicy):
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check that the UNet predicts something where the schedule begins, and takes no guidance as an input."""
+        """Check that the UNet's prediction is defined at the first noise level, and that guidance is not its input."""
         index = super().check_folder(folder, settings)
         with whole(folder):
             unet = read_json(folder / "unet" / "config.json")
@@ -141,9 +137,9 @@ class UNetPolicy(DDIMPolicy):
         if config.get("rescale_betas_zero_snr") and config.prediction_type == "epsilon":
             raise ConfigError(
                 f"model.path '{folder}': its scheduler has rescale_betas_zero_snr with prediction_type 'epsilon'. Its "
-                "first latents are pure noise, and of them a prediction of the noise says nothing: samples would be "
-                "NaN. Set prediction_type in scheduler/scheduler_config.json to what the model was trained for, which "
-                "is 'v_prediction' for published ones, or rescale_betas_zero_snr to false."
+                "first latents are pure noise, from which a prediction of the noise gives no image: samples would be "
+                "NaN. Set prediction_type in scheduler/scheduler_config.json to the one the model was trained for, "
+                "which is 'v_prediction' for published ones, or rescale_betas_zero_snr to false."
             )
         if unet.get("time_cond_proj_dim") is not None:
             raise ConfigError(
@@ -154,7 +150,7 @@ class UNetPolicy(DDIMPolicy):
 
     @classmethod
     def check_options(cls, folder: Path, options: DDIMOptions) -> None:
-        """Check that the schedule of a folder has so many steps."""
+        """Check that a folder's schedule allows ``options.steps`` steps."""
         cls.noise_range(folder, options.steps)
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
@@ -173,14 +169,14 @@ class UNetPolicy(DDIMPolicy):
 
     @abstractmethod
     def conditions(self, rows: Rows) -> dict[str, Any]:
-        """Return what the UNet is called with besides latents and time."""
+        """Return the UNet's arguments other than latents and time."""
 
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
-        """Return the guided prediction; to be rescaled it has to be what the UNet predicts, not a velocity."""
+        """Return the guided prediction; rescaling applies to the UNet's own prediction type, not to a velocity."""
         if self.options.guidance_rescale == 0:
             return super().guide(negative, positive, sigma, latents)
         prediction = PREDICTIONS[self.pipeline.scheduler.config.prediction_type]
-        # As the UNet saw them.
+        # In the dtype of the UNet's inputs.
         latents = latents.to(self.settings.dtype)
         _, at = self._seen(latents, sigma)
         without, with_text = (prediction.predicted(latents, each, sigma, at) for each in (negative, positive))
@@ -188,21 +184,21 @@ class UNetPolicy(DDIMPolicy):
         return prediction.velocity(guided, at)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, with how far guided predictions are rescaled."""
+        """Return the pipeline's arguments, with ``guidance_rescale`` if it is not 0."""
         call = super().pipeline_call(steps, negative_prompt)
         rescale = self.options.guidance_rescale
         return replace(call, arguments={**call.arguments, "guidance_rescale": rescale}) if rescale else call
 
     def clean_latents(self, latents: Tensor) -> Tensor:
-        """Return what the pipeline decodes of final latents, whose level is that of ``options.steps`` steps."""
+        """Return the latents that the pipeline decodes, from final latents at the last of ``options.steps`` levels."""
         return clean_ends(latents, self.sigmas(self.options.steps)[-1:])
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of final latents."""
+        """Return the autoencoder's output for final latents."""
         return self.decode_scaled(self.clean_latents(latents))
 
     def decoded_clean(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of clean latents."""
+        """Return the autoencoder's output for clean latents."""
         return self.decode_scaled(latents)
 
 
@@ -210,7 +206,7 @@ def _levels(scheduler: Any, steps: int) -> Tensor:
     """Return the (T + 1,) float64 sigmas of DDIM's steps.
 
     Raises:
-        ConfigError: they do not lead from one of its timesteps to the next, or it has fewer.
+        ConfigError: the steps do not lead from one scheduler timestep to another, or exceed their number.
     """
     trained, known = scheduler.config.num_train_timesteps, len(scheduler.alphas_cumprod)
     if scheduler.config.timestep_spacing == "trailing" and trained % steps:

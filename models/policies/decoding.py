@@ -1,4 +1,4 @@
-"""Policies whose samples an autoencoder of a diffusers pipeline decodes, and what they make once for all forwards."""
+"""Policies that decode samples with a diffusers pipeline's autoencoder, and their tables cached across forwards."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from models.policies.nan_checks import pixels
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: What gradients pass through may be so many times larger than images are: a power of two, which rounds nothing.
+#: Largest decoder output, relative to [-1, 1], whose gradient is kept: a power of two, so that scaling is exact.
 _HEADROOM = 16.0
 
 
 def recompute_decoder(vae: Any) -> None:
-    """Let an autoencoder compute again what it would keep for a backward pass, block by block, where it can."""
+    """Turn on gradient checkpointing in an autoencoder that supports it."""
     if vae._supports_gradient_checkpointing and not vae.is_gradient_checkpointing:
         vae.enable_gradient_checkpointing()
 
@@ -28,7 +28,7 @@ class DecodingPolicy(DiffusionPolicy):
     """Holds a pipeline, and decodes with its autoencoder."""
 
     decoder_names: ClassVar[tuple[str, ...]] = ("vae",)
-    """Components that only decode samples, or encode what they start from."""
+    """Components that only decode samples or encode start images and clips."""
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings) -> None:
         """Hold a loaded pipeline."""
@@ -37,12 +37,12 @@ class DecodingPolicy(DiffusionPolicy):
         self._tables: dict[tuple[Any, ...], Tensor] = {}
 
     def move_decoder(self, device: torch.device) -> None:
-        """Move what decodes; what ``device_map`` placed stays where it is, and what has no weights goes nowhere."""
+        """Move decoders, except those placed by ``device_map`` and those on the meta device."""
         if self.settings.device_map is not None:
             return
         for module in (getattr(self.pipeline, name) for name in self.decoder_names):
             first = None if module is None else next(module.parameters())
-            # Asked for every stage: where nothing moves, hundreds of modules need not be walked through.
+            # Called in every stage: without a move, this avoids walking hundreds of modules.
             if first is not None and not first.is_meta and first.device != device:
                 module.to(device)
 
@@ -53,13 +53,13 @@ class DecodingPolicy(DiffusionPolicy):
 
     @abstractmethod
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of (B, ...) final latents.
+        """Return the autoencoder's output for (B, ...) final latents.
 
-        That is (B, 3, H, W) images or (B, 3, F, H, W) clips in the autoencoder's dtype, about -1 to 1.
+        Images are (B, 3, H, W), clips (B, 3, F, H, W), in the autoencoder's dtype, about -1 to 1.
         """
 
     def decoded_clean(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of (B, ...) clean latents, see ``decoded``."""
+        """Return the autoencoder's output for (B, ...) clean latents, see ``decoded``."""
         return self.decoded(latents)
 
     @torch.no_grad()
@@ -68,17 +68,17 @@ class DecodingPolicy(DiffusionPolicy):
         return self.images(self.decoded(latents))
 
     def decode_smoothly(self, latents: Tensor) -> Tensor:
-        """Return images, or frames of clips, as the autoencoder makes them of (B, ...) clean latents.
+        """Return images, or frames of clips, of (B, ...) clean latents, without clamping.
 
-        Those of Wan and Qwen-Image cut what they made to [-1, 1], so it is made smaller before, and as large after.
-        With ``model.gradient_checkpointing`` blocks are computed again on the way back, where the autoencoder can.
+        The autoencoders of Wan and Qwen-Image clamp their output to [-1, 1], so it is scaled down before and up after.
+        With ``model.gradient_checkpointing``, autoencoders that support it recompute blocks in the backward pass.
         """
 
         if self.settings.gradient_checkpointing:
             recompute_decoder(self.pipeline.vae)
 
         def smaller(module: nn.Module, given: Any, made: Any) -> Any:
-            # Some give what they keep for later frames too.
+            # Some also return a cache for later frames.
             return (made[0] / _HEADROOM, *made[1:]) if isinstance(made, tuple) else made / _HEADROOM
 
         hook = self.pipeline.vae.decoder.register_forward_hook(smaller)
@@ -90,12 +90,12 @@ class DecodingPolicy(DiffusionPolicy):
         return unit.transpose(1, 2) if unit.ndim == 5 else unit
 
     def table(self, device: torch.device, make: Callable[..., Tensor], *about: Any) -> Tensor:
-        """Return what is made in host memory and the same for every forward; it is made and moved to a device once.
+        """Return a table that is the same for every forward; it is created in host memory and moved only once.
 
         Args:
-            device: where it goes.
-            make: makes it of ``about``; one function makes one kind of table.
-            about: all that decides what it is.
+            device: device of the table.
+            make: creates it from ``about``; each kind of table has its own function.
+            about: everything that the table depends on.
         """
         key = (device, make.__qualname__, *about)
         if key not in self._tables:
@@ -103,11 +103,11 @@ class DecodingPolicy(DiffusionPolicy):
         return self._tables[key]
 
     def forget_tables(self) -> None:
-        """Make tables anew where they are asked for next."""
+        """Drop the cached tables."""
         self._tables.clear()
 
     def decode_standardized(self, latents: Tensor) -> Tensor:
-        """Return (B, 3, F, H, W) frames of (B, C, f, h, w) latents that a mean and std per channel were taken off."""
+        """Return (B, 3, F, H, W) frames of (B, C, f, h, w) latents that are standardized per channel."""
         vae, latents = self.pipeline.vae, latents.to(self.pipeline.vae.dtype)
         mean, inverse = self.standards(latents)
         frames: Tensor = vae.decode(latents / inverse + mean, return_dict=False)[0]
@@ -120,7 +120,7 @@ class DecodingPolicy(DiffusionPolicy):
         return mean.to(like), inverse.to(like)
 
     def decode_scaled(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of (B, C, h, w) latents that its config scales and shifts."""
+        """Return the autoencoder's output for (B, C, h, w) latents, scaled and shifted by its config."""
         vae = self.pipeline.vae
         scaled = latents.to(vae.dtype) / vae.config.scaling_factor
         shifted = scaled if vae.config.shift_factor is None else scaled + vae.config.shift_factor

@@ -1,4 +1,4 @@
-"""What a diffusion or flow-matching family must provide. There is no sampling loop here: see ``models.maths.sampling``.
+"""The interface of diffusion and flow-matching families. The sampling loop is in ``models.maths.sampling``.
 
 Legend: B rows, ... latent dims, H W image pixels, T steps.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionSettings(PolicySettings):
-    """How a denoiser is called."""
+    """Settings for calling a denoiser."""
 
     height: int
     """Image height in pixels."""
@@ -40,75 +40,75 @@ class DiffusionSettings(PolicySettings):
     guidance_scale: float = 1.0
     """Classifier-free guidance; 1 is off."""
     train_negative: bool = False
-    """With guidance, differentiate the negative prediction too."""
+    """With guidance, also differentiate the negative prediction."""
     vae_tiling: bool = False
     """Decode in overlapping tiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerChoice:
-    """The scheduler a pipeline needs to walk a policy's noise levels, where its own is another."""
+    """The scheduler a pipeline needs to follow a policy's noise levels, if it differs from the pipeline's own."""
 
     name: str
     """Class in diffusers."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Its options; plain JSON values."""
     from_config: bool = False
-    """Made from the config of the pipeline's own scheduler, changed by the options."""
+    """Create it from the config of the pipeline's own scheduler, changed by the options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineCall:
-    """How the plain diffusers pipeline is called to draw what a policy draws."""
+    """The call of the plain diffusers pipeline that draws the same samples as a policy."""
 
     arguments: Mapping[str, Any]
     """Arguments besides prompt, image and generator; plain JSON values."""
     scheduler: SchedulerChoice | None = None
     """Scheduler to set first; None: the pipeline's own."""
     guider: Mapping[str, float] | None = None
-    """Options of the classifier-free guider to set first, of pipelines that take no guidance as an argument."""
+    """Options of the classifier-free guider to set first, for pipelines without a guidance argument."""
     blocks: str | None = None
-    """Class of the blocks that a modular pipeline is made of; None of a classic one."""
+    """Class of the blocks of a modular pipeline; None for a classic one."""
     left_out: tuple[str, ...] = ()
-    """Of these the ones that are left out."""
+    """Names of blocks to leave out."""
     workflow: str | None = None
-    """The task whose blocks are taken, of blocks for several."""
+    """The task whose blocks to use, if the blocks serve several."""
     loads_adapters: bool = True
-    """The pipeline has ``load_lora_weights``; else the components that LoRA files are for load them."""
+    """True if the pipeline has ``load_lora_weights``; otherwise the adapted components load LoRA files."""
     image_size: tuple[int, int] | None = None
-    """Width and height that the image to start from is scaled to first; None: the pipeline scales it as the policy."""
+    """Width and height to scale the start image to first; None: the pipeline scales it as the policy does."""
     image_area: int | None = None
-    """Pixels that larger images to start from are scaled down to first, in their own shape; None: as they are."""
+    """Pixels to scale larger start images down to first, keeping the aspect ratio; None: no scaling."""
     clip: int = 0
-    """What it starts from is a clip of so many frames, its argument ``video``; 0: an image, or nothing."""
+    """Frames of the start clip, its argument ``video``; 0: it starts from an image or from noise alone."""
     last_frame: bool = False
-    """A second image to start from is the clip's last frame, its argument ``last_image``."""
+    """A second start image is the clip's last frame, its argument ``last_image``."""
     vae_tiling: bool = False
     """Its autoencoder decodes in overlapping tiles."""
     heard: bool = False
-    """What it makes has sound."""
+    """Its output has sound."""
     differences: tuple[str, ...] = ()
-    """What the pipeline cannot be told, a sentence each."""
+    """Settings that cannot be passed to the pipeline, one sentence each."""
 
 
-#: Of each prompt the images it starts from, (H, W, 3) uint8 of any size each; or clips, (F, H, W, 3).
+#: The start images of each prompt, each (H, W, 3) uint8 of any size; or clips, (F, H, W, 3).
 Images = Sequence[Sequence[np.ndarray]]
 
 
 class DiffusionPolicy(Policy):
-    """One family of denoisers: encode prompts, start from noise, give velocities, decode."""
+    """One family of denoisers: encodes prompts, draws initial noise, predicts velocities, decodes."""
 
     settings: DiffusionSettings
     starts_from_clips: ClassVar[bool] = False
-    """What prompts come with are clips; such a family is one of ``CLIP_CONDITIONED``."""
+    """Prompts come with clips; the family is in ``CLIP_CONDITIONED``."""
     modality_names: ClassVar[tuple[str, ...]] = ()
-    """The keys of ``modalities``; such a family is one of ``MODALITIES``."""
+    """The keys of ``modalities``; a family with several is in ``MODALITIES``."""
 
     @classmethod
     def settings_for(
         cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
     ) -> DiffusionSettings:
-        """Return size, guidance and how the pipeline is loaded."""
+        """Return size, guidance and loading settings."""
         section = config.model
         return DiffusionSettings(
             height=section.height,
@@ -128,7 +128,7 @@ class DiffusionPolicy(Policy):
 
     @contextmanager
     def sized(self, *, height: int, width: int, frames: int) -> Iterator[None]:
-        """Make images or clips of another size: what depends on it is computed anew for every call."""
+        """Make images or clips of another size inside the context; every call recomputes values that depend on it."""
         before = self.settings
         self.settings = replace(before, height=height, width=width, frames=frames)
         try:
@@ -142,13 +142,13 @@ class DiffusionPolicy(Policy):
         return frozenset({Part.DENOISER, Part.VAE} if config.rollout.media.decodes else {Part.DENOISER})
 
     def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableDenoiser:
-        """Make the denoisers trainable, with adapters or whole."""
+        """Make the denoisers trainable: adapters or all weights."""
         return TrainableDenoiser(self, lora, seed=seed)
 
     @property
     @abstractmethod
     def denoisers(self) -> dict[str, Any]:
-        """Trainable modules by the name they have in the pipeline."""
+        """Trainable modules by their names in the pipeline."""
 
     @property
     def trained(self) -> dict[str, Any]:
@@ -161,25 +161,25 @@ class DiffusionPolicy(Policy):
 
         Args:
             prompts: B prompts.
-            images: of B prompts the images to start from, for families that take them; one of each where a family
-                has no option ``references``.
+            images: start images of the B prompts, for families that take them; one per prompt if the family has no
+                option ``references``.
         """
 
     def first_mark(self, text: str) -> str | None:
-        """Return a control token of one of the tokenizers that stands in a text; None: there is none."""
+        """Return the first control token of a tokenizer in a text, or None."""
         return None
 
     def as_plain(self, text: str) -> str:
-        """Return a text in which no control token of a tokenizer stands; see ``models.text.control_tokens``."""
+        """Return a text without control tokens of the tokenizers; see ``models.text.control_tokens``."""
         return text
 
     def cut_notes(self, prompts: Sequence[str]) -> list[str]:
-        """Return what a person should know of prompts that are longer than what is read of them, a sentence each."""
+        """Return notes for the user about truncated prompts, one sentence each."""
         return []
 
     @abstractmethod
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, ...) float32 noise, one row per generator: latents at the first of ``sigmas``."""
+        """Return (B, ...) float32 noise, one row per generator: latents at the first sigma."""
 
     @abstractmethod
     def sigmas(self, steps: int) -> Tensor:
@@ -197,7 +197,7 @@ class DiffusionPolicy(Policy):
 
         Args:
             latents: (B, ...) float32.
-            sigma: (B,) float32, each row its own.
+            sigma: (B,) float32, one per row.
             conditioning: B rows.
             denoisers: modules to call instead of the policy's own (a reference, an average, a wrapper).
         """
@@ -212,89 +212,89 @@ class DiffusionPolicy(Policy):
 
     @property
     def sound_rate(self) -> int | None:
-        """Samples per second of the sound that clips have; None of families without."""
+        """Sample rate of the clips' sound; None for families without sound."""
         return None
 
     def sounds(self, latents: Tensor) -> Tensor:
-        """Return (B, N, C) int16 sound of (B, ...) final latents, of one channel or two.
+        """Return (B, N, C) int16 sound of (B, ...) final latents, with one or two channels.
 
         Raises:
-            TypeError: the family has none.
+            TypeError: the family has no sound.
         """
         raise TypeError(f"{type(self).__name__} makes no sound")
 
     def modalities(self) -> Mapping[str, int]:
-        """Return the modalities of a sample, in order, and how much of the first latent dimension each takes.
+        """Return the modalities of a sample, in order, and the size of each in the first latent dimension.
 
-        Nothing of families whose samples are one thing, however many arrays they are shown as.
+        Empty for families with a single modality.
         """
         return {}
 
     def apart(self, latents: Tensor) -> tuple[Tensor, ...]:
-        """Return what of (B, ...) latents, or of anything shaped like them, belongs to each modality, in order."""
+        """Split (B, ...) latents, or tensors of their shape, into the parts of each modality, in order."""
         return torch.split(latents, list(self.modalities().values()), dim=1)
 
     def started(self, noise: Tensor, sigmas: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return what chains start from: noise, or what a prompt comes with under noise.
+        """Return the latents that chains start from: noise, or a prompt's clip with noise added.
 
         Args:
             noise: (B, ...) float32.
             sigmas: (T + 1,) levels of the chain.
-            conditioning: B rows, what the model is called with.
+            conditioning: B rows.
         """
         return noise
 
     def finished(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return what is decoded of the final latents of a chain: these, and what beside them does not move.
+        """Return the latents to decode: the final latents of a chain, with the fixed parts of the sample inserted.
 
         Args:
             latents: (B, ...) at the end of a chain.
-            conditioning: B rows, what the model was called with.
+            conditioning: B rows.
         """
         return latents
 
     def clean_latents(self, latents: Tensor) -> Tensor:
-        """Return the (B, ...) clean latents, at level 0, that the final latents of a chain are decoded as.
+        """Return the (B, ...) clean latents, at level 0, of the final latents of a chain.
 
-        They are these, but for families whose chains end above level 0.
+        They are equal, except for families whose chains end above level 0.
         """
         return latents
 
     def decode_smoothly(self, latents: Tensor) -> Tensor:
-        """Return (B, 3, H, W) float32 images, or (B, F, 3, H, W) clips, through which a reward's gradient passes.
+        """Return (B, 3, H, W) float32 images, or (B, F, 3, H, W) clips, differentiable for reward gradients.
 
         ``latents`` are (B, ...) clean ones, at level 0: a prediction of x0, or ``clean_latents`` of a chain's end.
-        Values are about 0 to 1. They are neither rounded nor cut to that range: a pixel that was cut has no gradient.
+        Values are about 0 to 1, neither rounded nor clamped: a clamped pixel has no gradient.
 
         Raises:
             ConfigError: the family has no such decoder.
         """
         raise ConfigError(
             f"model.policy: {type(self).__name__} has no method 'decode_smoothly', through which gradients of rewards "
-            "reach latents. Write one, or choose an optimize.algorithm that needs no gradients."
+            "reach latents. Implement it, or choose an optimize.algorithm that needs no gradients."
         )
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall | None:
-        """Return how the plain pipeline draws what this policy draws with the ODE; None where there is no such call.
+        """Return the plain pipeline's call that draws the same samples as this policy with the ODE; None if none does.
 
         Args:
             steps: denoising steps.
-            negative_prompt: negative prompt of guidance by two forwards; None where there is none.
+            negative_prompt: negative prompt of guidance by two forwards, or None.
         """
         return None
 
     @classmethod
     def complete(cls, folder: Path) -> None:
-        """Write stand-ins of components that ``from_pretrained`` demands and an exported pipeline folder lacks."""
+        """Write stand-ins for components that ``from_pretrained`` requires and an exported pipeline folder lacks."""
 
     @classmethod
     def missing_parts(cls, folder: Path) -> tuple[str, ...]:
-        """Return the components ``from_pretrained`` must be told that a pipeline folder lacks."""
+        """Return the missing components of a pipeline folder that ``from_pretrained`` must be given as None."""
         return ()
 
 
 class TrainableDenoiser(Trainable):
-    """A trained diffusion policy, with the velocities of what it is compared with."""
+    """A trained diffusion policy, and the velocities of its reference and teachers."""
 
     policy: DiffusionPolicy
 
@@ -318,7 +318,7 @@ class TrainableDenoiser(Trainable):
             with self.without_adapters():
                 return self.policy.velocity(latents, sigma, conditioning)
         if not reference:
-            raise RuntimeError("set_reference() must be called before reference velocities are asked for")
+            raise RuntimeError("set_reference() must be called before reference_velocity()")
         return self.policy.velocity(latents, sigma, conditioning, reference)
 
     @torch.no_grad()
@@ -330,5 +330,5 @@ class TrainableDenoiser(Trainable):
         """
         teacher = self._teachers.get(name)
         if teacher is None:
-            raise RuntimeError("set_teacher() must be called before teacher velocities are asked for")
+            raise RuntimeError("set_teacher() must be called before teacher_velocity()")
         return self.policy.velocity(latents, sigma, conditioning, teacher)

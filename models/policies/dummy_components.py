@@ -1,7 +1,7 @@
-"""Stand-ins for components that a pipeline's class demands and a model does not have, or this machine cannot load.
+"""Stand-ins for components that a pipeline's class requires and that a model lacks or this machine cannot load.
 
-``DiffusionPipeline.from_pretrained`` refuses a folder whose required component is null, unless it is told so by name;
-a component that is there and says nothing needs no telling.
+``DiffusionPipeline.from_pretrained`` refuses a folder whose required component is null unless it is passed as None.
+A stand-in that returns zeros or no tokens makes that argument unnecessary.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from models.weights.pretrained_loading import load_pretrained
 
 
 def silent_t5(width: int) -> tuple[Any, Any]:
-    """Return a T5 encoder of ``width`` parameters twice, and its tokenizer, that give zeros for every text.
+    """Return a T5 encoder with 2 * ``width`` parameters, and its tokenizer, that return zeros for every text.
 
-    StableDiffusion3Pipeline without a T5 pads text by ``max_sequence_length`` rows of zeros
-    (``_get_t5_prompt_embeds``); this one gives the same rows: it has one token, no layer, and weights 0.
+    Without a T5, StableDiffusion3Pipeline pads text with ``max_sequence_length`` rows of zeros
+    (``_get_t5_prompt_embeds``). This encoder returns the same rows: it has one token, no layers, and zero weights.
     """
     config = transformers.T5Config(
         vocab_size=1,
@@ -40,20 +40,20 @@ def silent_t5(width: int) -> tuple[Any, Any]:
     for parameter in encoder.parameters():
         torch.nn.init.zeros_(parameter)
     raw = Tokenizer(models.WordLevel(vocab={"<pad>": 0}, unk_token="<pad>"))
-    # Text that is gone cannot be longer than max_sequence_length: the pipeline would warn of it at every call.
+    # Removing the text keeps it below max_sequence_length: the pipeline would warn at every call.
     raw.normalizer = normalizers.Replace(Regex(r"[\s\S]+"), "")
     return encoder, transformers.TokenizersBackend(tokenizer_object=raw, pad_token="<pad>", model_max_length=512)
 
 
-#: Where an image goes in a text.
+#: Placeholder of an image in a text.
 _PAD = "<|image_pad|>"
 
 
 class TextImageProcessor(transformers.ProcessorMixin):
-    """Qwen's processor for text and images, from the same files."""
+    """Qwen's processor for text and images, loaded from the same files."""
 
     def __init__(self, image_processor: Any, tokenizer: Any) -> None:
-        """Join an image processor and a tokenizer; the base class would want the video half too."""
+        """Combine an image processor and a tokenizer; the base class would also require a video processor."""
         self.image_processor = image_processor
         self.tokenizer = tokenizer
 
@@ -64,9 +64,9 @@ class TextImageProcessor(transformers.ProcessorMixin):
         return cls(images, load_pretrained(transformers.AutoTokenizer, folder, label="model.path"))
 
     def __call__(self, *, text: Sequence[str], images: Any, padding: bool, return_tensors: str) -> Any:
-        """Return tokens, with as many image tokens as each image has patches, and the patches.
+        """Return the tokens, with one image token per image patch, and the patches.
 
-        The images are those of all texts, in order of their places in these.
+        ``images`` lists the images of all texts, in the order of their placeholders.
         """
         pictures = self.image_processor(images=images, return_tensors=return_tensors)
         counts = iter((pictures["image_grid_thw"].prod(1) // self.image_processor.merge_size**2).tolist())
@@ -76,10 +76,10 @@ class TextImageProcessor(transformers.ProcessorMixin):
 
 
 class TextProcessor(transformers.ProcessorMixin):
-    """Qwen's processor for texts alone, from the same files: its other halves, unused, want torchvision."""
+    """Qwen's processor for text only, loaded from the same files: its image and video processors need torchvision."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Wrap a tokenizer with a chat template; None where nothing is read."""
+        """Wrap a tokenizer with a chat template, or None if no text is read."""
         self.tokenizer = tokenizer
 
     @classmethod
@@ -92,20 +92,20 @@ class TextProcessor(transformers.ProcessorMixin):
         self.tokenizer.save_pretrained(folder)
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """Return the tokens of one conversation as those of a batch, or its text; see the tokenizer's method."""
+        """Return a conversation's tokens, as a batch of one, or its text; see the tokenizer's method."""
         written = self.tokenizer.apply_chat_template(conversation, **options)
         return [written] if options.get("tokenize") else written
 
     def __call__(self, text: Any, **options: Any) -> Any:
-        """Return tokens of texts, as the tokenizer does."""
+        """Return the tokens of texts."""
         return self.tokenizer(text, **options)
 
 
 class Unread(TextProcessor):
-    """One that pipelines may ask for tokens of their template where no prompt is read; it has none."""
+    """A processor without tokens, for pipelines that tokenize their template although no prompt is encoded."""
 
     def __init__(self) -> None:
-        """Hold nothing."""
+        """Serve as its own tokenizer."""
         super().__init__(self)
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
@@ -113,5 +113,5 @@ class Unread(TextProcessor):
         return [[]]
 
     def encode(self, text: str) -> list[int]:
-        """Return the number of a token that no text has."""
+        """Return a token id that no text has."""
         return [-1]

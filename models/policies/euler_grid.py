@@ -1,7 +1,7 @@
-"""Families whose pipelines come with a multistep solver: rollouts walk the Euler grid of the same flow shift.
+"""Families whose pipelines have a multistep solver: rollouts use the Euler grid with the same flow shift.
 
-UniPC and DPM-Solver take several noise levels into a step and round their timesteps, which leaves no log-prob of one
-step; every public trainer samples with Euler instead.
+UniPC and DPM-Solver combine several noise levels in a step and round their timesteps, so a single step has no
+log-prob; every public trainer samples with Euler instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Shifted(Protocol):
-    """Options with a shift."""
+    """Options with a flow shift."""
 
     @property
     def flow_shift(self) -> float | None:
@@ -27,7 +27,7 @@ class _Shifted(Protocol):
 
 
 class EulerGridPolicy(PipelinePolicy):
-    """Adapter for a pipeline whose scheduler is another where samples are drawn as here."""
+    """Adapter for a pipeline whose scheduler is replaced by Euler."""
 
     options: _Shifted
     schedulers: ClassVar[Mapping[str, Fields]] = {
@@ -45,7 +45,7 @@ class EulerGridPolicy(PipelinePolicy):
         return sigmas
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments and the Euler scheduler: with its own, multistep, it draws other samples."""
+        """Return the pipeline's arguments and the Euler scheduler: its own multistep scheduler draws other samples."""
         euler = SchedulerChoice(name="FlowMatchEulerDiscreteScheduler", options={"shift": self._shift})
         return replace(super().pipeline_call(steps, negative_prompt), scheduler=euler)
 

@@ -67,7 +67,7 @@ class Flux1(PipelinePolicy):
         return predicted[:, : latents.shape[1]]
 
     def tokens(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return the image tokens (B, N, 64) and where each is, (N, 3)."""
+        """Return the image tokens (B, N, 64) and their positions (N, 3)."""
         return latents, self.table(latents.device, self._image_ids, *self._grid(), rows["prompt_embeds"].dtype)
 
     def _image_ids(self, height: int, width: int, dtype: torch.dtype) -> Tensor:
@@ -75,7 +75,7 @@ class Flux1(PipelinePolicy):
         return ids
 
     def embedded_guidance(self, latents: Tensor) -> Tensor | None:
-        """Return the guidance scale as an input of the model, (B,), where it takes one."""
+        """Return the guidance scale as an input of the model, (B,), if it takes one."""
         if not self.pipeline.transformer.config.guidance_embeds:
             return None
         return torch.full((len(latents),), self.settings.guidance_scale, device=latents.device)

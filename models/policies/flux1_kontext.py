@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Flux1Kontext(Flux1):
-    """Adapter for FluxKontextPipeline; the image to edit is scaled to the size that is generated."""
+    """Adapter for FluxKontextPipeline; the image to edit is scaled to the generated size."""
 
     pipeline_name = "FluxKontextPipeline"
     family = "flux1_kontext"
@@ -47,7 +47,7 @@ class Flux1Kontext(Flux1):
         return torch.cat([latents, rows["image_latents"].to(latents.dtype)], dim=1), torch.cat([ids, of_image])
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; it would choose sizes of its own for both images."""
+        """Return the pipeline's arguments; by default it would choose its own sizes for both images."""
         call, size = super().pipeline_call(steps, negative_prompt), (self.settings.width, self.settings.height)
         own = {"max_area": size[0] * size[1], "_auto_resize": False}
         return replace(call, arguments={**call.arguments, **own}, image_size=size)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-#: Pixels that the pipeline scales larger images down to, and the least its sides may have.
+#: Pixels to which the pipeline scales larger images down, and the minimum of their sides.
 _PIPELINE_AREA, _SMALLEST = 1024 * 1024, 64
 
 
@@ -55,17 +55,17 @@ class Flux2Options:
     """Options of both families."""
 
     max_sequence_length: int = 512
-    """Text tokens; prompts are padded to it, so that rows of different prompts can be joined."""
+    """Text tokens; prompts are padded to this length, so that rows of different prompts can be joined."""
     references: int = 0
-    """The most images a prompt comes with, which the model edits or joins; 0: text to image."""
+    """Maximum number of images per prompt, which the model edits or combines; 0: text to image."""
     reference_area: int = _PIPELINE_AREA
-    """Images of more pixels are scaled down to it, in their own shape."""
+    """Images of more pixels are scaled down to this area, keeping their aspect ratio."""
 
 
 class Flux2(Flux1):
     """Adapter for Flux2Pipeline; latents are packed, (B, tokens, 128).
 
-    With images to start from rows are computed one by one, as their images differ in size.
+    With reference images, rows are computed one by one, as their images differ in size.
     """
 
     pipeline_name = "Flux2Pipeline"
@@ -88,7 +88,7 @@ class Flux2(Flux1):
 
     @classmethod
     def parts_to_encode(cls, options: Mapping[str, Any]) -> frozenset[Part]:
-        """Return the autoencoder too where prompts come with images."""
+        """Return also the autoencoder if prompts come with images."""
         return cls.encoding_parts | {Part.VAE} if options.get("references") else cls.encoding_parts
 
     @torch.no_grad()
@@ -108,7 +108,7 @@ class Flux2(Flux1):
         return {**found, **{name: torch.cat([row[name] for row in rows]) for name in rows[0]}}
 
     def shift_mu(self, steps: int) -> float:
-        """Return FLUX.2's empirical shift, which depends on the number of steps too."""
+        """Return FLUX.2's empirical shift, which also depends on the number of steps."""
         from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
         return float(compute_empirical_mu(image_seq_len=self.image_tokens(), num_steps=steps))
@@ -132,7 +132,7 @@ class Flux2(Flux1):
         return predicted[:, : latents.shape[1]]
 
     def tokens(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return the tokens (B, N, 128) of the image and of those one row starts from, and where each is, (B, N, 4)."""
+        """Return the tokens (B, N, 128) of the image and of one row's references, and their positions (B, N, 4)."""
         ids = self.table(latents.device, self._ids, *self._grid()).expand(len(latents), -1, -1)
         if not self.options.references:
             return latents, ids
@@ -143,7 +143,7 @@ class Flux2(Flux1):
     def decoded(self, latents: Tensor) -> Tensor:
         """Return decoded latents."""
         pipeline, vae = self.pipeline, self.pipeline.vae
-        # ``_unpack_latents_with_ids`` for tokens in the order of their ids, without asking the device for each.
+        # ``_unpack_latents_with_ids`` for tokens in the order of their ids, without a device read per token.
         spatial = latents.unflatten(1, self._grid()).permute(0, 3, 1, 2).contiguous()
         mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
         std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
@@ -152,12 +152,12 @@ class Flux2(Flux1):
         return images
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; it scales images of more than a megapixel down to that."""
+        """Return the pipeline's arguments; it scales larger images down to a megapixel."""
         call, area = super().pipeline_call(steps, negative_prompt), self.options.reference_area
         if not self.options.references or area == _PIPELINE_AREA:
             return call
-        said = f"The run scaled images to start from down to {area} pixels where they had more; do so before the call."
-        return replace(call, image_area=area, differences=(*call.differences, said))
+        note = f"The run scaled images to start from down to {area} pixels where they had more; do so before the call."
+        return replace(call, image_area=area, differences=(*call.differences, note))
 
     def _encode_images(self, prompt: str, started: Sequence[np.ndarray]) -> dict[str, Tensor]:
         pipeline, options, unit = self.pipeline, self.options, self.pipeline.vae_scale_factor * 2
@@ -189,7 +189,7 @@ class Flux2Klein(Flux2):
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check the folder, and that a distilled model is called without guidance, which its pipeline leaves out."""
+        """Check the folder, and that a distilled model is used without guidance, which its pipeline ignores."""
         index = super().check_folder(folder, settings)
         if index.get("is_distilled") and settings.guidance_scale > 1:
             raise ConfigError(
@@ -199,9 +199,9 @@ class Flux2Klein(Flux2):
         return index
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; it takes no negative prompt but the empty one, its own."""
+        """Return the pipeline's arguments; its negative prompt is always empty."""
         call = super().pipeline_call(steps, None)
         if not negative_prompt:
             return call
-        said = f"The run used the negative prompt {negative_prompt!r}; {self.pipeline_name} always uses an empty one."
-        return replace(call, differences=(*call.differences, said))
+        note = f"The run used the negative prompt {negative_prompt!r}; {self.pipeline_name} always uses an empty one."
+        return replace(call, differences=(*call.differences, note))

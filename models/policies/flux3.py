@@ -1,8 +1,8 @@
-"""FLUX.3 (Flux3ModularPipeline, text to image): layers of Qwen3-VL as text, guidance of two forwards.
+"""FLUX.3 (Flux3ModularPipeline, text to image): layers of Qwen3-VL encode text, guidance takes two forwards.
 
-Text is padded to a multiple of 80 tokens, which the transformer attends to. Their number changes its
-output, so rows are computed one by one, each with its own. The pipeline's first block lets a language model write
-the prompt; it is left out, as training chooses the prompts.
+Text is padded to a multiple of 80 tokens, which the transformer attends to. Their number changes its output, so rows
+are computed one by one. The pipeline's first block rewrites the prompt with a language model; it is left out, as
+training chooses the prompts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Flux3Options:
     """Options of the family."""
 
     max_sequence_length: int = 480
-    """Text tokens that are read at most, and that all rows of text are stored with; the pipeline itself reads 8192."""
+    """Maximum text tokens, and the stored length of all rows of text; the pipeline itself reads 8192."""
 
 
 def _asked(tokenizer: Any, text: str) -> Any:
@@ -61,7 +61,7 @@ class Flux3(ModularPolicy):
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check the folder, and that its transformer does not take the end of a step."""
+        """Check the folder, and that its transformer is not a flow map, which takes the end of a step as an input."""
         index = super().check_folder(folder, settings)
         if read_json(folder / "transformer" / "config.json").get("flow_map"):
             raise ConfigError(
@@ -72,7 +72,7 @@ class Flux3(ModularPolicy):
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
-        """Return the text parts, of which the blocks need a whole processor."""
+        """Return the tokenizer as a processor, which the blocks expect."""
         from models.policies.dummy_components import TextProcessor
 
         return {"tokenizer": TextProcessor.load(folder / "tokenizer")} if Part.TEXT in parts else {}

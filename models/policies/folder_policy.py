@@ -1,7 +1,7 @@
-"""Families whose models are folders that diffusers loads: which parts are loaded, and what is checked before.
+"""Families whose models are diffusers folders: loading their parts, after checking the folder.
 
-How a family's denoiser is called is in ``models.policies.pipeline``. diffusers is imported by what loads a model:
-commands that only read what a family can do should not wait seconds for it.
+``models.policies.pipeline`` calls the denoiser. Functions that load a model import diffusers themselves: commands that
+only read a family's properties should not wait seconds for it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from models.weights.stored_weights import StoredWeights, check_safetensors, chec
 
 
 class FolderPolicy(DecodingPolicy):
-    """Loads the folder of one diffusers pipeline class."""
+    """Loads folders of one diffusers pipeline class."""
 
     pipeline_name: ClassVar[str]
-    """The diffusers class whose folder this family loads."""
+    """The diffusers class whose folders this family loads."""
     index_name: ClassVar[str] = CLASSIC
-    """The file of a folder that says what it consists of."""
+    """The index file of a folder, which lists its components."""
     folders_of: ClassVar[tuple[str, ...]] = ()
-    """Further classes whose folders it loads."""
+    """Other pipeline classes whose folders it loads."""
     family: ClassVar[str]
     """Name in the table, for messages."""
     options_type: ClassVar[type[Any]]
@@ -56,17 +56,17 @@ class FolderPolicy(DecodingPolicy):
     unused_parts: ClassVar[tuple[str, ...]] = ()
     """Components that are never loaded."""
     denoiser_names: ClassVar[tuple[str, ...]] = ("transformer",)
-    """Components that are trained; those a folder does not have are left out."""
+    """Trained components; those missing from a folder are left out."""
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": FLOW}
-    """Scheduler classes whose schedule this family reads, and what of their configs."""
+    """Supported scheduler classes, and the fields read from their configs."""
     settings_read: ClassVar[Fields] = Fields()
-    """What is read of the settings in the index, beside the components."""
+    """Fields read from the index's settings, which it has besides components."""
     measured_names: ClassVar[tuple[str, ...]] = ("vae",)
-    """Of the autoencoders those whose config says how large latents are."""
+    """Autoencoders whose configs give the size of latents."""
     needs_autoencoder: ClassVar[bool] = False
-    """The pipeline cannot be made without an autoencoder's config, even where only prompts are encoded."""
+    """Creating the pipeline needs an autoencoder's config, even to encode prompts only."""
     size_unit: ClassVar[int] = 16
-    """Height and width must be multiples of it, where the folder's config says nothing else."""
+    """Height and width must be multiples of it, unless the folder's config gives another unit."""
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
         """Wrap a loaded pipeline; see ``load``."""
@@ -77,7 +77,7 @@ class FolderPolicy(DecodingPolicy):
     def load(
         cls, folder: Path, settings: DiffusionSettings, parts: frozenset[Part], options: Mapping[str, Any]
     ) -> Self:
-        """Load the wanted parts of a pipeline folder."""
+        """Load the given parts of a pipeline folder."""
         chosen = build(cls.options_type, cls.family, options, label="model.options of")
         index = cls.check_folder(folder, settings)
         cls.check_options(folder, chosen)
@@ -86,7 +86,7 @@ class FolderPolicy(DecodingPolicy):
         absent: dict[str, Any] = {name: None for name in (*cls.text_parts, *cls.unused_parts) if name not in has}
         absent |= {} if Part.TEXT in parts else dict.fromkeys(cls.text_parts)
         absent |= {} if Part.DENOISER in parts and not settings.empty else dict.fromkeys(cls.denoiser_names)
-        # Without autoencoders their configs alone say how large latents are; pipelines read them when they are made.
+        # Without autoencoders, their configs give the size of latents; pipelines read it when they are created.
         unloaded = Part.VAE not in parts and (Part.DENOISER in parts or cls.needs_autoencoder)
         shapes = {name: described(folder / name, index[name][1]) for name in cls.measured_names if unloaded}
         absent |= {} if Part.VAE in parts else {**dict.fromkeys(cls.decoder_names), **shapes}
@@ -106,7 +106,7 @@ class FolderPolicy(DecodingPolicy):
             if name in has and getattr(pipeline, name) is None:
                 module_class, config = diffusers_class(index[name][1]), read_json(folder / name / "config.json")
                 make = partial(module_class.from_config, config)
-                # Where only prompts are encoded, the widths in its config are all that is asked of it.
+                # To encode prompts only, just the widths in its config are needed.
                 setattr(pipeline, name, empty_model(make, settings.dtype) if Part.DENOISER in parts else on_meta(make))
         policy = cls(pipeline, settings, chosen)
         if Part.DENOISER in parts:
@@ -115,9 +115,9 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def assembled(cls, folder: Path, settings: DiffusionSettings, given: Mapping[str, Any]) -> Any:
-        """Return the pipeline of a folder, with what is given instead of what the folder has."""
+        """Return the pipeline of a folder; given components replace those of the folder."""
         placing = {} if settings.device_map is None else {"device_map": settings.device_map}
-        # Decoding is a small part of the work, and rewards see its rounding.
+        # Decoding is a small part of the work, and its rounding affects rewards.
         kinds = {"default": settings.dtype, **dict.fromkeys(cls.decoder_names, torch.float32)}
         loading: dict[str, Any] = {"dtype": kinds, "use_safetensors": True, **placing}
         return load_pretrained(diffusers_class(cls.pipeline_name), folder, label="model.path", **loading, **given)
@@ -130,7 +130,7 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def missing_parts(cls, folder: Path) -> tuple[str, ...]:
-        """Return text components the folder lacks although the pipeline's class has no default for them."""
+        """Return missing text components for which the pipeline's class has no default."""
         index = cls._index_of(folder)
         optional = diffusers_class(cls.pipeline_name)._optional_components
         absent = (name for name in cls.text_parts if not index.get(name, [None])[0])
@@ -138,7 +138,7 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def check_single_files(cls, files: Mapping[str, str], folder: Path | None) -> frozenset[str]:
-        """Return the components that single files hold, checked to be those of a pipeline's folder."""
+        """Return the components that single files hold, after checking that they fit a pipeline's folder."""
         parts = cls._held_in(files)
         if folder is not None:
             index = {name: entry for name, entry in cls._index_of(folder).items() if name not in cls.unused_parts}
@@ -147,7 +147,7 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def write_single_files(cls, files: Mapping[str, str], folder: Path, target: Path) -> None:
-        """Write a pipeline's folder, of single files what they hold, of another folder all else."""
+        """Write a pipeline's folder: components from single files, all other files from another folder."""
         cls.check_single_files(files, folder)
         write_folder(cls._held_in(files), folder, cls._index_of(folder), target)
 
@@ -162,7 +162,7 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check that a folder is of this family and its size, and all of it is read; return its index."""
+        """Check that a folder fits the family and the sample size, and has no unknown settings; return its index."""
         index = cls._index_of(folder)
         check_model_folder(folder, label="model.path")
         check_own_code(folder, index, label="model.path")
@@ -176,7 +176,7 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def check_weights(cls, folder: Path) -> None:
-        """Check that a folder, which ``check_folder`` found in order, has all weights of its components."""
+        """Check that a folder, already checked by ``check_folder``, has all weights of its components."""
         index = cls._index_of(folder)
         with whole(folder):
             for name in (name for name in index if name not in cls.unused_parts and (folder / name).is_dir()):
@@ -193,23 +193,19 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def setting_defaults(cls) -> Mapping[str, Any]:
-        """Return the settings that the pipeline takes from its index beside components, with their defaults."""
+        """Return the defaults of the pipeline's settings, which its index has besides components."""
         return settings_of(cls.pipeline_name)
 
     @classmethod
     def check_options(cls, folder: Path, options: Any) -> None:
-        """Check that options of the family can be had of a folder, which ``check_folder`` found in order.
-
-        Raises:
-            ConfigError: one cannot.
-        """
+        """Check that a folder, already checked by ``check_folder``, supports the options; raise ConfigError."""
 
     @classmethod
     def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
-        """Check that the model can make images of this size: one of ``unit``, or of what its files or the family say.
+        """Check that height and width are multiples of ``unit``, by default the unit of the folder or family.
 
         Raises:
-            ConfigError: it cannot; the message names the nearest sizes.
+            ConfigError: they are not; the message names the nearest sizes.
         """
         unit = unit or (cls.size_unit if folder is None else cls.unit_of(folder))
         for name in ("height", "width"):
@@ -225,12 +221,12 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
-        """Return components the pipeline's own loader cannot load."""
+        """Return components that the pipeline's own loader cannot load."""
         return {}
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:
-        """Return what height and width must be multiples of."""
+        """Return the unit of height and width."""
         return cls.size_unit
 
     @classmethod

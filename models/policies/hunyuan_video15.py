@@ -1,6 +1,6 @@
 """HunyuanVideo 1.5 text to video (HunyuanVideo15Pipeline): Qwen2.5-VL encodes the prompt, ByT5 its quoted parts.
 
-Guidance is no argument of the pipeline but a component, and the pipeline loads no LoRA files; its transformer does.
+In the pipeline, guidance is a component, not an argument. LoRA files are loaded by the transformer, not the pipeline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from models.weights.lora_files import save_lora
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Tokens the pipeline reads, and those of its template, which it drops.
+#: Tokens that the pipeline reads, and tokens of its template, which it drops.
 _LENGTH, _TEMPLATE = 1000, 108
 _GLYPHS = 256
 
@@ -35,7 +35,7 @@ class HunyuanVideo15Options:
     """Options of the family."""
 
     max_sequence_length: int = _LENGTH
-    """Qwen tokens; the pipeline itself reads 1000. Padding is computed with, so fewer are faster."""
+    """Qwen tokens; the pipeline itself reads 1000. Padding is computed too, so fewer tokens are faster."""
 
 
 def _asked(tokenizer: Any, text: str) -> Any:
@@ -72,7 +72,7 @@ class HunyuanVideo15(ClipPolicy):
     lora_targets = JOINT_ATTENTION
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
-        """Wrap a loaded pipeline, which reads as many tokens as the options say."""
+        """Wrap a loaded pipeline, and set its number of text tokens from the options."""
         super().__init__(pipeline, settings, options)
         if options.max_sequence_length != _LENGTH:
             pipeline.tokenizer_max_length = options.max_sequence_length
@@ -92,7 +92,7 @@ class HunyuanVideo15(ClipPolicy):
         return scheduler.sigmas.clone().float()  # type: ignore[no-any-return]
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer, without an image: latents of one, their mask and its embeddings are zeros."""
+        """Call the transformer without an image: the image's latents, mask and embeddings are zeros."""
         pipeline, (batch, _, *shape) = self.pipeline, latents.shape
         width = pipeline.transformer.config.image_embed_dim
         return modules["transformer"](  # type: ignore[no-any-return]
@@ -110,11 +110,11 @@ class HunyuanVideo15(ClipPolicy):
         """Return decoded latents, (B, 3, F, H, W)."""
         vae = self.pipeline.vae
         scaled = latents.to(vae.dtype) / vae.config.scaling_factor
-        # One by one: the masks of its attention fit one row alone (diffusers 0.42).
+        # One by one: its attention masks only fit a single row (diffusers 0.42).
         return torch.cat([vae.decode(row, return_dict=False)[0] for row in scaled.split(1)])
 
     def save_lora(self, folder: Path) -> None:
-        """Write a LoRA file, for ``load_lora_adapter`` of the transformer; its form is that of other pipelines'."""
+        """Write a LoRA file for the transformer's ``load_lora_adapter``, in the format of other pipelines."""
         save_lora("WanPipeline", folder, "transformer", self.pipeline.transformer)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:

@@ -1,7 +1,7 @@
-"""Which classes of causal language models can be sampled and trained here, and which attention they compute with.
+"""Checks which classes of causal language models can be sampled and trained, and selects their attention.
 
-Rows are padded on the left while they are drawn, and on the right while they are trained on: what a class computes of a
-row may depend on neither. ``tests/models/test_language_classes.py`` compares both for every class of transformers.
+Rows are padded on the left for sampling and on the right for training: a class's outputs must not depend on padding.
+``tests/models/test_language_classes.py`` compares both for every class of transformers.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from configs.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Classes without an argument for positions whose attention is of distances alone, so that padding shifts nothing.
+#: Classes without a position argument whose attention depends on distances only, so that padding has no effect.
 _RELATIVE = frozenset({"bloom", "mpt", "roformer"})
-#: Layers of a cache that hold one row apart from another and leave out padding; a class with others is refused.
+#: Cache layers that keep rows separate and ignore padding; a class with other layers is refused.
 _CACHES = frozenset(
     {
         *("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer", "LinearAttentionLayer"),
         *("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"),
     }
 )
-#: Attributes of a class that say that it has an implementation; all classes have 'eager'.
+#: Class attributes that declare support of an implementation; all classes have 'eager'.
 _SUPPORTED = {
     "sdpa": "_supports_sdpa",
     "flash_attention_2": "_supports_flash_attn",
@@ -34,47 +34,43 @@ _SUPPORTED = {
     "flash_attention_4": "_supports_flash_attn",
     "flex_attention": "_supports_flex_attn",
 }
-#: What transformers asks whether it can use an implementation; where it cannot, it would download a kernel.
+#: Functions by which transformers checks an implementation's availability; if it fails, it would download a kernel.
 _AVAILABLE = {f"flash_attention_{number}": f"is_flash_attn_{number}_available" for number in (2, 3, 4)}
 
 
-def attention_of(auto: Any, config: Any, asked: str | None, *, label: str = "model.path") -> str:
-    """Return the attention that a model computes with: as asked for, else SDPA where its class has it, else eager.
+def attention_of(auto: Any, config: Any, requested: str | None, *, label: str = "model.path") -> str:
+    """Return a model's attention implementation: the requested one, else SDPA if its class has it, else eager.
 
     Args:
         auto: ``AutoModelForCausalLM`` or ``AutoModel``.
-        config: of transformers.
-        asked: ``model.attention``.
+        config: a transformers config.
+        requested: ``model.attention``.
         label: the setting that names the model.
 
     Raises:
-        ConfigError: transformers has no such model of this config, or the class does not have what is asked for.
+        ConfigError: transformers has no such model for this config, or its class lacks the requested implementation.
     """
     kind = _class_of(auto, config, label)
     named = getattr(kind, "_compatible_flash_implementations", None)
     known = ["eager", *(name for name, flag in _SUPPORTED.items() if getattr(kind, flag, False))]
     if named:
         known = [name for name in known if not name.startswith("flash") or name in named]
-    if asked is None:
+    if requested is None:
         return "sdpa" if "sdpa" in known else "eager"
-    if asked not in known:
+    if requested not in known:
         raise ConfigError(
-            f"model.attention is '{asked}', but {label} holds a {kind.__name__}, which has {', '.join(sorted(known))}. "
-            "Choose one of these, or remove model.attention."
+            f"model.attention is '{requested}', but {label} holds a {kind.__name__}, which has "
+            f"{', '.join(sorted(known))}. Choose one of these, or remove model.attention."
         )
-    return asked
+    return requested
 
 
 def check_installed(attention: str) -> None:
-    """Check that what an attention needs is on this machine.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Check that this machine has the package and GPU that an attention implementation needs; raise ConfigError."""
     from transformers.utils import import_utils
 
-    asked = _AVAILABLE.get(attention)
-    if asked is not None and not getattr(import_utils, asked)():
+    check = _AVAILABLE.get(attention)
+    if check is not None and not getattr(import_utils, check)():
         raise ConfigError(
             f"model.attention is '{attention}', but its package or a GPU that it works on is missing, and no kernel is "
             "downloaded in its place. Install the package, or remove model.attention."
@@ -93,13 +89,13 @@ def _class_of(auto: Any, config: Any, label: str) -> Any:
 
 
 def check_causal(folder: Path, model: Any, *, label: str = "model.path", draws: bool = True) -> None:
-    """Check that a model, with or without weights, computes the same of a text however it is drawn and padded.
+    """Check that a model's outputs for a text are the same in sampling and training, under any padding.
 
     Args:
-        folder: that it was loaded from.
-        model: of transformers.
+        folder: folder it was loaded from.
+        model: a transformers model, with or without weights.
         label: the setting that names it.
-        draws: texts are drawn with it; False of a critic, which reads whole rows alone.
+        draws: True if texts are sampled with it; False for a critic, which only reads whole rows.
 
     Raises:
         ConfigError: it reads later tokens, has no usable cache, or positions that follow from padding.
@@ -110,25 +106,27 @@ def check_causal(folder: Path, model: Any, *, label: str = "model.path", draws: 
 
 
 def _why_not(model: Any, *, draws: bool) -> str | None:
-    """Return why a model cannot be used, as the end of a sentence and perhaps another; None where it can."""
+    """Return the reason a model cannot be used, as the end of a sentence, or None."""
     config = model.config
     decoder = getattr(config, "is_decoder", True)
     if not decoder and not any(getattr(module, "is_causal", False) for module in model.modules()):
         return (
-            f"that reads texts both ways (is_decoder is {decoder}), so that what it says of a token would be said with "
-            "that token seen."
+            f"that reads texts both ways (is_decoder is {decoder}), so that its prediction of a token would depend on "
+            "that token."
         )
     if draws and not _keeps_cache(model):
-        return "that has no cache of keys and values by token, so that no text can be drawn token by token."
+        return "that has no cache of keys and values per token, so that it cannot draw texts token by token."
     if not takes_positions(model) and config.model_type not in _RELATIVE:
         return "that takes no positions (position_ids): padding before a text would shift it."
     if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
-        return "that counts positions from the id of its padding token on, so that padding is part of a text."
+        return (
+            "that counts positions from the id of its padding token, so that padding changes the positions of a text."
+        )
     return None
 
 
 def _keeps_cache(model: Any) -> bool:
-    """Return whether a model's cache is one of transformers with known layers, which rows can be dealt out of."""
+    """Return whether a model uses transformers' cache with known layers only, so that its rows can be separated."""
     from transformers import DynamicCache
 
     usual = getattr(model, "_supports_default_dynamic_cache", lambda: True)
@@ -139,12 +137,12 @@ def _keeps_cache(model: Any) -> bool:
 
 
 def takes_positions(model: Any) -> bool:
-    """Return whether a model of transformers is told the positions of tokens."""
+    """Return whether a transformers model takes the positions of tokens as an argument."""
     return "position_ids" in inspect.signature(type(model).forward).parameters
 
 
 def whole_positions(model: Any, ids: Tensor) -> dict[str, Tensor]:
-    """Return what tells a model that rows of (B, W) ids begin at position 0, (1, W) int64; {} where it takes none."""
+    """Return the (1, W) int64 positions of (B, W) ids from 0 on, as a keyword argument; {} if it takes none."""
     if not takes_positions(model):
         return {}
     return {"position_ids": torch.arange(ids.shape[1], device=ids.device)[None]}

@@ -1,4 +1,4 @@
-"""Folders of causal language models: what is read of them, and checked, before a model is loaded."""
+"""Folders of causal language models: reading and checking their files before a model is loaded."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ def load_tokenizer(folder: Path, *, label: str = "model.path") -> Any:
     """Return a model's tokenizer.
 
     Args:
-        folder: of a model.
+        folder: folder of a model.
         label: the setting that names it.
 
     Raises:
-        ConfigError: the folder has none that can be read.
+        ConfigError: the folder has no readable tokenizer.
     """
     from transformers import AutoTokenizer
 
-    remedy = "Save a tokenizer beside the model with tokenizer.save_pretrained()."
+    remedy = "Save a tokenizer next to the model with tokenizer.save_pretrained()."
     return load_pretrained(AutoTokenizer, folder, label=f"{label}: the tokenizer of", remedy=remedy)
 
 
 def load_language_config(folder: Path, *, label: str = "model.path") -> Any:
-    """Return a model's config of transformers.
+    """Return a model's transformers config.
 
     Args:
-        folder: of a model.
+        folder: folder of a model.
         label: the setting that names it.
 
     Raises:
-        ConfigError: there is none that can be read.
+        ConfigError: the folder has no readable config.
     """
     from transformers import AutoConfig
 
     return load_pretrained(AutoConfig, folder, label=label)
 
 
-#: What the tokens are that a model takes at most, for messages.
-CONTEXT = "max_position_embeddings, or of two rotary tables (rope_type 'longrope') the length of the first"
+#: Source of a model's context length, for messages.
+CONTEXT = "max_position_embeddings, or the length of the first of two rotary tables (rope_type 'longrope')"
 
 
 def context_length_of(folder: Path) -> int | None:
-    """Return the tokens that a folder's model takes at most, prompt and completion; None where there is no limit."""
+    """Return the maximum tokens, prompt and completion, of a folder's model; None if there is no limit."""
     return context_length(load_language_config(folder))
 
 
 def context_length(config: Any) -> int | None:
-    """Return what a model's config of transformers names as that.
+    """Return the maximum tokens that a model's transformers config names, or None.
 
-    Two rotary tables, one for rows up to a length (``longrope``), are taken for a model of that length: keys that a
-    cache holds are turned by the first table when the second begins, which no forward over a whole row computes.
+    With two rotary tables (``longrope``), the limit is the length of the first: a cache keeps keys rotated by the first
+    table when the second takes over, unlike a forward over a whole row.
     """
     config = config.get_text_config(decoder=True)
     found = getattr(config, "max_position_embeddings", None)
@@ -67,7 +67,7 @@ def context_length(config: Any) -> int | None:
 
 
 def _first_tables(config: Any) -> list[int]:
-    """Return up to which length rotary tables of a config reach that are then replaced by another."""
+    """Return the lengths of a config's rotary tables that are replaced by another for longer rows."""
     stated = getattr(config, "rope_parameters", None) or {}
     tables = [stated, *(each for each in stated.values() if isinstance(each, Mapping))]
     usual = getattr(config, "original_max_position_embeddings", None)
@@ -76,16 +76,16 @@ def _first_tables(config: Any) -> list[int]:
 
 
 def two_tables(table: Mapping[str, Any]) -> bool:
-    """Return whether rotary parameters of transformers are of two tables, by the length of what is read."""
+    """Return whether transformers' rotary parameters define two tables, chosen by the length of the row."""
     return bool(table.get("rope_type", table.get("type")) == "longrope")
 
 
 def read_generation_config(folder: Path, model: Any) -> Any:
-    """Return what ``from_pretrained`` of a model reads as its generation config; the model's own where there is none.
+    """Return the generation config that ``from_pretrained`` of a model would read; without a file, the model's own.
 
     Args:
-        folder: of the model.
-        model: of transformers, made from its config alone.
+        folder: folder of the model.
+        model: a transformers model created from its config alone.
     """
     from transformers import GenerationConfig
 
@@ -98,11 +98,11 @@ def check_vocabulary(folder: Path, *, label: str = "model.path") -> None:
     """Check that a folder's model has an embedding for every token of its tokenizer.
 
     Args:
-        folder: of a model.
+        folder: folder of a model.
         label: the setting that names it.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: an embedding is missing.
     """
     config, tokenizer = load_language_config(folder, label=label), load_tokenizer(folder, label=label)
     vocabulary, size = tokenizer.get_vocab(), getattr(config, "vocab_size", None)
@@ -117,8 +117,8 @@ def check_vocabulary(folder: Path, *, label: str = "model.path") -> None:
     written = written_tokens(folder)
     if written and not any(token in written for _, token in beyond):
         raise ConfigError(
-            f"{found}. The files do not hold {named}: the class {type(tokenizer).__name__} adds what it takes for "
-            "granted when it is loaded. Save the tokenizer as a class that adds nothing, transformers."
+            f"{found}. The files do not hold {named}: the class {type(tokenizer).__name__} adds its default tokens "
+            "when it is loaded. Save the tokenizer as a class that adds nothing, transformers."
             f"PreTrainedTokenizerFast(tokenizer_file='{folder / _TOKENIZER}', eos_token=...)"
             f".save_pretrained('{folder}') with tokens that are there, or give the model embeddings for them with "
             f"model.resize_token_embeddings({beyond[-1][0] + 1}) and save it."
@@ -130,7 +130,7 @@ def check_vocabulary(folder: Path, *, label: str = "model.path") -> None:
 
 
 def written_tokens(folder: Path) -> set[str]:
-    """Return the tokens in a folder's ``tokenizer.json``, empty where there is none that can be read."""
+    """Return the tokens in a folder's ``tokenizer.json``; empty if it is missing or unreadable."""
     try:
         found = read_json(folder / _TOKENIZER)
         listed, vocabulary = found.get("added_tokens") or [], (found.get("model") or {}).get("vocab") or {}
@@ -141,14 +141,14 @@ def written_tokens(folder: Path) -> set[str]:
 
 
 def check_critic(folder: Path, policy: Path) -> None:
-    """Check that a critic's model reads the tokens a policy writes.
+    """Check that a critic's model has the tokenizer of the policy.
 
     Args:
-        folder: of the model that the critic begins as.
-        policy: of the base model.
+        folder: folder of the model that the critic starts from.
+        policy: folder of the base model.
 
     Raises:
-        ConfigError: it is no language model, or its tokenizer is another.
+        ConfigError: it is not a language model, or its tokenizer differs.
     """
     check_folder(folder, label="critic.path")
     own, written = (
@@ -167,14 +167,11 @@ def check_critic(folder: Path, policy: Path) -> None:
 
 
 def check_folder(folder: Path, *, label: str = "model.path") -> None:
-    """Check that a folder holds a causal language model.
+    """Check that a folder holds a causal language model; raise ConfigError.
 
     Args:
-        folder: of a model.
+        folder: folder of a model.
         label: the setting that names it.
-
-    Raises:
-        ConfigError: it does not.
     """
     check_model_folder(folder, label=label)
     path = folder / "config.json"

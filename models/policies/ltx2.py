@@ -1,10 +1,10 @@
-"""LTX-2 (LTX2Pipeline): clips with sound, which one transformer denoises together.
+"""LTX-2 (LTX2Pipeline): clips with sound, denoised together by one transformer.
 
-A chain is one tensor: the tokens of the clip, then those of the sound, which are as wide. Both run through the same
-noise levels, so that steps, solvers and losses need not know; ``modalities`` names the parts.
+A chain is one tensor: the tokens of the clip, then those of the sound, with the same width. Both use the same noise
+levels, so steps, solvers and losses need not distinguish them; ``modalities`` names the parts.
 
-Of the pipeline's three guidances there is the one by a negative prompt, with a scale for each medium; the others, by
-blocks left out and by media kept apart, would each take a forward of its own.
+Guidance by a negative prompt is supported, with a scale per medium. The pipeline's other two kinds of guidance, by
+skipping blocks and by separating the media, are not: each would need another forward.
 """
 
 from __future__ import annotations
@@ -40,20 +40,16 @@ class LTX2Options:
     """Options of the family."""
 
     max_sequence_length: int = 1024
-    """Gemma tokens that are read; a multiple of the connectors' registers, 128 of published models."""
+    """Gemma tokens that are read; a multiple of the connectors' registers, 128 in published models."""
     frame_rate: float = 24.0
-    """Frames per second, from which follows how long the sound is; `rollout.media.fps` has to be the same."""
+    """Frames per second, which determine the length of the sound; `rollout.media.fps` must be the same."""
     audio_guidance_scale: float | None = None
     """Guidance of the sound; that of the clip when absent."""
     guidance_rescale: float = 0.0
-    """How far guided predictions of clean latents are brought towards the std of the positive ones; 0: not at all."""
+    """How far guided predictions of clean latents are rescaled to the std of the positive ones; 0: not at all."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
+        """Check the options; raise ValueError."""
         if not self.frame_rate > 0:
             raise ValueError(f"frame_rate is {self.frame_rate}; it must be above 0.")
         if not 0 <= self.guidance_rescale <= 1:
@@ -83,14 +79,14 @@ class LTX2(ClipPolicy):
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": FLOW}
     size_unit = 32
     blocks = ("transformer_blocks",)
-    # Of both streams: attention to themselves, to text and to each other.
+    # Both streams' attention to themselves, to text and to each other.
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
         """Wrap a loaded pipeline.
 
         Raises:
-            ConfigError: sound shall be guided and the clip not.
+            ConfigError: guidance is on for the sound and off for the clip.
         """
         super().__init__(pipeline, settings, options)
         sound = options.audio_guidance_scale
@@ -113,12 +109,12 @@ class LTX2(ClipPolicy):
         return {"prompt_embeds": video, "audio_prompt_embeds": audio, "mask": mask.long()}
 
     def modalities(self) -> Mapping[str, int]:
-        """Return how many tokens each medium has, the clip's first."""
+        """Return the number of tokens of each medium, the clip first."""
         frames, height, width = self._shape()
         return dict(zip(self.modality_names, (frames * height * width, self._sound_length()), strict=True))
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, S + L, C) float32 noise, that of the clip drawn before that of the sound."""
+        """Return (B, S + L, C) float32 noise; the clip's is drawn before the sound's."""
         pipeline, settings, config = self.pipeline, self.settings, self.pipeline.transformer.config
         batch, about, drawn = len(generators), (torch.float32, settings.device), list(generators)
         size = (settings.height, settings.width, settings.frames)
@@ -129,15 +125,15 @@ class LTX2(ClipPolicy):
         return torch.cat([clip, sound], dim=1)
 
     def image_tokens(self) -> int:
-        """Return the number of the clip's tokens, which shift the noise levels of both media."""
+        """Return the number of the clip's tokens, which determine the shift of both media."""
         return self.modalities()["video"]
 
     def shift_bounds(self) -> Mapping[str, float]:
-        """Return the pipeline's default where the scheduler's config has none."""
+        """Return the pipeline's defaults."""
         return _BOUNDS
 
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
-        """Return the guided prediction, each medium by its own scale and rescaled over itself."""
+        """Return the guided prediction; each medium has its own scale and is rescaled separately."""
         clip, rescale = self.settings.guidance_scale, self.options.guidance_rescale
         scales = (clip, self.options.audio_guidance_scale or clip)
         made = []
@@ -174,14 +170,14 @@ class LTX2(ClipPolicy):
         return torch.cat(predicted, dim=1)
 
     def clip_latents(self, latents: Tensor) -> Tensor:
-        """Return the (B, C, f, h, w) latents of clips as the autoencoder made them, of (B, S + L, C) final ones."""
+        """Return the (B, C, f, h, w) latents of clips for the autoencoder, from (B, S + L, C) final latents."""
         pipeline, vae = self.pipeline, self.pipeline.vae
         tokens = pipeline._unpack_latents(self.apart(latents)[0], *self._shape())
         statistics = (vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
         return pipeline._denormalize_latents(tokens, *statistics)  # type: ignore[no-any-return]
 
     def sound_latents(self, latents: Tensor) -> Tensor:
-        """Return the (B, c, L, m) latents of sounds as their autoencoder made them, of (B, S + L, C) final ones."""
+        """Return the (B, c, L, m) latents of sounds for their autoencoder, from (B, S + L, C) final latents."""
         pipeline, vae = self.pipeline, self.pipeline.audio_vae
         levels = vae.config.mel_bins // pipeline.audio_vae_mel_compression_ratio
         tokens = pipeline._denormalize_audio_latents(self.apart(latents)[1], vae.latents_mean, vae.latents_std)
@@ -195,7 +191,7 @@ class LTX2(ClipPolicy):
 
     @property
     def sound_rate(self) -> int:
-        """The vocoder's."""
+        """Sample rate of the vocoder."""
         return int(self.pipeline.vocoder.config.output_sampling_rate)
 
     @torch.no_grad()
@@ -206,21 +202,21 @@ class LTX2(ClipPolicy):
         return waves(self.pipeline.vocoder(spectrograms))
 
     def _shape(self) -> tuple[int, int, int]:
-        """Return the latent frames, height and width of a clip, each of them a token."""
+        """Return the latent frames, height and width of a clip, with one token per latent."""
         settings, pipeline = self.settings, self.pipeline
         side = pipeline.vae_spatial_compression_ratio
         frames = (settings.frames - 1) // pipeline.vae_temporal_compression_ratio + 1
         return frames, settings.height // side, settings.width // side
 
     def _sound_length(self) -> int:
-        """Return the latents of a sound that is as long as the clip, each of them a token."""
+        """Return the number of latents, or tokens, of a sound as long as the clip."""
         pipeline = self.pipeline
         per_second: float = pipeline.audio_sampling_rate / pipeline.audio_hop_length
         per_second /= pipeline.audio_vae_temporal_compression_ratio
         return round(self.settings.frames / self.options.frame_rate * per_second)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, with its other guidances off."""
+        """Return the pipeline's arguments, with its other kinds of guidance off."""
         call = super().pipeline_call(steps, negative_prompt)
         scale, options = self.settings.guidance_scale, self.options
         guided = scale > 1
@@ -239,7 +235,7 @@ class LTX2(ClipPolicy):
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check the folder, and that tokens of both media are alike and decoding draws no noise."""
+        """Check the folder, and that tokens of both media have the same width and decoding draws no noise."""
         index = super().check_folder(folder, settings)
         vae, denoiser = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         widths = [denoiser.get(name, 128) for name in ("in_channels", "audio_in_channels")]
@@ -260,7 +256,7 @@ class LTX2(ClipPolicy):
 
     @classmethod
     def check_options(cls, folder: Path, options: LTX2Options) -> None:
-        """Check that text is as long as the connectors take it."""
+        """Check that the connectors support the length of text."""
         about = read_json(folder / "connectors" / "config.json")
         for stream in ("video", "audio"):
             unit = about.get(f"{stream}_connector_num_learnable_registers")

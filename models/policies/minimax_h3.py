@@ -1,10 +1,9 @@
 """MiniMax-H3 (MiniMaxH3ModularPipeline, text to clips with sound): one transformer over text, sound and clip.
 
-A chain is one row of numbers: the latents of the clip, then those of both channels of the sound. The pipeline walks the
-sound on a schedule of its own, with a smaller shift; here it is brought onto the clip's
-(``models.maths.modality_chains``), so that steps, solvers and losses need not know. Guidance is distilled into the
-weights. How many tokens a text has shifts
-the positions of all that follows, so rows are computed one by one.
+A chain is one row of numbers: the latents of the clip, then those of both channels of the sound. In the pipeline the
+sound has its own schedule, with a smaller shift; here it is mapped to the clip's schedule
+(``models.maths.modality_chains``), so steps, solvers and losses need not distinguish them. Guidance is distilled into
+the weights. The length of a text shifts the positions of all later tokens, so rows are computed one by one.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from models.policies.reference_images import row_by_row
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The pipeline reads the hidden state after so many layers of its text encoder, which must not be the last.
+#: Number of text encoder layers before the hidden state that the pipeline reads; it must not be the last layer.
 _TEXT_LAYER = 50
-#: Layouts of tokens that are kept, of a few prompts and their negatives: one of a published size takes some MB.
+#: Cached token layouts, for a few prompts and their negatives: a layout of published size takes some MB.
 _LAYOUTS = 8
 
 
@@ -49,9 +48,9 @@ class _Shape:
     """Sizes of the latents of a row."""
 
     clip: tuple[int, int, int, int]
-    """Channels, frames, height and width of the clip's."""
+    """Channels, frames, height and width of the clip."""
     sound: tuple[int, int]
-    """Rows of the sound's, those of one channel before those of the other, and how wide they are."""
+    """Rows of the sound, one channel after the other, and their width."""
     sounds: int
     """Rows of one channel."""
 
@@ -78,7 +77,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check the folder, that its text encoder has more layers than are read, and how long clips can be."""
+        """Check the folder, the number of its text encoder's layers, and its clip length."""
         if settings.guidance_scale != 1:
             raise ConfigError(
                 f"model.guidance_scale is {settings.guidance_scale:g}, but guidance is in the weights of "
@@ -108,14 +107,14 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
-        """Return a processor without images, for texts alone."""
+        """Return a processor for text only."""
         from models.policies.dummy_components import TextProcessor
 
         return {"processor": TextProcessor(None) if Part.TEXT in parts else None}
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:
-        """Return the pixels that a token is wide."""
+        """Return the width of a token in pixels."""
         vae, denoiser = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         pixels_wide = math.prod(vae.get("spatial_downsample_factors", (2, 2, 2, 2)))
         return int(pixels_wide * denoiser.get("patch_size", (1, 2, 2))[-1])
@@ -125,7 +124,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         """Return ``prompt_embeds`` (B, L, D) and ``text_length`` (B,) int64, the tokens each has.
 
         Raises:
-            ConfigError: a prompt has no tokens, or more than ``max_sequence_length``; the pipeline cuts none.
+            ConfigError: a prompt has no tokens, or more than ``max_sequence_length``; the pipeline does not truncate.
         """
         rows = [self._encode_one(prompt) for prompt in prompts]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
@@ -149,19 +148,19 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         }
 
     def sigmas(self, steps: int) -> Tensor:
-        """Return the clip's levels: 1, (T-1)/T, ..., 1/T, 0 after its shift, of T steps; the pipeline counts the 0."""
+        """Return the clip's levels for T steps: 1, (T-1)/T, ..., 1/T, 0 after its shift; the pipeline counts the 0."""
         scheduler = self.pipeline.scheduler
         scheduler.set_timesteps(steps + 1, device=self.settings.device)
         return scheduler.sigmas.clone()  # type: ignore[no-any-return]
 
     def modalities(self) -> Mapping[str, int]:
-        """Return how many numbers each medium has, the clip's first."""
+        """Return the number of values of each medium, the clip first."""
         shape = self._shape()
         clip, sound = math.prod(shape.clip), math.prod(shape.sound)
         return dict(zip(self.modality_names, (clip, sound), strict=True))
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, D) float32 noise, that of a clip drawn before that of its sound."""
+        """Return (B, D) float32 noise; the clip's is drawn before the sound's."""
         from diffusers.utils.torch_utils import randn_tensor
 
         shape, about = self._shape(), {"device": self.settings.device, "dtype": torch.float32}
@@ -172,7 +171,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return torch.stack(rows)
 
     def _predict(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Return velocities of the chain, (B, D) float32: the model sees the sound on its own schedule."""
+        """Return velocities of the chain, (B, D) float32; the model gets the sound on its own schedule."""
         joined, (clip, sound) = self._joined, self.apart(latents)
         seen = torch.cat([clip, joined.own(sound, sigma)], dim=1)
         shown, heard = self.apart(super()._predict(modules, seen, sigma, rows).float())
@@ -192,7 +191,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
             hidden_states=patchify_video_latents(clip.view(1, *shape.clip), patch)[None],
             audio_hidden_states=sound.view(1, *shape.sound),
             encoder_hidden_states=rows["prompt_embeds"][:, :length],
-            # Text has no level; the pipeline gives it the clip's.
+            # Text has no level; the pipeline uses the clip's.
             timestep=torch.cat([1 - sigma, 1 - self._joined.level(sigma)]),
             timestep_indices=heard,
             token_tags=tags,
@@ -200,31 +199,25 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
             **dict(zip(("video_indices", "audio_indices", "text_indices"), indices, strict=True)),
             return_dict=False,
         )
-        # It predicts towards the data.
+        # The model predicts the velocity towards the data.
         return -torch.cat([_unpatchified(seen, shape, patch).flatten(1), sounded.flatten(1)], dim=1)
 
     @cached_property
     def _layouts(self) -> Callable[[int, _Shape, torch.device], list[Tensor]]:
-        """Gives layouts, of which the last are kept: texts have many lengths, but steps of a row follow each other."""
+        """Cache of recent layouts: texts have many lengths, but the steps of a row follow each other."""
         return lru_cache(_LAYOUTS)(self._layout)
 
     def forget_tables(self) -> None:
-        """Drop cached layouts too."""
+        """Drop the cached tables and layouts."""
         super().forget_tables()
         self.__dict__.pop("_layouts", None)
 
     def _layout(self, length: int, shape: _Shape, device: torch.device) -> list[Tensor]:
-        """Return of each token its position, its tag and whether it is sound; the places of clip, sound and text.
-
-        Args:
-            length: tokens of text, which stand before both.
-            shape: of clip and sound.
-            device: where they go.
-        """
+        """Return each token's position, tag and whether it is sound, and the indices of clip, sound and text tokens."""
         from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
 
         pipeline = self.pipeline
-        # It reads values of its own tensors, which exist while memory is traced too.
+        # It reads values of its own tensors, which must also exist while memory is traced.
         with with_content():
             made = MiniMaxH3PrepareLayoutStep.build_packed_sequence(
                 torch.full((length,), pipeline.text_tag),
@@ -240,18 +233,18 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return [moved(tensor, device) for tensor in (positions, tags, heard, *indices)]
 
     def clip_latents(self, latents: Tensor) -> Tensor:
-        """Return the (B, C, f, h, w) latents of clips as the pipeline has them, of (B, D) final ones."""
+        """Return the (B, C, f, h, w) latents of clips in the pipeline's format, from (B, D) final latents."""
         clip: Tensor = self.apart(latents)[0].unflatten(1, self._shape().clip)
         return clip
 
     def sound_latents(self, latents: Tensor) -> Tensor:
-        """Return the (B, 2, c, L) latents of both channels as the pipeline has them, of (B, D) final ones."""
+        """Return the (B, 2, c, L) latents of both channels in the pipeline's format, from (B, D) final latents."""
         shape = self._shape()
         rows: Tensor = self._joined.clean(self.apart(latents)[1]).unflatten(1, (-1, shape.sounds, shape.sound[1]))
         return rows.transpose(2, 3)
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return (B, 3, F, H, W) frames, about 0 to 1; the autoencoder's own have ImageNet's mean and std."""
+        """Return (B, 3, F, H, W) frames, about 0 to 1; the autoencoder's output has ImageNet's mean and std."""
         pipeline = self.pipeline
         frames = pipeline.vae.decode(_standing(self.clip_latents(latents), pipeline.vae.config), return_dict=False)[0]
         mean, std = (torch.tensor(each).view(1, -1, 1, 1, 1) for each in (pipeline.pixel_mean, pipeline.pixel_std))
@@ -262,25 +255,25 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return pixels(decoded.clamp(0, 1)).permute(0, 2, 3, 4, 1).contiguous()
 
     def decode_smoothly(self, latents: Tensor) -> Tensor:
-        """Return frames as the autoencoder makes them, which cuts none."""
+        """Return the autoencoder's frames, which are not clamped."""
         if self.settings.gradient_checkpointing:
             recompute_decoder(self.pipeline.vae)
         return self.decoded(latents).transpose(1, 2)
 
     @property
     def sound_rate(self) -> int:
-        """The autoencoder's."""
+        """Sample rate of the autoencoder."""
         return int(self.pipeline.audio_sampling_rate)
 
     @torch.no_grad()
     def sounds(self, latents: Tensor) -> Tensor:
-        """Return (B, N, 2) int16 sound of (B, D) final latents; a channel is decoded as if it were alone."""
+        """Return (B, N, 2) int16 sound of (B, D) final latents; channels are decoded separately."""
         vae, channels = self.pipeline.audio_vae, self.sound_latents(latents)
         made: Tensor = vae.decode(_standing(channels.flatten(0, 1), vae.config), return_dict=False)[0]
         return waves(made.view(len(latents), channels.shape[1], -1))
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; it reads all of a text, and its steps are the levels, of which 0 is one."""
+        """Return the pipeline's arguments; it reads whole texts, and its number of steps counts the level 0."""
         call = super().pipeline_call(steps, negative_prompt)
         known = {name: value for name, value in call.arguments.items() if name != "max_sequence_length"}
         arguments = {**known, "num_inference_steps": steps + 1, "num_frames": self.settings.frames}
@@ -288,7 +281,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     @property
     def _joined(self) -> Joined:
-        """How the sound's schedule is brought onto the clip's."""
+        """The mapping of the sound's schedule to the clip's."""
         clip, sound = (part.config.shift for part in (self.pipeline.scheduler, self.pipeline.audio_scheduler))
         return Joined(clip / sound)
 
@@ -312,14 +305,14 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
 
 def _unpatchified(rows: Tensor, shape: _Shape, patch: Sequence[int]) -> Tensor:
-    """Return the (1, C, f, h, w) latents of a clip of its tokens, as the pipeline does when it has denoised."""
+    """Return the (1, C, f, h, w) latents of a clip's tokens, as the pipeline does after denoising."""
     channels, *sides = shape.clip
     grid = [side // unit for side, unit in zip(sides, patch, strict=True)]
     return rows.reshape(-1, *grid, channels, *patch).permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(1, *shape.clip)
 
 
 def _standing(latents: Tensor, config: Any) -> Tensor:
-    """Return (B, C, ...) latents with the means and stds of their channels."""
+    """Return (B, C, ...) latents scaled and shifted by their channels' stds and means."""
     size = (1, -1, *[1] * (latents.ndim - 2))
     mean, std = (
         torch.tensor(each, device=latents.device).view(size) for each in (config.latents_mean, config.latents_std)

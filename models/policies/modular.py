@@ -1,8 +1,8 @@
 """Families whose pipelines are modular: blocks of diffusers' ``modular_pipelines`` over components.
 
-A family says which blocks it is of and which of them are left out; what a policy is beside its pipeline is as for
-classic ones. Components are made by the classes that the blocks expect, whatever a repository names, and guidance is
-ours: the guider is the pipeline's way to be told of it.
+A family names its blocks and those to leave out; otherwise its policy works like those of classic pipelines.
+Components are created by the classes that the blocks expect, even if a repository names others. The policy applies
+guidance itself; the guider only passes its scale to the plain pipeline.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class ModularPolicy(PipelinePolicy, ABC):
     blocks_name: ClassVar[str]
     """The diffusers class of the blocks, whose pipeline is ``pipeline_name``."""
     left_out: ClassVar[tuple[str, ...]] = ()
-    """Blocks that are left out, such as one that writes prompts anew."""
+    """Blocks to leave out, such as one that rewrites prompts."""
     workflow: ClassVar[str | None] = None
-    """Of blocks for several tasks the one whose blocks these are; None: all."""
+    """The task whose blocks to use, if the blocks serve several; None: all blocks."""
     required_parts: ClassVar[tuple[str, ...]] = ()
-    """Components that a folder must have, beside text encoders, denoisers and the autoencoder."""
+    """Required components of a folder, in addition to text encoders, denoisers and the autoencoder."""
 
     @classmethod
     def pipeline_blocks(cls) -> Any:
@@ -49,15 +49,15 @@ class ModularPolicy(PipelinePolicy, ABC):
 
     @classmethod
     def setting_defaults(cls) -> Mapping[str, Any]:
-        """Return what the blocks take from the index beside components, with its defaults."""
+        """Return the defaults of the blocks' settings, which the index has besides components."""
         return {spec.name: spec.default for spec in cls.pipeline_blocks().expected_configs}
 
     @classmethod
     def assembled(cls, folder: Path, settings: DiffusionSettings, given: Mapping[str, Any]) -> Any:
-        """Return the pipeline over what is given and, of the rest, what is in the folder.
+        """Return the pipeline of the given components and, for all others, those in the folder.
 
         Raises:
-            ConfigError: parts are to be placed over devices.
+            ConfigError: ``device_map`` is set.
         """
         if settings.device_map is not None:
             raise ConfigError(
@@ -79,16 +79,16 @@ class ModularPolicy(PipelinePolicy, ABC):
     def _loaded(cls, made: Any, folder: Path, settings: DiffusionSettings) -> Any:
         if not issubclass(made, torch.nn.Module):
             return load_pretrained(made, folder, label="model.path")
-        # Decoding is a small part of the work, and rewards see its rounding.
+        # Decoding is a small part of the work, and its rounding affects rewards.
         dtype = torch.float32 if folder.name in cls.decoder_names else settings.dtype
         return load_pretrained(made, folder, label="model.path", dtype=dtype, use_safetensors=True)
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check that a folder has the components of this family, by the classes its blocks expect; return its index."""
+        """Check that a folder has the family's components, with the classes its blocks expect; return its index."""
         index = super().check_folder(folder, settings)
         expected = {spec.name: spec for spec in cls.pipeline_blocks().expected_components}
-        # A scheduler or a guider that the index takes from elsewhere is not the blocks' own.
+        # A scheduler or guider that the index takes from another repository differs from the blocks' default.
         named = (name for name in ("scheduler", "guider") if name in index)
         for name in (*cls.text_parts, *cls.denoiser_names, "vae", *cls.required_parts, *named):
             _, made = index.get(name) or (None, None)
@@ -106,19 +106,19 @@ class ModularPolicy(PipelinePolicy, ABC):
 
     @classmethod
     def missing_parts(cls, folder: Path) -> tuple[str, ...]:
-        """Return nothing: a folder that lacks a component is refused."""
+        """Return no components: a folder that lacks one is refused."""
         return ()
 
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
-        """Check the scheduler and the guider where the folder has them; else they are the blocks' own."""
+        """Check the scheduler and the guider if the folder has them; otherwise the blocks' defaults are used."""
         if (index.get("scheduler") or [None])[0] is not None:
             super()._check_scheduler(folder, index)
         if (index.get("guider") or [None])[0] is not None:
             check_guider(folder, cls.family, index)
 
     def scale_of(self, pixels: int) -> None:
-        """Do nothing: the autoencoder's config says how wide its latents are."""
+        """Do nothing: the autoencoder's config gives the width of its latents."""
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments, its blocks and its guider."""
@@ -129,7 +129,7 @@ class ModularPolicy(PipelinePolicy, ABC):
         return replace(made, arguments=arguments, guider=guider)
 
     def step(self, *names: str) -> Any:
-        """Return a block by the names that lead to it, for what it was made with."""
+        """Return a block by the path of names to it, to read its settings."""
         found = self.pipeline._blocks
         for name in names:
             found = found.sub_blocks[name]

@@ -1,4 +1,4 @@
-"""Checks that outputs of models and schedules are finite, and lead from noise to images."""
+"""Checks that outputs of models are finite, and that schedules lead from noise to images."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def noise_levels(policy: DiffusionPolicy, steps: int) -> Tensor:
-    """Return the (T + 1,) sigmas of a policy, checked to lead from noise to data.
+    """Return the (T + 1,) sigmas of a policy, after checking that they lead from noise to data.
 
     Raises:
-        ConfigError: they do not: samples would be NaN, or no samples of the model.
+        ConfigError: they do not: samples would be NaN, or not the model's.
     """
     levels = policy.sigmas(steps)
     falls = bool((levels[1:] < levels[:-1]).all())
@@ -35,7 +35,7 @@ def pixels(unit: Tensor) -> Tensor:
     """Return values in [0, 1] as uint8, rounded as pipelines round them.
 
     Raises:
-        SamplingError: some are not finite, which would become black.
+        SamplingError: values are not finite; they would become black.
     """
     finite(unit, "decoded images")
     return (unit.float() * 255).round().to(torch.uint8)
@@ -45,7 +45,7 @@ def waves(unit: Tensor) -> Tensor:
     """Return (B, C, N) waveforms in [-1, 1] as (B, N, C) int16, rounded and clipped.
 
     Raises:
-        SamplingError: some are not finite, which would become silence.
+        SamplingError: values are not finite; they would become silence.
     """
     finite(unit, "decoded sounds")
     return (unit.float().clamp(-1, 1) * 32767).round().to(torch.int16).transpose(1, 2).contiguous()

@@ -1,8 +1,8 @@
-"""What families share whose prompt encoding, latents and post-processing are a diffusers pipeline's own methods.
+"""Base class of families that use a diffusers pipeline's methods for prompt encoding, latents and post-processing.
 
-A family says which pipeline it is and how its denoiser is called; guidance and LoRA files are here, what of a folder
-is loaded in ``models.policies.folder_policy``. diffusers is imported by what loads or calls a model, here and in the
-families: commands that only read what a family can do should not wait seconds for it.
+A family names its pipeline and calls its denoiser; this module has guidance and LoRA files, and
+``models.policies.folder_policy`` loads folders. Functions that load or call a model import diffusers themselves, here
+and in the families: commands that only read a family's properties should not wait seconds for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from models.weights.lora_files import save_lora
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """Options of families that have none but the length of text."""
+    """Options of families whose only option is the length of text."""
 
     max_sequence_length: int = 512
     """Text tokens; prompts are padded to it, so that rows of different prompts can be joined."""
@@ -42,7 +42,7 @@ class TextOptions:
 Modules = Mapping[str, nn.Module]
 Rows = Mapping[str, Tensor]
 
-#: The attention projections of both streams, image and text, of transformers that join them.
+#: Attention projections of both streams, image and text, in transformers with joint attention.
 JOINT_ATTENTION = (
     "attn.to_q",
     "attn.to_k",
@@ -54,7 +54,7 @@ JOINT_ATTENTION = (
     "attn.to_add_out",
 )
 
-#: Those of a stream's attention to itself and of its attention to text, of transformers that keep the two apart.
+#: Projections of self-attention and of cross-attention to text, in transformers that have both.
 APART_ATTENTION = (
     "attn1.to_q",
     "attn1.to_k",
@@ -68,7 +68,7 @@ APART_ATTENTION = (
 
 
 def thousandths(sigma: Tensor) -> Tensor:
-    """Return sigma as pipelines hand it to models whose time runs from 0 to 1: via a timestep, with its rounding."""
+    """Return sigma as pipelines pass it to models whose time runs from 0 to 1: via a timestep, with its rounding."""
     return sigma * 1000 / 1000
 
 
@@ -78,11 +78,11 @@ class PipelinePolicy(FolderPolicy):
     joint_guidance: ClassVar[bool] = False
     """The pipeline runs both halves of guidance in one forward, negative first."""
     max_shift: ClassVar[float] = 1.15
-    """What the pipeline takes for ``max_shift`` where the scheduler's config has none."""
+    """The pipeline's default of ``max_shift``, if the scheduler's config has none."""
     asks_layout: ClassVar[bool] = False
-    """The denoiser looks at numbers that say what stands where among its tokens."""
+    """The denoiser reads tensor values that describe the layout of its tokens."""
     guidance_argument: ClassVar[str] = "guidance_scale"
-    """What the pipeline calls the guidance scale."""
+    """The pipeline's argument for the guidance scale."""
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
         """Wrap a loaded pipeline; see ``load``."""
@@ -95,12 +95,12 @@ class PipelinePolicy(FolderPolicy):
             self.prepare(module)
 
     def scale_of(self, pixels: int) -> None:
-        """Take latents to be so many pixels wide, for sizes of another model of the family."""
+        """Set the width of a latent in pixels, for sizes of another model of the family."""
         self.pipeline.vae_scale_factor = pixels
 
     @classmethod
     def read_adapter(cls, path: str) -> Any:
-        """Read adapters of the denoisers, in peft's form or any that the pipeline's own loader knows."""
+        """Read adapters of the denoisers, in peft's format or any format of the pipeline's own loader."""
         from models.weights.lora_start import pipeline_adapter
 
         return pipeline_adapter(path, cls.pipeline_name, cls.denoiser_names)
@@ -111,17 +111,17 @@ class PipelinePolicy(FolderPolicy):
         return [part for part in parts if hasattr(part, "added_tokens_decoder")]
 
     def first_mark(self, text: str) -> str | None:
-        """Ask each tokenizer of the pipeline."""
+        """Return the first control token of the pipeline's tokenizers in a text, or None."""
         return next((mark for each in self._tokenizers if (mark := first_mark(each, text)) is not None), None)
 
     def as_plain(self, text: str) -> str:
-        """Break what is a control token of one of the pipeline's tokenizers."""
+        """Break up control tokens of the pipeline's tokenizers."""
         for tokenizer in self._tokenizers:
             text = as_text(tokenizer, text)
         return text
 
     def cut_notes(self, prompts: Sequence[str]) -> list[str]:
-        """Return a sentence for each tokenizer that cuts some of the prompts off."""
+        """Return a sentence for each tokenizer that truncates prompts."""
         found = {reader.tokenizer: getattr(self.pipeline, reader.tokenizer, None) for reader in self.readers}
         return list(cut_notes(self.readers, found, self.options, prompts))
 
@@ -140,7 +140,7 @@ class PipelinePolicy(FolderPolicy):
         return float(calculate_shift(self.image_tokens(), *(config.get(name, value) for name, value in bounds.items())))
 
     def shift_bounds(self) -> Mapping[str, float]:
-        """Return the bounds of the dynamic shift where the scheduler's config has none, in the order of its formula."""
+        """Return the default bounds of the dynamic shift, in the order of its formula."""
         return {
             "base_image_seq_len": 256,
             "max_image_seq_len": 4096,
@@ -166,9 +166,9 @@ class PipelinePolicy(FolderPolicy):
     def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
         """Return velocities and the predictions for the negative prompt.
 
-        When gradients are wanted of the conditional half only, the negative half is a forward of its own without any:
-        Flow-GRPO runs both with gradient and detaches one, which gives the same gradient at more cost. Where it is
-        known already there is none.
+        If only the conditional half needs gradients, the negative half is a separate forward without gradient:
+        Flow-GRPO runs both with gradient and detaches one, which gives the same gradient at a higher cost. A negative
+        prediction that is already known is not computed again.
         """
         return self._guided(self.denoisers, latents, sigma, conditioning)
 
@@ -197,7 +197,7 @@ class PipelinePolicy(FolderPolicy):
         """Return the denoiser's (B, ...) velocity prediction for latents in the model's dtype, without guidance."""
 
     def save_lora(self, folder: Path) -> None:
-        """Write the LoRA file the pipeline's ``load_lora_weights`` reads, with the adapter's settings as metadata."""
+        """Write the LoRA file for the pipeline's ``load_lora_weights``, with the adapter's settings as metadata."""
         ((name, module),) = self.denoisers.items()
         save_lora(self.pipeline_name, folder, name, module)
 
@@ -217,7 +217,7 @@ class PipelinePolicy(FolderPolicy):
         return PipelineCall(arguments=arguments, vae_tiling=settings.vae_tiling)
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return text encoders, denoisers and autoencoders, as far as they are loaded."""
+        """Return the loaded text encoders, denoisers and autoencoders."""
         found = {name: getattr(self.pipeline, name, None) for name in self._part_names()}
         return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 
@@ -226,13 +226,13 @@ class PipelinePolicy(FolderPolicy):
 
     def _predict(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         dtype = self.settings.dtype
-        # Trained weights are float32 whatever the forward's dtype; autocast brings the two together.
+        # Trained weights are always float32; autocast converts them to the forward's dtype.
         autocast = torch.autocast(latents.device.type, dtype, enabled=dtype != torch.float32)
         with autocast:
             return self.call(modules, latents.to(dtype), sigma, rows)
 
     def prepare(self, module: Any) -> None:
-        """Set a denoiser up as the settings say: what it keeps for the backward pass, its attention, compilation."""
+        """Apply the settings to a denoiser: gradient checkpointing, attention, compilation."""
         if self.settings.gradient_checkpointing:
             module.enable_gradient_checkpointing()
         if self.settings.attention is not None:

@@ -1,7 +1,7 @@
-"""Which fields of a pipeline folder's scheduler and index a family reads; what it does not read must be the default.
+"""Fields of a pipeline folder's scheduler and index that a family reads; all others must have their defaults.
 
-A config field that is loaded and never read is a model of another meaning, trained without a word. Adding a scheduler:
-a ``Fields`` in the family's table, with every field of its class that is followed, or that does not matter.
+Ignoring a config field would silently train another model. To add a scheduler, add a ``Fields`` to the family's table,
+with every field of its class that is read or has no effect.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from models.weights.stored_weights import on_meta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """What becomes of the fields of a class's config; all others must have the class's defaults."""
+    """The supported fields of a class's config; all others must have the class's defaults."""
 
     followed: frozenset[str] = frozenset()
-    """Read, whatever they say."""
+    """Fields that are read; any value is supported."""
     moot: frozenset[str] = frozenset()
-    """How that scheduler itself takes a step, for which rollouts have a solver of their own, or what only counts beside
-    a value that is refused."""
+    """Fields without effect: they configure the scheduler's own steps, which rollouts replace by their solver, or need
+    another setting that is refused."""
     allowed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """The values of the others that are understood, where that is not the default alone."""
+    """Supported values of other fields, if not the default alone."""
     read_as: str | None = None
-    """Class that is made of the config instead, whose fields count too where the file has them."""
+    """Class to create from the config instead; its fields also apply if the file has them."""
 
 
-#: What only counts with ``thresholding``, which is refused.
+#: Fields that only have an effect with ``thresholding``, which is refused.
 _THRESHOLD = {"dynamic_thresholding_ratio", "sample_max_value"}
-#: The flow schedule, walked as the scheduler sets it.
+#: The flow schedule, as the scheduler sets it.
 FLOW = Fields(
     followed=frozenset(
         {
@@ -57,12 +57,12 @@ FLOW = Fields(
         }
     )
 )
-#: The Euler grid of one shift, whatever the scheduler would walk.
+#: The Euler grid of one shift, independent of the scheduler's own steps.
 SHIFT_ALONE = Fields(
     followed=frozenset({"shift"}),
     moot=frozenset({"base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len"}),
 )
-#: Flow sigmas come of no betas.
+#: Fields of betas, which flow sigmas do not use.
 _BETAS = {"beta_start", "beta_end", "beta_schedule", "trained_betas", "timestep_spacing", "steps_offset"}
 _FLOWING: Mapping[str, tuple[Any, ...]] = {"prediction_type": ("flow_prediction",), "use_flow_sigmas": (True,)}
 UNIPC_FLOW = Fields(
@@ -81,7 +81,7 @@ UNIPC_FLOW = Fields(
     ),
     allowed=_FLOWING,
 )
-#: How a multistep DPM solver steps, which nobody does here.
+#: Fields of a multistep DPM solver's steps, which rollouts do not use.
 _DPM_STEPS = {
     *_THRESHOLD,
     "solver_order",
@@ -92,7 +92,7 @@ _DPM_STEPS = {
     "lambda_min_clipped",
 }
 DPM_FLOW = Fields(followed=frozenset({"flow_shift"}), moot=frozenset({*_DPM_STEPS, *_BETAS}), allowed=_FLOWING)
-#: The training schedule, which DDIM follows whichever scheduler the folder names.
+#: The training schedule, which DDIM follows for every scheduler in the folder.
 _TRAINED = {
     "num_train_timesteps",
     "beta_start",
@@ -111,7 +111,7 @@ _AS_DDIM: Mapping[str, Any] = {
 DISCRETE: Mapping[str, Fields] = {
     "DDIMScheduler": Fields(
         followed=frozenset({*_TRAINED, "set_alpha_to_one"}),
-        # StableDiffusionPipeline itself sets it to false.
+        # StableDiffusionPipeline itself sets clip_sample to false.
         moot=frozenset({*_THRESHOLD, "clip_sample", "clip_sample_range"}),
         allowed={"prediction_type": _PREDICTIONS, "timestep_spacing": _SPACINGS},
     ),
@@ -121,7 +121,7 @@ DISCRETE: Mapping[str, Fields] = {
     "EulerDiscreteScheduler": Fields(followed=frozenset(_TRAINED), **_AS_DDIM),
     "DPMSolverMultistepScheduler": Fields(
         followed=frozenset(_TRAINED),
-        # The shift counts with flow sigmas, which are refused.
+        # The shift only has an effect with flow sigmas, which are refused.
         moot=frozenset({*_DPM_STEPS, "flow_shift"}),
         **_AS_DDIM,
     ),
@@ -130,34 +130,30 @@ DISCRETE: Mapping[str, Fields] = {
 
 @contextmanager
 def whole(folder: Path) -> Iterator[None]:
-    """Say of a file that is missing, unreadable or has a value of another type in here that the folder is not whole.
-
-    Raises:
-        ConfigError: one is.
-    """
+    """Raise ConfigError inside the context if a file is missing, unreadable or has a value of another type."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        said = str(error) if isinstance(error, OSError | ValueError) else f"{type(error).__name__} {error}"
+        reason = str(error) if isinstance(error, OSError | ValueError) else f"{type(error).__name__} {error}"
         raise ConfigError(
-            f"model.path '{folder}' is not a whole pipeline: {said}. Copy or download the folder again."
+            f"model.path '{folder}' is not a whole pipeline: {reason}. Copy or download the folder again."
         ) from None
 
 
 def read_index(
     folder: Path, pipeline: str, family: str, *, others: Collection[str] = (), name: str = CLASSIC
 ) -> dict[str, Any]:
-    """Return the index of a folder, checked to be one of a pipeline class, or of others whose folders are alike.
+    """Return the index of a folder, after checking that it is of the pipeline class or of an equivalent one.
 
     Args:
-        folder: of the pipeline.
-        pipeline: class.
+        folder: folder of the pipeline.
+        pipeline: pipeline class.
         family: for messages.
-        others: further classes.
-        name: of the index's file.
+        others: classes with equivalent folders.
+        name: file name of the index.
 
     Raises:
-        ConfigError: there is none, or it is of another.
+        ConfigError: there is no index, or it is of another class.
     """
     path = folder / name
     if not path.is_file():
@@ -173,11 +169,7 @@ def read_index(
 
 
 def _component(index: Mapping[str, Any], name: str) -> str | None:
-    """Return the class of a component that a pipeline's index lists, or None where the folder has none.
-
-    Raises:
-        ValueError: the index says something else of it.
-    """
+    """Return the class of a component in a pipeline's index, or None; raise ValueError for a malformed entry."""
     entry = index.get(name)
     if entry is None:
         return None
@@ -187,10 +179,10 @@ def _component(index: Mapping[str, Any], name: str) -> str | None:
 
 
 def component_class(index: Mapping[str, Any], name: str) -> type[nn.Module] | None:
-    """Return the class of a component that is a module of diffusers or transformers, or None where it is none.
+    """Return the class of a component if it is a module of diffusers or transformers, else None.
 
     Raises:
-        ValueError: the index says something else of it.
+        ValueError: the index's entry is malformed.
     """
     import transformers
 
@@ -203,17 +195,17 @@ def component_class(index: Mapping[str, Any], name: str) -> type[nn.Module] | No
 def check_scheduler(
     folder: Path, family: str, index: Mapping[str, Any], known: Mapping[str, Fields], *, part: str = "scheduler"
 ) -> None:
-    """Check that a folder's scheduler means what the family reads of it.
+    """Check that the family supports a folder's scheduler and all of its settings.
 
     Args:
-        folder: of the pipeline.
+        folder: folder of the pipeline.
         family: for messages.
-        index: of the folder.
-        known: what is read of each scheduler class that the family follows.
-        part: the component, of pipelines that have several.
+        index: index of the folder.
+        known: fields read by the family, by scheduler class.
+        part: the component, for pipelines with several schedulers.
 
     Raises:
-        ConfigError: it is another class, a field that is not read differs from its default, or there is no config.
+        ConfigError: its class is not supported, an unread field differs from its default, or there is no config.
     """
     name = _component(index, part)
     if name is None or name not in known:
@@ -228,8 +220,8 @@ def check_scheduler(
     for key, value, wanted in _unread(config, settings_of(name), known[name]):
         raise ConfigError(
             f"model.path '{folder}': {key} of its {part} {name} is {value!r}, which '{family}' does not follow: it "
-            f"would draw and train as if it were {' or '.join(repr(each) for each in wanted)}, not what the model was "
-            f"made for. Take a model, or save this pipeline with a scheduler, whose {key} is that."
+            f"would draw and train as if it were {' or '.join(repr(each) for each in wanted)}, unlike the model's "
+            f"training. Take a model, or save this pipeline with a scheduler, whose {key} is that."
         )
     scheduler_of(folder, index, part=part)
 
@@ -238,7 +230,7 @@ def scheduler_of(folder: Path, index: Mapping[str, Any], *, part: str = "schedul
     """Return the scheduler of a pipeline folder.
 
     Raises:
-        ConfigError: diffusers makes none of what its config says.
+        ConfigError: diffusers cannot create it from its config.
     """
     name = str(_component(index, part))
     try:
@@ -251,11 +243,7 @@ def scheduler_of(folder: Path, index: Mapping[str, Any], *, part: str = "schedul
 
 
 def check_guider(folder: Path, family: str, index: Mapping[str, Any]) -> None:
-    """Check that a folder's guider guides as the family does, at whatever scale.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Check that a folder's guider computes the same guidance as the family, at any scale; raise ConfigError."""
     made, config = index["guider"][1], read_json(folder / "guider" / "guider_config.json")
     if made != "ClassifierFreeGuidance":
         raise ConfigError(
@@ -273,18 +261,18 @@ def check_guider(folder: Path, family: str, index: Mapping[str, Any]) -> None:
 def check_index(
     folder: Path, family: str, index: Mapping[str, Any], defaults: Mapping[str, Any], fields: Fields, *, name: str
 ) -> None:
-    """Check that a pipeline's own settings, beside its components, mean what the family reads of them.
+    """Check that the family supports the settings in a pipeline's index.
 
     Args:
-        folder: of the pipeline.
+        folder: folder of the pipeline.
         family: for messages.
-        index: of the folder.
-        defaults: of the settings that the pipeline knows.
-        fields: what is read of them.
-        name: of the index's file.
+        index: index of the folder.
+        defaults: defaults of the pipeline's settings.
+        fields: settings that the family reads.
+        name: file name of the index.
 
     Raises:
-        ConfigError: one that is not read differs from its default.
+        ConfigError: an unread setting differs from its default.
     """
     settings = {key: value for key, value in index.items() if not isinstance(value, list)}
     for key, value, wanted in _unread(settings, defaults, fields):
@@ -295,12 +283,12 @@ def check_index(
 
 
 def described(folder: Path, class_name: str) -> nn.Module:
-    """Return a component of which only the config is of use, on the meta device."""
+    """Return a component on the meta device, created from its config."""
     return on_meta(partial(diffusers_class(class_name).from_config, read_json(folder / "config.json")))
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """Return the fields of a diffusers class's config that have a default, with it."""
+    """Return the defaults of a diffusers class's config fields, for the fields that have one."""
     parameters = inspect.signature(diffusers_class(name).__init__).parameters.values()
     return {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
 
@@ -308,7 +296,7 @@ def settings_of(name: str) -> dict[str, Any]:
 def _unread(
     config: Mapping[str, Any], known: Mapping[str, Any], fields: Fields
 ) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Yield every field that means something which is not read: its name, value, and the values that are understood."""
+    """Yield every unread field with an unsupported value: its name, value, and the supported values."""
     defaults, converted = dict(known), fields.read_as is not None
     if fields.read_as is not None:
         others = settings_of(fields.read_as)
@@ -318,7 +306,7 @@ def _unread(
             followed=fields.followed, moot=fields.moot | table.moot | table.followed, allowed=fields.allowed
         )
     for key, default in defaults.items():
-        # A field that the file leaves out has the default of what it is read as.
+        # A field missing from the file has the default of the read_as class.
         if key in fields.followed or key in fields.moot or (converted and key not in config):
             continue
         value, wanted = config.get(key, default), fields.allowed.get(key, (default,))

@@ -1,4 +1,4 @@
-"""Qwen-Image (QwenImagePipeline): guidance of two forwards, rescaled to the norm of the conditional prediction."""
+"""Qwen-Image (QwenImagePipeline): guidance by two forwards, rescaled to the norm of the conditional prediction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-#: ``prompt_template_encode`` of QwenImagePipeline, of 34 tokens before the prompt.
+#: ``prompt_template_encode`` of QwenImagePipeline, with 34 tokens before the prompt.
 _TEMPLATE = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
     "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -35,7 +35,7 @@ class QwenImage(Flux1):
     pipeline_name = "QwenImagePipeline"
     family = "qwen_image"
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
-    # The pipeline itself reads 1024 tokens of text at most, and drops those of its template.
+    # The pipeline reads at most 1024 tokens of text, and drops those of its template.
     readers: ClassVar[tuple[Reader, ...]] = (Reader(tokenizer="tokenizer", most=1024, further=34, written=_described),)
     unused_parts = ()
     guidance_argument = "true_cfg_scale"
@@ -84,7 +84,7 @@ class QwenImage(Flux1):
         return predicted[:, : latents.shape[1]]
 
     def extra_tokens(self, rows: Rows) -> Tensor | None:
-        """Return tokens (B, N, 64) that are appended to the generated ones, None without any."""
+        """Return tokens (B, N, 64) to append to the generated ones, or None."""
         return None
 
     def shapes(self, rows: Rows) -> list[tuple[int, int, int]]:
@@ -92,7 +92,7 @@ class QwenImage(Flux1):
         return [(1, *self._grid())]
 
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
-        """Return the guided prediction with each token's norm that of the conditional one."""
+        """Return the guided prediction; each token has the norm of the conditional prediction."""
         return norm_preserving_guided(negative, positive, self.settings.guidance_scale)
 
     def decoded(self, latents: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Qwen-Image 2.1 (QwenImage21Pipeline): text and image in one causal sequence, text modulated as of noise level 0.
+"""Qwen-Image 2.1 (QwenImage21Pipeline): text and image in one causal sequence, with text modulated at noise level 0.
 
-The image stands behind its text, so that padding would move it: rows are computed one by one, with as many tokens as
-their texts have. Its pipeline keeps the text's keys and values from the first step on, which rounds otherwise; here
-every call computes them, as training has to.
+The image follows its text, so padding would shift it: rows are computed one by one, without padding. The pipeline
+caches the text's keys and values after the first step, which rounds differently; here every call computes them, as
+training requires.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class QwenImage21(PipelinePolicy):
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
-        """Return the processor, as far as texts are read: the pipeline cannot be made without one."""
+        """Return the processor, or a stand-in if no text is read: creating the pipeline requires one."""
         from models.policies.dummy_components import TextProcessor, Unread
 
         return {"processor": TextProcessor.load(folder / "processor") if Part.TEXT in parts else Unread()}
@@ -60,7 +60,7 @@ class QwenImage21(PipelinePolicy):
         """Return ``prompt_embeds`` (B, L, D) and ``text_length`` (B,) int64, the tokens each has.
 
         Raises:
-            ConfigError: a prompt has more tokens than ``max_sequence_length``, of which the pipeline cuts none.
+            ConfigError: a prompt has more tokens than ``max_sequence_length``; the pipeline does not truncate.
         """
         rows = [self._encode_one(prompt) for prompt in prompts]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
@@ -91,11 +91,11 @@ class QwenImage21(PipelinePolicy):
 
     def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         length, tokens = int(rows["text_length"]), latents.shape[1]
-        # One place of a picture in the text stands for four of its tokens.
+        # One image position in the text represents four image tokens.
         places = torch.arange(length + tokens // 4, device=latents.device) >= length
         predicted: Tensor = modules["transformer"](
             hidden_states=latents,
-            # The pipeline rounds the timestep to the latents' dtype, of which bfloat16 knows few.
+            # The pipeline rounds the timestep to the latents' dtype, coarsely in bfloat16.
             timestep=(sigma * 1000).to(latents.dtype) / 1000,
             encoder_hidden_states=rows["prompt_embeds"][:, :length],
             img_shapes=[[(1, *self._grid())]],
@@ -110,7 +110,7 @@ class QwenImage21(PipelinePolicy):
         return height * width
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return the colors of decoded latents, without the fourth channel, transparency."""
+        """Return decoded latents without the fourth channel, transparency."""
         settings, vae = self.settings, self.pipeline.vae
         size = (settings.height, settings.width, self.pipeline.vae_scale_factor)
         spatial = self.pipeline._unpack_latents(latents, *size).to(vae.dtype)
@@ -119,11 +119,11 @@ class QwenImage21(PipelinePolicy):
         return images[:, :3, 0]
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; it reads all of a text, and its images have a fourth channel."""
+        """Return the pipeline's arguments; it reads whole texts, and its images have a fourth channel."""
         call = super().pipeline_call(steps, negative_prompt)
         known = {name: value for name, value in call.arguments.items() if name != "max_sequence_length"}
-        said = "Its images have a channel of transparency, which the run leaves away, as image.convert('RGB') does."
-        return replace(call, arguments={**known, "use_kv_cache": False}, differences=(*call.differences, said))
+        note = "Its images have a channel of transparency, which the run leaves away, as image.convert('RGB') does."
+        return replace(call, arguments={**known, "use_kv_cache": False}, differences=(*call.differences, note))
 
     def _grid(self) -> tuple[int, int]:
         unit = self.pipeline.vae_scale_factor

@@ -1,4 +1,4 @@
-"""Qwen-Image-Edit (QwenImageEditPipeline): the text encoder reads the image too, and its latents are further tokens."""
+"""Qwen-Image-Edit (QwenImageEditPipeline): the text encoder also reads the image; its latents are appended tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from models.policies.qwen_image import QwenImage
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Pixels that the pipeline scales the image to edit to, whatever its caller wants.
+#: Pixels to which the pipeline always scales the image to edit.
 _PIPELINE_AREA = 1024 * 1024
 
 
@@ -30,9 +30,9 @@ class QwenImageEditOptions:
     """Options of the family."""
 
     max_sequence_length: int = 2048
-    """Tokens of text and image together; every prompt is padded to it and masked."""
+    """Tokens of text and image together; every prompt is padded to this length and masked."""
     condition_area: int = _PIPELINE_AREA
-    """Pixels the image to edit is scaled to, in the shape of the generated image."""
+    """Pixels to which the image to edit is scaled, with the aspect ratio of the generated image."""
 
 
 class QwenImageEdit(QwenImage):
@@ -49,7 +49,7 @@ class QwenImageEdit(QwenImage):
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
-        """Return the processor where transformers cannot load it: its video half, unused here, wants torchvision."""
+        """Return the processor if transformers cannot load it: its video processor, unused here, needs torchvision."""
         from transformers.utils import is_torchvision_available
 
         if Part.TEXT not in parts or is_torchvision_available():
@@ -79,7 +79,7 @@ class QwenImageEdit(QwenImage):
         return [*super().shapes(rows), (1, height // unit, width // unit)]
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; it pads text as it needs, and scales the image to a megapixel."""
+        """Return the pipeline's arguments; it sets the padding of text, and scales the image to a megapixel."""
         call = super().pipeline_call(steps, negative_prompt)
         arguments = {name: value for name, value in call.arguments.items() if name != "max_sequence_length"}
         area = self.options.condition_area

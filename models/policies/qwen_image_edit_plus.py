@@ -1,4 +1,4 @@
-"""Qwen-Image-Edit-2509 and -2511 (QwenImageEditPlusPipeline): edits images of any shape, or joins several."""
+"""Qwen-Image-Edit-2509 and -2511 (QwenImageEditPlusPipeline): edits images of any shape, or combines several."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class QwenImageEditPlusOptions:
     """Options of the family."""
 
     max_sequence_length: int = 2048
-    """Tokens of text and images together; every prompt is padded to it and masked."""
+    """Tokens of text and images together; every prompt is padded to this length and masked."""
     references: int = 1
-    """The most images a prompt comes with; the tokens of fewer are padded in the cache, and never computed with."""
+    """Maximum number of images per prompt; for fewer images, tokens are padded in the cache only."""
     reference_area: int = 1024 * 1024
-    """Pixels that each image is scaled to, in its own shape."""
+    """Pixels to which each image is scaled, keeping its aspect ratio."""
 
 
 class QwenImageEditPlus(QwenImageEdit):
@@ -78,7 +78,7 @@ class QwenImageEditPlus(QwenImageEdit):
         return [*QwenImage.shapes(self, rows), *((1, height, width) for height, width in grids_of(rows))]
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; it pads text as it needs, and scales images to a megapixel."""
+        """Return the pipeline's arguments; it sets the padding of text, and scales images to a megapixel."""
         call = QwenImage.pipeline_call(self, steps, negative_prompt)
         arguments = {name: value for name, value in call.arguments.items() if name != "max_sequence_length"}
         area, always = self.options.reference_area, _module().VAE_IMAGE_SIZE
@@ -133,7 +133,7 @@ class QwenImageEditPlus(QwenImageEdit):
 
 
 def _module() -> Any:
-    """Return where the pipeline's sizes are."""
+    """Return the module with the pipeline's sizes."""
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
     return pipeline_qwenimage_edit_plus

@@ -1,4 +1,4 @@
-"""Reference images of prompts, as tokens appended to the generated ones: a bounded number, each of its own size.
+"""Reference images of prompts, as tokens appended to the generated ones: a bounded number of images of any size.
 
 Legend: B rows, R references, N their tokens, D token width.
 """
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-#: Of its two sides the one of an image may be so many times the other.
+#: Maximum ratio of an image's longer side to its shorter side.
 MOST_RATIO = 8
-#: A grid is one number: rows times this, and columns.
+#: A grid is stored as one number: rows times this, plus columns.
 _ROW = 1 << 16
 
 
 def padded(tokens: Sequence[Tensor], grids: Sequence[tuple[int, int]], *, most: int, room: int) -> dict[str, Tensor]:
-    """Return one row of tokens of a prompt's images, of one shape for any number and size of images.
+    """Return one row of tokens of a prompt's images, with the same shape for any number and size of images.
 
     Args:
         tokens: (1, N, D) of each image.
-        grids: rows and columns of the tokens of each.
-        most: R, the most images there may be.
-        room: tokens that one image may have.
+        grids: rows and columns of the tokens of each image.
+        most: R, the maximum number of images.
+        room: maximum number of tokens per image.
 
     Returns:
-        ``image_latents`` (1, R room, D), and ``image_grid_1`` to ``image_grid_R``, (1,) int64 each, 0 where none is.
+        ``image_latents`` (1, R room, D), and ``image_grid_1`` to ``image_grid_R``, (1,) int64 each, 0 for no image.
     """
     joined = torch.cat(list(tokens), dim=1)
     numbers = [height * _ROW + width for height, width in grids] + [0] * (most - len(grids))
@@ -61,7 +61,7 @@ def tokens_of(rows: Rows) -> Tensor:
 def row_by_row(call: Callable[[Tensor, Tensor, Rows], Tensor], latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
     """Return a model's predictions, computed row by row.
 
-    Rows with other images have other numbers of tokens. Joining rows of equal number would make a row's result
+    Rows with different images differ in their number of tokens. Batching rows of equal length would make a row's result
     depend on its neighbors, and ranks that wait for each other must call equally often.
     """
     found = []
@@ -72,24 +72,16 @@ def row_by_row(call: Callable[[Tensor, Tensor, Rows], Tensor], latents: Tensor, 
 
 
 def check_references(images: int, most: int, prompt: str) -> None:
-    """Check that a prompt has an image and not more than the model takes.
-
-    Raises:
-        ConfigError: it has none, or more.
-    """
+    """Check that a prompt has at least one image and not more than the model takes; raise ConfigError."""
     if not 1 <= images <= most:
         raise ConfigError(
             f"model.options.references is {most}, but prompt {prompt!r} comes with {images} images. Set it to the most "
-            "that a prompt comes with; each comes with one at least."
+            "that a prompt comes with; each prompt needs at least one."
         )
 
 
 def check_shape(image: Image.Image, prompt: str, *, least: int) -> None:
-    """Check that an image is not too small or too narrow for a model.
-
-    Raises:
-        ConfigError: it is.
-    """
+    """Check that an image is not too small or too narrow for a model; raise ConfigError."""
     short, long = sorted(image.size)
     if short < least or long > MOST_RATIO * short:
         raise ConfigError(
@@ -99,11 +91,11 @@ def check_shape(image: Image.Image, prompt: str, *, least: int) -> None:
 
 
 def room_of(area: int, unit: int, *, round_up: int = 0) -> int:
-    """Return the most tokens of images scaled to an area in their own shape.
+    """Return the maximum number of tokens of an image scaled to an area, keeping its aspect ratio.
 
     Args:
         area: pixels.
-        unit: pixels a token is wide.
+        unit: width of a token in pixels.
         round_up: pixels by which rounding may enlarge each side.
     """
     long = math.sqrt(area * MOST_RATIO)

@@ -1,8 +1,8 @@
-"""SANA (SanaPipeline): linear attention over tokens of 32 pixels, text of a language model.
+"""SANA (SanaPipeline): linear attention over tokens of 32 pixels; a language model encodes text.
 
-The pipeline writes an instruction before prompts and none before negative ones, and reads the end of the two together.
-Rows of text do not say which of the two they are for: an empty text, the negative prompt the pipeline has itself, is
-encoded without, and any other negative prompt is refused with the instruction.
+The pipeline prepends an instruction to prompts but not to negative prompts, and keeps the last tokens of the two
+together. ``encode`` cannot distinguish prompts from negative prompts: an empty text, the pipeline's default negative
+prompt, is encoded without the instruction, and any other negative prompt is refused with the instruction.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class SanaOptions:
     """Options of the family."""
 
     max_sequence_length: int = 300
-    """Gemma tokens that are kept; prompts are padded to it."""
+    """Gemma tokens that are kept; prompts are padded to this length."""
     instruction: bool = True
-    """The pipeline's own instruction to describe more is written before prompts."""
+    """Prepend the pipeline's own instruction, to describe more, to prompts."""
     flow_shift: float | None = None
     """Shift of the noise levels; the pipeline's when absent."""
 
@@ -48,7 +48,7 @@ class Sana(EulerGridPolicy):
     options_type = SanaOptions
     options: SanaOptions
     text_parts = ("text_encoder", "tokenizer")
-    # With the instruction, one of the tokens is its last.
+    # With the instruction, one of the kept tokens is the last of the instruction.
     readers = (Reader(tokenizer="tokenizer", further=-1, written=_lower),)
     schedulers: ClassVar[Mapping[str, Fields]] = {
         **EulerGridPolicy.schedulers,
@@ -96,7 +96,7 @@ class Sana(EulerGridPolicy):
         )
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer; the time argument runs from 0 to 1000, times its config's scale."""
+        """Call the transformer; its time argument runs from 0 to 1000, times its config's scale."""
         scale = self.pipeline.transformer.config.get("timestep_scale", 1.0)
         predicted: Tensor = modules["transformer"](
             hidden_states=latents,
@@ -105,7 +105,7 @@ class Sana(EulerGridPolicy):
             timestep=sigma * 1000 * scale,
             return_dict=False,
         )[0]
-        # The pipeline guides in float32.
+        # The pipeline computes guidance in float32.
         return predicted.float()
 
     def decoded(self, latents: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class Sana(EulerGridPolicy):
         return images
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments: images of the size that is asked for, and the instruction or none."""
+        """Return the pipeline's arguments: no binning of sizes, and the instruction if it is on."""
         call = super().pipeline_call(steps, negative_prompt)
         further: dict[str, Any] = {"use_resolution_binning": False}
         if not self.options.instruction:

@@ -25,7 +25,7 @@ class SD15(UNetPolicy):
     text_parts = ("text_encoder", "tokenizer")
     unused_parts = ("image_encoder", "feature_extractor", "safety_checker")
     readers = (Reader(tokenizer="tokenizer", limit=CLIP_LIMIT),)
-    # Nothing is loaded that checks images.
+    # The safety checker is not loaded.
     settings_read = Fields(moot=frozenset({"requires_safety_checker"}))
 
     @torch.no_grad()

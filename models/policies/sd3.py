@@ -30,7 +30,7 @@ class SD3Options:
     """Options of the family."""
 
     max_sequence_length: int = 256
-    """T5 tokens; 1 for a model without T5, whose text is then padded by one row of zeros."""
+    """T5 tokens; 1 for a model without T5, whose text is then padded with one row of zeros."""
     schedule: Literal["scheduler", "linear"] = "scheduler"
     """The scheduler's own sigmas, or 1, (T-1)/T, ..., 1/T, 0 before its shift (``sigmas=`` of the pipeline)."""
 
@@ -108,7 +108,7 @@ class SD3(PipelinePolicy):
         return self.decode_scaled(latents)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; the linear schedule is one of explicit sigmas."""
+        """Return the pipeline's arguments; the linear schedule is passed as explicit sigmas."""
         call = super().pipeline_call(steps, negative_prompt)
         if self.options.schedule != "linear":
             return call
@@ -117,7 +117,7 @@ class SD3(PipelinePolicy):
 
     @classmethod
     def complete(cls, folder: Path) -> None:
-        """Give a folder without T5 one that says nothing: the pipeline cannot be loaded without."""
+        """Add a T5 that returns zeros to a folder without one: the pipeline cannot be loaded without it."""
         if "text_encoder_3" not in cls.missing_parts(folder):
             return
         from models.policies.dummy_components import silent_t5

@@ -1,8 +1,8 @@
-"""Stable Diffusion XL (StableDiffusionXLPipeline with DDIM): two text encoders, whose pooled text and the size of the
-image enter with the time.
+"""Stable Diffusion XL (StableDiffusionXLPipeline with DDIM): two text encoders; pooled text and image size are added to
+the time embedding.
 
-Without a negative prompt the pipeline guides away from zeros, which the model was trained for, where its config says so
-(``force_zeros_for_empty_prompt``); an empty text is encoded as such here.
+Without a negative prompt, the pipeline guides away from zeros if its config has ``force_zeros_for_empty_prompt``, as in
+training; an empty text is encoded as zeros here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _DDIM = DISCRETE["DDIMScheduler"]
-#: This pipeline clips, where its scheduler's config says so.
+#: This pipeline clips if its scheduler's config says so.
 _UNCLIPPED = replace(_DDIM, moot=_DDIM.moot - {"clip_sample"}, allowed={**_DDIM.allowed, "clip_sample": (False,)})
 
 
@@ -47,26 +47,26 @@ class SDXL(UNetPolicy):
             list(prompts), device=self.settings.device, do_classifier_free_guidance=False
         )
         if self.pipeline.config.force_zeros_for_empty_prompt:
-            said = torch.tensor([prompt != "" for prompt in prompts], device=embeds.device)
-            embeds, pooled = embeds * said[:, None, None], pooled * said[:, None]
+            filled = torch.tensor([prompt != "" for prompt in prompts], device=embeds.device)
+            embeds, pooled = embeds * filled[:, None, None], pooled * filled[:, None]
         return {"prompt_embeds": embeds, "pooled": pooled}
 
     def conditions(self, rows: Rows) -> dict[str, Any]:
-        """Return text, pooled text and the size: the image is of its own size, and no crop."""
+        """Return text, pooled text and the size: the image's own size, without a crop."""
         text, pooled, settings = rows["prompt_embeds"], rows["pooled"], self.settings
         numbers = self.table(text.device, _time_ids, settings.height, settings.width, text.dtype)
         added = {"text_embeds": pooled, "time_ids": numbers.expand(len(pooled), -1)}
         return {"encoder_hidden_states": text, "added_cond_kwargs": added}
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; an empty negative prompt is not given, as it would be read."""
+        """Return the pipeline's arguments; an empty negative prompt is left out, as the pipeline would encode it."""
         call = super().pipeline_call(steps, negative_prompt)
         if negative_prompt or not self.pipeline.config.force_zeros_for_empty_prompt:
             return call
         return replace(call, arguments={key: each for key, each in call.arguments.items() if key != "negative_prompt"})
 
     def decode_scaled(self, latents: Tensor) -> Tensor:
-        """Return decoded (B, C, h, w) latents; some have a mean and a std for each channel."""
+        """Return decoded (B, C, h, w) latents; some models have a mean and a std per channel."""
         vae = self.pipeline.vae
         mean, std = vae.config.get("latents_mean"), vae.config.get("latents_std")
         if mean is None or std is None:
@@ -79,10 +79,10 @@ class SDXL(UNetPolicy):
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
-        """Return that nothing is to be written into images: the pipeline does so where a package is installed."""
+        """Turn off the watermark, which the pipeline adds if a package is installed."""
         return {"add_watermarker": False}
 
 
 def _time_ids(height: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Return (6,) size, corner of the crop, and size that is wanted."""
+    """Return (6,) original size, crop corner, and target size."""
     return torch.tensor([height, width, 0, 0, height, width], dtype=dtype)

@@ -1,4 +1,4 @@
-"""Pipeline folders made of single files: what these hold is converted, configs and all else are another folder's."""
+"""Pipeline folders made from single files: these are converted; configs and all other files come from a folder."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from models.policies.pipeline_index import in_folder, index_file, portable_index
 from models.weights.single_file import HeldPart, check_part, unfit, write_part
 from models.weights.stored_weights import weight_files
 
-#: Files of a component that are read of it: neither pickles nor notes.
+#: Suffixes of component files to copy: no pickles and no notes.
 _READ = (".json", ".safetensors", ".txt", ".model", ".jinja")
 
 
 def check_parts(
     parts: Mapping[str, HeldPart], folder: Path, index: Mapping[str, Any], denoisers: Sequence[str]
 ) -> None:
-    """Check that files hold components of a folder's pipeline, and the folder has all others.
+    """Check that files hold components of a folder's pipeline, and that the folder has all others.
 
     Args:
-        parts: what the files hold.
-        folder: of the pipeline.
-        index: of the folder.
-        denoisers: what the components are called that are trained.
+        parts: the components in the files.
+        folder: folder of the pipeline.
+        index: index of the folder.
+        denoisers: names of the trained components.
 
     Raises:
-        ConfigError: they hold another model, or something is nowhere.
+        ConfigError: the files hold another model, or a component is in neither.
     """
     trained = [name for name in denoisers if _listed(index, name)]
     held = [part for name, part in parts.items() if name in trained]
@@ -39,14 +39,14 @@ def check_parts(
         both = ", ".join(f"{name}: FILE" for name in trained)
         raise unfit(
             held[0].file,
-            f"is of one denoiser, and model.path has {' and '.join(trained)}",
-            f"Say of which: model.single_file={{{both}}}",
+            f"holds one denoiser, and model.path has {' and '.join(trained)}",
+            f"Say which one: model.single_file={{{both}}}",
         )
-    # What is asked for is best told by what is trained.
+    # A mismatch of a denoiser is the most helpful message, so denoisers are checked first.
     for name, part in sorted(parts.items(), key=lambda item: item[0] not in denoisers):
         if not _listed(index, name):
             raise unfit(
-                part.file, f"holds {name}, which model.path '{folder}' has none of", "Give a file of this model"
+                part.file, f"holds {name}, which model.path '{folder}' does not have", "Give a file of this model"
             )
         check_part(part, folder, index[name])
     for name in index:
@@ -59,22 +59,22 @@ def _check_weights(folder: Path, name: str, parts: Mapping[str, HeldPart]) -> No
         weight_files(folder / name)
     except ConfigError:
         raise ConfigError(
-            f"model.path '{folder}' has no weights of {name} as safetensors, and model.single_file holds "
-            f"{', '.join(parts)} alone. Give a folder or hub id with them, or one file for each: "
+            f"model.path '{folder}' has no weights of {name} as safetensors, and model.single_file holds only "
+            f"{', '.join(parts)}. Give a folder or hub id with them, or one file for each: "
             "model.single_file={COMPONENT: FILE}."
         ) from None
 
 
 def write_folder(parts: Mapping[str, HeldPart], folder: Path, index: Mapping[str, Any], target: Path) -> None:
-    """Write a pipeline folder: of files what they hold, of another folder all else.
+    """Write a pipeline folder: components from files, all other files from another folder.
 
-    Its card and licenses stay behind: they are of other weights.
+    The other folder's card and licenses are not copied: they describe other weights.
 
     Args:
-        parts: what the files hold.
-        folder: of the pipeline.
-        index: of the folder.
-        target: where to; must not exist.
+        parts: the components in the files.
+        folder: folder of the pipeline.
+        index: index of the folder.
+        target: folder to write; must not exist.
 
     Raises:
         ConfigError: the files hold another model.

@@ -1,4 +1,4 @@
-"""How many tokens of a prompt a family's text encoders read: what is longer is cut off, where libraries only warn."""
+"""Token limits of a family's text encoders, and notes about truncated prompts, where libraries only warn."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ def _plain(tokenizer: Any, text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """One tokenizer of a pipeline, and how a prompt is put to it."""
+    """One tokenizer of a pipeline, and its limit and template of prompts."""
 
     tokenizer: str
-    """Its component."""
+    """Name of its component."""
     limit: int | None = None
-    """Tokens that are read; None: as many as ``max_sequence_length`` says."""
+    """Tokens that are read; None: ``max_sequence_length``."""
     further: int = 0
-    """Tokens of a template that are read beside so many, and dropped."""
+    """Tokens of a template that are read in addition and then dropped."""
     most: int | None = None
-    """The most ``max_sequence_length`` can mean."""
+    """Upper bound of ``max_sequence_length``."""
     written: Callable[[Any, str], Any] = _plain
-    """Puts a prompt into a template: text, or the tokens themselves."""
+    """Inserts a prompt into a template; returns text or tokens."""
 
     def count(self, tokenizer: Any, text: str) -> int:
-        """Return how many tokens a prompt has, those of its template among them."""
+        """Return the number of tokens of a prompt with its template."""
         written = self.written(tokenizer, text)
         return len(tokenizer(written)["input_ids"] if isinstance(written, str) else written)
 
     def limit_of(self, options: Any) -> int:
-        """Return how many tokens are read under the options of a family."""
+        """Return the number of tokens that are read under the family's options."""
         length = self.limit or options.max_sequence_length
         return int(min(length, self.most or length)) + self.further
 
 
-#: CLIP reads so many tokens, whatever else is set.
+#: Tokens that CLIP reads under any settings.
 CLIP_LIMIT = 77
 
 
 def cut_notes(
     readers: Sequence[Reader], tokenizers: Mapping[str, Any], options: Any, texts: Sequence[str]
 ) -> Iterator[str]:
-    """Yield a sentence for each tokenizer that cuts prompts off: how many, where, and the longest.
+    """Yield a sentence for each tokenizer that truncates prompts: their number, the limit, and the longest prompt.
 
     Args:
-        readers: of the family.
-        tokenizers: by component; those a model does not have are left out.
-        options: of the family.
+        readers: readers of the family.
+        tokenizers: by component; None or missing if the model has none.
+        options: options of the family.
         texts: prompts.
     """
     for reader in readers:
@@ -63,7 +63,7 @@ def cut_notes(
         if tokenizer is None:
             continue
         limit, empty = reader.limit_of(options), reader.count(tokenizer, "")
-        # No tokenizer makes more tokens of a text than it has bytes; most prompts need not be counted.
+        # A text has at most as many tokens as bytes, so most prompts need not be tokenized.
         long = [text for text in texts if empty + len(text.encode()) + 2 > limit]
         counted = [(reader.count(tokenizer, text), text) for text in long]
         cut = [one for one in counted if one[0] > limit]
@@ -72,30 +72,26 @@ def cut_notes(
             raised = "" if reader.limit is not None else ", which model.options.max_sequence_length sets"
             yield (
                 f"{len(cut)} of {len(texts)} prompts are cut off: '{reader.tokenizer}' reads {limit} tokens{raised}, "
-                f"and the longest has {most} ({text[:40]!r}...). What comes after is not seen by that encoder."
+                f"and the longest has {most} ({text[:40]!r}...). That encoder does not see the rest."
             )
 
 
 def refusal(text: str, mark: str) -> str:
-    """Return why a prompt with a control token is not encoded, and what to do."""
+    """Return the message that refuses a prompt with a control token."""
     return (
-        f"prompt {text[:60]!r} holds {mark!r}, which a text encoder of the model reads as a control token: what comes "
-        "after might not be seen. Write it in another way, or remove the prompt."
+        f"prompt {text[:60]!r} holds {mark!r}, which a text encoder of the model reads as a control token: it might "
+        "not see the text after it. Write it in another way, or remove the prompt."
     )
 
 
 def load_tokenizers(folder: Path, readers: Sequence[Reader]) -> dict[str, Any]:
-    """Return the tokenizers of a local pipeline folder, without anything else of it."""
+    """Return the tokenizers of a local pipeline folder, without loading its models."""
     return _loaded(folder, [reader.tokenizer for reader in readers if (folder / reader.tokenizer).is_dir()])
 
 
 def check_marks(folder: Path, texts: Iterable[str]) -> None:
-    """Check that prompts hold no control token of the tokenizers of a local pipeline folder.
-
-    Raises:
-        ConfigError: one does.
-    """
-    # Control tokens of all tokenizers in use begin with one of these; most lists need no tokenizer to be loaded.
+    """Check that prompts hold no control token of a local pipeline folder's tokenizers; raise ConfigError."""
+    # Control tokens of all known tokenizers start with one of these, so most prompt lists need no tokenizer.
     suspect = [text for text in texts if any(sign in text for sign in "<[{|")]
     names = sorted(path.parent.name for path in folder.glob("*/tokenizer_config.json")) if suspect else []
     for tokenizer in _loaded(folder, names).values():

@@ -1,4 +1,4 @@
-"""Trained weights (LoRA or full), and the frozen reference and teacher."""
+"""Trained weights (LoRA or full), and the frozen reference and teachers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Trainable:
-    """The trained parameters of a policy, by name, and the switch to the reference policy."""
+    """The trained parameters of a policy, and its reference and teachers."""
 
     def __init__(self, policy: Policy, lora: LoraSpec | None, *, seed: int) -> None:
         """Make a freshly loaded policy trainable.
@@ -56,18 +56,18 @@ class Trainable:
 
     @property
     def sharded(self) -> bool:
-        """True when the weights are spread over ranks: every rank must then call the models equally often."""
+        """True if the weights are sharded over ranks: every rank must then call the models equally often."""
         return self._sharding is not None
 
     @property
     def gathered(self) -> bool:
-        """True while spread weights are whole on every rank."""
+        """True while sharded weights are whole on every rank."""
         return self._gathered
 
     def shard(self, sharding: Sharding) -> None:
-        """Spread the weights over ranks, those of a reference or teacher that comes later too.
+        """Shard the weights over ranks, including those of a reference or teacher set later.
 
-        A policy that was made empty reads this rank's part of its weights now.
+        A policy created with ``empty`` reads this rank's part of its weights now.
         """
         self._sharding = sharding
         if self.merged is not None:
@@ -77,26 +77,26 @@ class Trainable:
         self.policy.lockstep = True
 
     def gather(self) -> None:
-        """Make the weights whole on every rank, for sampling: the ranks then need not call the models together."""
+        """Gather whole weights on every rank, for sampling: the ranks then need not call the models together."""
         if self.sharded and not self._gathered:
             for module in self.modules():
                 gather(module)
             self._gathered, self.policy.lockstep = True, False
 
     def scatter(self) -> None:
-        """Spread gathered weights over the ranks again."""
+        """Shard gathered weights over the ranks again."""
         if self._gathered:
             for module in self.modules():
                 scatter(module)
             self._gathered, self.policy.lockstep = False, True
 
     def modules(self) -> list[nn.Module]:
-        """Return all trained modules: the policy's own, and those of a reference and a teacher."""
+        """Return all modules: the policy's trained ones, and those of a reference and teachers."""
         further = (module for modules in self.frozen.values() for module in modules.values())
         return [*self.policy.trained.values(), *further]
 
     def measure(self, meter: Meter) -> None:
-        """Count the computation of all trained modules from now on, and of a later reference or teacher."""
+        """Count the computation of all modules from now on, including a reference or teacher set later."""
         self.policy.meter = meter
         for modules in (self.policy.trained, *self.frozen.values()):
             self._measure(modules)
@@ -106,39 +106,39 @@ class Trainable:
             self.policy.meter.watch(modules)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield (denoiser.parameter, parameter) for everything trained, in a fixed order."""
+        """Yield (denoiser.parameter, parameter) of all trained parameters, in a fixed order."""
         for name, module in self.policy.trained.items():
             for key, parameter in module.named_parameters():
                 if parameter.requires_grad:
                     yield f"{name}.{key}", parameter
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return everything trained."""
+        """Return all trained parameters."""
         return [parameter for _, parameter in self.named_parameters()]
 
     def changed(self) -> None:
-        """Note that the parameters changed: a fused optimizer does not bump their versions."""
+        """Invalidate merged weights after a parameter update: a fused optimizer does not bump versions."""
         if self.merged is not None:
             self.merged.forget()
 
     def shapes(self) -> dict[str, torch.Size]:
-        """Return the shapes of the trained parameters, whole, by name."""
+        """Return the full shapes of the trained parameters, by name."""
         return {name: parameter.shape for name, parameter in self.named_parameters()}
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of the trained parameters, float32 on CPU; of spread ones all ranks must ask together."""
+        """Return copies of the trained parameters, float32 on CPU; if sharded, all ranks must call this together."""
         return {name: whole(p.detach()).to("cpu", torch.float32, copy=True) for name, p in self.named_parameters()}
 
     def read(self, files: Sequence[Path] | None) -> None:
-        """Set the trained parameters to stored ones, see ``fill``."""
+        """Load the trained parameters from files, see ``fill``."""
         self.fill(dict(self.named_parameters()), files)
 
     def fill(self, targets: Mapping[str, Tensor], files: Sequence[Path] | None) -> None:
-        """Fill tensors like the trained parameters with stored ones; of spread ones each rank reads its part.
+        """Fill tensors shaped like the trained parameters from files; if sharded, each rank reads its part.
 
         Args:
-            targets: by parameter name.
-            files: a file of whole parameters, or the parts several ranks wrote; None: the base model's own weights.
+            targets: tensors by parameter name.
+            files: one file of whole parameters, or the parts that several ranks wrote; None: the base model's weights.
 
         Raises:
             CorruptError: names or shapes differ from the trained ones.
@@ -160,31 +160,31 @@ class Trainable:
 
     @property
     def needs_reference(self) -> bool:
-        """True when the reference is a frozen copy that must be given; LoRA is its own reference when switched off."""
+        """True if ``set_reference`` must be called; with LoRA, the reference is the policy with adapters disabled."""
         return self.lora is None and self._reference is None
 
     def set_reference(self, base: Policy) -> None:
-        """Give the frozen base model that full weights are compared with; equal weights give equal velocities."""
-        self._reference = self._beside(base, _computed_as_trained)
+        """Set the frozen base model as the reference of full weights; equal weights give equal velocities."""
+        self._reference = self._add(base, _computed_as_trained)
         self._measure(self._reference)
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """The names of the teachers that were given; that of an only one is empty."""
+        """Names of the teachers; a single teacher has the empty name."""
         return tuple(self._teachers)
 
     @property
     def frozen(self) -> dict[str, Mapping[str, nn.Module]]:
-        """Further modules by role."""
+        """Modules of the reference and teachers, by role."""
         teachers = {f"teacher {name}".strip(): modules for name, modules in self._teachers.items()}
         return {"reference": self._reference or {}, **teachers}
 
     def set_teacher(self, teacher: Policy, name: str = "") -> None:
-        """Give a frozen teacher, a model of the same family; equal weights give equal velocities."""
-        self._teachers[name] = self._beside(teacher, _computed_as_trained if self.lora is None else _frozen)
+        """Add a frozen teacher, a model of the same family; equal weights give equal velocities."""
+        self._teachers[name] = self._add(teacher, _computed_as_trained if self.lora is None else _frozen)
         self._measure(self._teachers[name])
 
-    def _beside(self, other: Policy, prepare: Callable[[nn.Module], nn.Module]) -> dict[str, nn.Module]:
+    def _add(self, other: Policy, prepare: Callable[[nn.Module], nn.Module]) -> dict[str, nn.Module]:
         modules = {name: prepare(module) for name, module in other.trained.items()}
         if self._sharding is not None:
             _spread(other, self._sharding)
@@ -195,7 +195,7 @@ class Trainable:
 
     @contextmanager
     def holding(self, values: Sequence[Tensor]) -> Iterator[None]:
-        """Let the trained parameters have other values inside, in the order of ``parameters``; no copy is made.
+        """Swap in other values inside the context, in the order of ``parameters``, without a copy.
 
         Contents of sharded parameters are exchanged in place: gathering refers to their memory.
         """
@@ -221,7 +221,7 @@ class Trainable:
 
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
-        """Switch adapters off, inside."""
+        """Disable adapters inside the context."""
         for module in self.policy.trained.values():
             module.disable_adapters()
         try:
@@ -232,7 +232,7 @@ class Trainable:
 
 
 def _spread(policy: Policy, sharding: Sharding) -> None:
-    """Spread a policy's denoisers over the ranks, and read this rank's part of weights that were not read yet."""
+    """Shard a policy's modules over the ranks, and read this rank's part of weights that were not read yet."""
     sharding.shard(policy.trained.values(), policy.blocks)
     if policy.settings.empty:
         for name, module in policy.trained.items():
@@ -244,11 +244,11 @@ def _frozen(module: nn.Module) -> nn.Module:
 
 
 def _computed_as_trained(module: nn.Module) -> nn.Module:
-    """Return a frozen module, in place, whose forward is bit for bit that of trained float32 copies of its weights.
+    """Freeze a module in place so that its forward equals, bit for bit, that of trained float32 copies of its weights.
 
-    Under autocast, linear and convolution layers round their weights to the forward's dtype whatever they are stored
-    in. All others (norms, embeddings, tables) compute in the dtype of their weights, which must then be float32 here
-    too: a bfloat16 norm weight alone makes the KL to the base model 1e-5 before anything was trained.
+    Under autocast, linear and convolution layers round weights of any dtype to the forward's dtype. All other layers
+    (norms, embeddings, tables) compute in the dtype of their weights, which must then be float32 here too: a bfloat16
+    norm weight alone gives a KL to the base model of 1e-5 before any training.
     """
     for layer in module.modules():
         if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):

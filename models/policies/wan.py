@@ -58,7 +58,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
     readers = (Reader(tokenizer="tokenizer", written=_cleaned),)
     denoiser_names: ClassVar[tuple[str, ...]] = ("transformer", "transformer_2")
     expands_timesteps: ClassVar[bool] = False
-    """Time is an input of each token, as Wan 2.2 TI2V wants it."""
+    """Each token has its own time input, as in Wan 2.2 TI2V."""
     settings_read = Fields(followed=frozenset({"boundary_ratio", "expand_timesteps"}))
     blocks = ("blocks",)
     # Flow-GRPO's targets for Wan 2.1: self- and cross-attention.
@@ -82,7 +82,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
         early = self._early(sigma)
         if self.lockstep:
             return self._both(modules, latents, sigma, rows)
-        # Read once, as reading waits for the device.
+        # Read once, as each read synchronizes with the device.
         known = early.tolist()
         if all(known):
             return self._one(modules["transformer"], latents, sigma, rows)
@@ -95,7 +95,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
         return result
 
     def _both(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call both transformers with all rows of their noise range, or with one row of the other and no effect."""
+        """Call both transformers with the rows of their noise range, or with one row of the other without effect."""
         early, result = self._early(sigma), torch.zeros_like(latents)
         for name, chosen in (("transformer", early), ("transformer_2", ~early)):
             used = chosen if bool(chosen.any()) else torch.arange(len(sigma), device=sigma.device) == 0
@@ -120,10 +120,10 @@ class Wan(EulerGridPolicy, ClipPolicy):
     def save_lora(self, folder: Path) -> None:
         """Write one LoRA file per transformer.
 
-        The second one's is in a folder ``transformer_2``, for ``load_lora_weights(..., load_into_transformer_2=True)``.
+        The second file is in a folder ``transformer_2``, for ``load_lora_weights(..., load_into_transformer_2=True)``.
         """
         for name, module in self.denoisers.items():
-            # The pipeline's loader knows one name; the target is passed.
+            # The pipeline's loader knows one name; its argument selects the transformer.
             save_lora(self.pipeline_name, folder if name == "transformer" else folder / name, "transformer", module)
 
     @classmethod

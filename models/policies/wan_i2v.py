@@ -1,7 +1,7 @@
-"""Wan 2.1 and 2.2 image to video (WanImageToVideoPipeline): the first frame is given as further latent channels.
+"""Wan 2.1 and 2.2 image to video (WanImageToVideoPipeline): extra latent channels hold the first frame.
 
-So may the last one be: the second image of a prompt. Wan 2.1 sees either the first alone or both (FLF2V), Wan 2.2
-the given frames.
+They can also hold the last frame, the second image of a prompt. Wan 2.1 models take either the first frame alone or
+both (FLF2V), Wan 2.2 takes one or both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Wan21ImageToVideo(Wan):
-    """Adapter for WanImageToVideoPipeline; Wan 2.1 sees the image through CLIP too."""
+    """Adapter for WanImageToVideoPipeline; Wan 2.1 also takes the image's CLIP embeddings."""
 
     pipeline_name = "WanImageToVideoPipeline"
     family = "wan21_i2v"
@@ -44,7 +44,7 @@ class Wan21ImageToVideo(Wan):
 
         Raises:
             ConfigError: the package this pipeline cleans prompts with is not installed.
-            PromptError: a prompt comes with more frames than the model sees, or fewer.
+            PromptError: a prompt comes with more or fewer frames than the model takes.
         """
         require_extra("video", "ftfy", label=f"model.policy '{self.family}'")
         pipeline, device = self.pipeline, self.settings.device
@@ -53,28 +53,25 @@ class Wan21ImageToVideo(Wan):
             _check_ends(pipeline.transformer.config, len(ends), prompt, self.settings.frames)
         found = {**super().encode(prompts), "condition": frames_at_ends(pipeline, self.settings, started)}
         if self._sees_image:
-            # A row is a clip: tokens of both its frames stand one after the other.
+            # A row is a clip, with the tokens of both frames in sequence.
             seen = [pipeline.encode_image(ends, device).flatten(0, 1) for ends in started]
             found["image_embeds"] = torch.stack(seen)
         return found
 
     @classmethod
     def check_ends(cls, folder: Path, images: int, prompt: str, frames: int) -> None:
-        """Check that a clip can be given so many of its frames, by the config of the transformer.
+        """Check that the transformer takes this number of images per clip; raise PromptError.
 
         Args:
-            folder: of the pipeline.
-            images: that a prompt comes with.
-            prompt: its text.
-            frames: of the clip.
-
-        Raises:
-            PromptError: it cannot.
+            folder: folder of the pipeline.
+            images: number of images of the prompt.
+            prompt: text of the prompt.
+            frames: frames of the clip.
         """
         _check_ends(read_json(folder / "transformer" / "config.json"), images, prompt, frames)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, of which a second image is the last frame."""
+        """Return the pipeline's arguments; a second image is the last frame."""
         return replace(super().pipeline_call(steps, negative_prompt), last_frame=True)
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
@@ -88,7 +85,7 @@ class Wan21ImageToVideo(Wan):
     def _one(self, module: nn.Module, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         seen = rows.get("image_embeds")
         if seen is not None and _sees_both(self.pipeline.transformer.config):
-            # The transformer takes a clip's two frames for two rows, and joins them itself.
+            # The transformer expects a clip's two frames as two rows, and joins them.
             seen = seen.unflatten(1, (2, -1)).flatten(0, 1)
         return module(  # type: ignore[no-any-return]
             hidden_states=torch.cat([latents, rows["condition"].to(latents.dtype)], dim=1),
@@ -100,7 +97,7 @@ class Wan21ImageToVideo(Wan):
 
 
 class Wan22ImageToVideo(Wan21ImageToVideo):
-    """Wan 2.2: two transformers, which see the image as latents only."""
+    """Wan 2.2: two transformers, which take the image as latents only."""
 
     family = "wan22_i2v"
 
@@ -110,7 +107,7 @@ def _sees_both(config: Mapping[str, Any]) -> bool:
 
 
 def _check_ends(config: Mapping[str, Any], images: int, prompt: str, frames: int) -> None:
-    """Check that a clip can be given so many of its frames; ``config`` is the transformer's."""
+    """Check that the transformer, by its config, takes this number of images per clip."""
     both, reason = _sees_both(config), None
     if config.get("image_dim") is not None and both != (images == 2):
         only, other = ("both its ends", "one of the first alone") if both else ("the first alone", "Wan 2.1 FLF2V")

@@ -1,8 +1,8 @@
 """Wan 2.2 TI2V-5B text to video (WanPipeline with ``expand_timesteps``).
 
-One transformer, an autoencoder of 16 pixels and 48 channels a latent, and time as an input of each token.
+One transformer, an autoencoder with 16 pixels and 48 channels per latent, and a time input for each token.
 
-Without an image to start from all tokens have one noise level, so that steps and log-probs are those of other families.
+Without a start image all tokens have the same noise level, so steps and log-probs work as in other families.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Wan22TI2V(Wan):
-    """Adapter for WanPipeline with a time for each token; latents are (B, 48, f, h, w)."""
+    """Adapter for WanPipeline with a time input per token; latents are (B, 48, f, h, w)."""
 
     family = "wan22_ti2v"
     expands_timesteps = True
@@ -27,7 +27,7 @@ class Wan22TI2V(Wan):
 
     def _one(self, module: nn.Module, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         frames, height, width = latents.shape[2:]
-        # The pipeline takes every second latent of a mask, which is all ones without an image.
+        # The pipeline uses every second latent of a mask, which is all ones without an image.
         tokens = frames * ((height + 1) // 2) * ((width + 1) // 2)
         return module(  # type: ignore[no-any-return]
             hidden_states=latents,

@@ -1,9 +1,8 @@
 """Wan 2.2 TI2V-5B image to video (WanImageToVideoPipeline with ``expand_timesteps``).
 
-The first latent frame is the image's and stays as it is: its tokens have time 0, all others that of the step.
-Chains hold the frames that move and nothing else, so that noise, log-probs, KL and losses are means over what the
-policy makes; the first frame would only add terms that no weight changes. It is put before them where the model is
-called and where a clip is decoded.
+The first latent frame is that of the image and stays fixed: its tokens have time 0, all others the time of the step.
+Chains hold only the other frames, so that noise, log-probs, KL and losses are means over the generated frames; the
+first frame would only add terms that do not depend on the weights. It is prepended for model calls and decoding.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class Wan22TI2VImage(Wan22TI2V):
-    """Adapter for WanImageToVideoPipeline with a time for each token; latents are (B, 48, f - 1, h, w)."""
+    """Adapter for WanImageToVideoPipeline with a time input per token; latents are (B, 48, f - 1, h, w)."""
 
     pipeline_name = "WanImageToVideoPipeline"
-    # The published folder names the pipeline of text.
+    # The published folder names the text-to-video pipeline.
     folders_of: ClassVar[tuple[str, ...]] = ("WanPipeline",)
     family = "wan22_ti2v_i2v"
     text_parts = ("text_encoder", "tokenizer", "image_encoder", "image_processor")
@@ -52,28 +51,24 @@ class Wan22TI2VImage(Wan22TI2V):
         return {**super().encode(prompts), "condition": frames_at_ends(self.pipeline, self.settings, started)}
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, 48, f - 1, h, w) float32 noise: of all frames, as the pipeline draws it, those that move."""
+        """Return (B, 48, f - 1, h, w) float32 noise: drawn for all frames, as in the pipeline, without the first."""
         return clip_noise(self.pipeline, self.settings, generators)[:, :, 1:].contiguous()
 
     def finished(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return (B, 48, f, h, w): the image's latents, and those of the frames that moved."""
+        """Return (B, 48, f, h, w): the image's latents, followed by those of the generated frames."""
         first = conditioning.positive["condition"].to(latents.device, latents.dtype)
         return torch.cat([first, latents], dim=2)
 
     def decode_smoothly(self, latents: Tensor) -> Tensor:
-        """Refuse.
-
-        Raises:
-            ConfigError: always; gradients are asked of latents alone, which do not hold the first frame.
-        """
+        """Raise ConfigError: gradients are taken from latents alone, which lack the first frame."""
         raise ConfigError(
-            f"model.policy '{self.family}': clips are decoded with the image they start from, which rewards that are "
-            "followed by their gradients are not given. Choose an optimize.algorithm that needs no gradients."
+            f"model.policy '{self.family}': clips are decoded with the image they start from, which the decoding for "
+            "reward gradients does not get. Choose an optimize.algorithm that needs no gradients."
         )
 
     @classmethod
     def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
-        """Check height, width and the number of frames, of which some must move.
+        """Check height, width and the number of frames, of which at least one must be generated.
 
         Raises:
             ConfigError: the model cannot make such clips.

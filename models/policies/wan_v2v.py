@@ -1,7 +1,7 @@
-"""Wan 2.1 video to video (WanVideoToVideoPipeline): chains start from a clip under noise.
+"""Wan 2.1 video to video (WanVideoToVideoPipeline): chains start from a clip with noise added.
 
-The model is that of text to video. A chain takes the last steps of a longer schedule, of which the strength is the
-share: the higher it is, the less is left of the clip.
+It uses the text-to-video model. A chain takes the last steps of a longer schedule, and the strength is their share: a
+higher strength keeps less of the clip.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WanVideoOptions(WanOptions):
     """Options of the family."""
 
     strength: float = 0.8
-    """How far a clip is noised, above 0 and up to 1, where nothing of it is left: the share of the schedule taken."""
+    """Share of the schedule that is used, above 0 and at most 1: more adds more noise, 1 keeps nothing of the clip."""
 
     def __post_init__(self) -> None:
         """Check the strength.
@@ -49,7 +49,7 @@ class WanVideoToVideo(Wan):
     """Adapter for WanVideoToVideoPipeline; latents are (B, 16, f, h, w)."""
 
     pipeline_name = "WanVideoToVideoPipeline"
-    # The published folder names the pipeline of text.
+    # The published folder names the text-to-video pipeline.
     folders_of: ClassVar[tuple[str, ...]] = ("WanPipeline",)
     family = "wan21_v2v"
     options_type = WanVideoOptions
@@ -64,8 +64,8 @@ class WanVideoToVideo(Wan):
 
         Args:
             prompts: B prompts.
-            images: of each prompt one clip, (F, H, W, 3) uint8, of which the first frames are taken; or one image,
-                (H, W, 3), which is a clip that stands still.
+            images: one clip per prompt, (F, H, W, 3) uint8, whose first frames are used; or one image, (H, W, 3),
+                repeated as a still clip.
 
         Raises:
             ConfigError: a clip is too short, or the package this pipeline cleans prompts with is not installed.
@@ -98,18 +98,18 @@ class WanVideoToVideo(Wan):
         return clip_noise(self.pipeline, self.settings, generators)
 
     def started(self, noise: Tensor, sigmas: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return the clips' latents under as much noise as the first level says, as ``scale_noise`` mixes them."""
+        """Return the clips' latents with noise of the first level, mixed as in ``scale_noise``."""
         level = expand(sigmas[:1].to(noise.device), noise)
         source = conditioning.positive["source"].to(noise.device, torch.float32)
         return level * noise + (1.0 - level) * source
 
     def sigmas(self, steps: int) -> Tensor:
-        """Return the last levels of the schedule that so many steps are the share of."""
+        """Return the last ``steps`` levels of the whole schedule."""
         whole = self._whole(steps)
         return super().sigmas(whole)[whole - steps :]
 
     def _whole(self, steps: int) -> int:
-        """Return the number N of steps given to the pipeline, which takes int(N strength) of them."""
+        """Return the number N of steps to pass to the pipeline, which uses int(N strength) of them."""
         strength = self.options.strength
         most = int(steps / strength) + 2
         found = next((number for number in range(steps, most) if int(number * strength) == steps), None)
@@ -121,7 +121,7 @@ class WanVideoToVideo(Wan):
         return found
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments: of the whole schedule, its share, and a clip for as many frames."""
+        """Return the pipeline's arguments: steps of the whole schedule, the strength, and the frames of the clip."""
         call = super().pipeline_call(steps, negative_prompt)
         known = {key: each for key, each in call.arguments.items() if key not in ("num_frames", "guidance_scale_2")}
         further = {"num_inference_steps": self._whole(steps), "strength": self.options.strength}

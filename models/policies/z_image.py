@@ -1,6 +1,6 @@
-"""Z-Image (ZImagePipeline): a single-stream transformer over lists of images and texts of their own lengths.
+"""Z-Image (ZImagePipeline): a single-stream transformer over lists of images and texts of different lengths.
 
-Guidance is one more here than in the pipeline, where 0 is off, so that 1 is off as in every other family.
+The guidance scale is one more than in the pipeline, where 0 turns it off, so that 1 is off as in all other families.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class ZImage(PipelinePolicy):
         return -torch.stack([image.float() for image in predicted]).squeeze(2)
 
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
-        """Return positive + (scale - 1) (positive - negative); the pipeline calls scale - 1 its guidance."""
+        """Return positive + (scale - 1) (positive - negative); the pipeline's guidance scale is scale - 1."""
         return positive + (self.settings.guidance_scale - 1) * (positive - negative)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, with its own count of guidance."""
+        """Return the pipeline's arguments, with its definition of the guidance scale."""
         call = super().pipeline_call(steps, negative_prompt)
         scale = max(0.0, self.settings.guidance_scale - 1)
         return replace(call, arguments={**call.arguments, self.guidance_argument: scale})

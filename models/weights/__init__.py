@@ -1,1 +1,1 @@
-"""Trained parameters as files and in memory: adapters, averages, merging, spreading over ranks. No family by name."""
+"""Trained parameters in files and in memory: adapters, averages, merging, sharding. Does not depend on families."""

@@ -1,8 +1,8 @@
-"""What adapters' settings mean: which fields are followed, which do not matter; all others are refused by name.
+"""Supported settings of adapters: fields that are read and fields without effect; all others are refused by name.
 
 Settings are those of peft (``adapter_config.json``), of diffusers (``lora_adapter_metadata`` in a safetensors header),
-and of kohya's scripts, LyCORIS and ai-toolkit (further entries of the header). A setting that is ignored makes another
-function of an adapter. A new field of peft belongs in one of the tables.
+and of kohya's scripts, LyCORIS and ai-toolkit (other entries of the header). Ignoring a setting could change an
+adapter's outputs. A new field of peft belongs in one of the tables.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from models.weights.lora_files import unfit
 
 #: Read by ``models.weights.lora_start``.
 FOLLOWED = frozenset({"lora_alpha", "use_rslora", "alpha_pattern"})
-_TENSORS = "the names and shapes of the tensors say which layers, and of which rank"
-_BESIDE = "only counts with another setting, which is refused"
-#: Fields that leave what an adapter computes as it is, and why.
+_TENSORS = "the names and shapes of the tensors give the layers and the rank"
+_NEEDS_OTHER = "only has an effect with another setting, which is refused"
+#: Fields that do not change an adapter's outputs, and the reason.
 MOOT: Mapping[str, str] = {
     "r": _TENSORS,
     "rank_pattern": _TENSORS,
@@ -26,24 +26,24 @@ MOOT: Mapping[str, str] = {
     "exclude_modules": _TENSORS,
     "layers_to_transform": _TENSORS,
     "layers_pattern": _TENSORS,
-    "task_type": "says what is wrapped around the model, not what a layer computes",
-    "auto_mapping": "names classes of the model that was adapted",
+    "task_type": "names the wrapper of the model, not the computation of a layer",
+    "auto_mapping": "names classes of the adapted model",
     "base_model_name_or_path": "a name; layers and shapes must fit the model",
     "revision": "of that name",
     "peft_version": "of the program that wrote it",
-    "inference_mode": "says whether peft would train it",
-    "lora_dropout": "acts while peft trains; here nothing is dropped, so that draws and training agree",
-    "fan_in_fan_out": "says how the model's layer stores its weight, which its class says",
-    "runtime_config": "says where peft computes",
-    "megatron_core": _BESIDE,
-    "loftq_config": _BESIDE,
-    "eva_config": "says how first weights were found; what was trained is in the tensors",
-    "corda_config": _BESIDE,
-    "lora_ga_config": _BESIDE,
-    "qalora_group_size": _BESIDE,
-    "ensure_weight_tying": _BESIDE,
+    "inference_mode": "whether peft would train it",
+    "lora_dropout": "acts while peft trains; here dropout is off, so that sampling and training agree",
+    "fan_in_fan_out": "how the model's layer stores its weight, which its class defines",
+    "runtime_config": "where peft computes",
+    "megatron_core": _NEEDS_OTHER,
+    "loftq_config": _NEEDS_OTHER,
+    "eva_config": "how initial weights were found; the trained weights are in the tensors",
+    "corda_config": _NEEDS_OTHER,
+    "lora_ga_config": _NEEDS_OTHER,
+    "qalora_group_size": _NEEDS_OTHER,
+    "ensure_weight_tying": _NEEDS_OTHER,
 }
-#: The values of further fields that are understood; all others are refused.
+#: Supported values of other fields; all other values are refused.
 ALLOWED: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA", None),
     "bias": ("none", None),
@@ -70,18 +70,18 @@ _REMEDIES = {
         "path_initial_model_for_weight_conversion=...), or merge it into the model's weights and start from those"
     ),
     "alora_invocation_tokens": (
-        "It acts after these tokens alone, while training and draws here use one model for all tokens. Give an adapter "
+        "It only acts after these tokens, while training and draws here use one model for all tokens. Give an adapter "
         "without them"
     ),
 }
 #: The entry of a safetensors header that has peft's settings (diffusers' ``LORA_ADAPTER_METADATA_KEY``).
 _DIFFUSERS = "lora_adapter_metadata"
-#: Notes of kohya's scripts, of ai-toolkit and of the standard for model files: of training data, rates and names.
+#: Prefixes of notes about training data, rates and names (kohya's scripts, ai-toolkit, the standard for model files).
 _NOTES = ("ss_", "sshs_", "modelspec.")
 _MODULE, _ARGUMENTS = "ss_network_module", "ss_network_args"
-#: Networks of kohya's scripts that are low-rank adapters; LyCORIS makes several kinds.
+#: Networks of kohya's scripts that are low-rank adapters; LyCORIS has several kinds.
 _NETWORKS = ("networks.lora", "lycoris.kohya")
-#: Arguments of networks that leave the function as it is: ranks and alphas are in the tensors, others act in training.
+#: Arguments of networks that do not change outputs: ranks and alphas are in the tensors, others only act in training.
 MOOT_ARGUMENTS = frozenset(
     {
         "conv_dim",
@@ -134,20 +134,17 @@ MOOT_ARGUMENTS = frozenset(
         "unbalanced_factorization",
     }
 )
-#: LyCORIS's name of what its tensors are.
+#: Supported algorithms of LyCORIS.
 _ALGORITHMS = ("lora", "locon")
 
 
 def check_settings(path: Path, where: str, settings: Mapping[str, Any]) -> None:
-    """Check that settings of peft describe low-rank adapters of weights, relative to the model's own.
+    """Check that peft settings describe low-rank adapters relative to the model's own weights; raise ConfigError.
 
     Args:
-        path: of the adapter, for messages.
+        path: path of the adapter, for messages.
         where: the file or entry with the settings.
         settings: the settings by name.
-
-    Raises:
-        ConfigError: a setting means something else.
     """
     for name, value in settings.items():
         if name in FOLLOWED or name in MOOT or any(_same(value, each) for each in ALLOWED.get(name, (None, False, {}))):
@@ -156,17 +153,14 @@ def check_settings(path: Path, where: str, settings: Mapping[str, Any]) -> None:
 
 
 def check_header(path: Path, header: Mapping[str, str]) -> None:
-    """Check what the header of a safetensors file says of adapters.
+    """Check that the header of a safetensors file describes low-rank adapters of weights; raise ConfigError.
 
     Args:
-        path: of the file.
+        path: path of the file.
         header: its texts by name.
-
-    Raises:
-        ConfigError: an entry says that they are something else than low-rank adapters of weights.
     """
     settings = _json(path, _DIFFUSERS, header.get(_DIFFUSERS))
-    # diffusers writes the model's name before each.
+    # diffusers prefixes each name with the model's.
     for name, value in settings.items():
         check_settings(path, f"{_DIFFUSERS} of its header", {name.rpartition(".")[2]: value})
     module, arguments = header.get(_MODULE), _json(path, _ARGUMENTS, header.get(_ARGUMENTS))
@@ -178,7 +172,7 @@ def check_header(path: Path, header: Mapping[str, str]) -> None:
         if name not in MOOT_ARGUMENTS and str(value).lower() not in ("false", "none", "0", ""):
             raise unfit(path, f"has '{name}: {_short(value)}' in {_ARGUMENTS} of its header", _MERGE)
     for name, text in header.items():
-        # Trainers without a form of their own write peft's names.
+        # Trainers without their own format write peft's names.
         if not name.startswith(_NOTES) and name in ALLOWED:
             check_settings(path, "its header", {name: _value(text)})
 

@@ -1,7 +1,7 @@
-"""Whether a model's folder has every weight that its config asks for, from headers alone.
+"""Checks from headers alone that a model's folder has every weight that its config requires.
 
-Libraries do not refuse what is not whole: transformers draws missing weights at random, and diffusers leaves them
-without memory. Training would then be of another model than the one that is named.
+Libraries accept incomplete models: transformers initializes missing weights at random, and diffusers leaves them on the
+meta device. A run would then train a different model.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from models.weights.stored_weights import on_meta, weight_files
 
 
 def check_complete(folder: Path, made: Any, *, label: str) -> None:
-    """Check that a folder has all weights of a model, in the shapes that its config says; nothing is loaded.
+    """Check, without loading weights, that a folder has all weights of a model in the shapes of its config.
 
     Args:
-        folder: of a component, or of a model of transformers.
+        folder: folder of a component or a transformers model.
         made: its class, of diffusers or transformers.
         label: the setting that names it.
 
     Raises:
-        ConfigError: one is missing, or has another shape.
+        ConfigError: a weight is missing or has another shape.
         OSError: a file is missing.
-        ValueError: one cannot be read.
+        ValueError: a file cannot be read.
     """
     quiet_libraries()
     config = folder / "config.json"
     if not config.is_file() or "quantization_config" in read_json(config):
-        # Numbers of few bits are packed, in shapes of their own.
+        # Quantized weights are packed in other shapes.
         return
     find = _of_diffusers if hasattr(made, "load_config") else _of_transformers
     try:
@@ -46,19 +46,19 @@ def check_complete(folder: Path, made: Any, *, label: str) -> None:
     if lacking:
         more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
         raise ConfigError(
-            f"{label} '{folder}' {lacking[0]}{more}, which its config.json asks for; training would be of "
-            "another model than this. Save it again with save_pretrained(), or copy or download it again."
+            f"{label} '{folder}' {lacking[0]}{more}, which its config.json requires; a run would train a different "
+            "model. Save it again with save_pretrained(), or copy or download it again."
         )
 
 
 def _of_diffusers(folder: Path, made: Any, label: str) -> Iterable[str]:
-    """Yield what is missing, or has another shape (``ModelMixin.from_pretrained``)."""
+    """Yield missing weights and other shapes, as ends of a sentence (``ModelMixin.from_pretrained``)."""
     stored: dict[str, tuple[int, ...]] = {}
     for file in weight_files(folder):
         with safe_open(file, "pt") as opened:
             stored |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
     model: Any = on_meta(partial(made.from_config, read_json(folder / "config.json")))
-    # Names of attention layers before they had one class.
+    # Renames attention layers of older diffusers versions.
     model._fix_state_dict_keys_on_load(stored)
     for name, tensor in model.state_dict().items():
         shape = tuple(tensor.shape)
@@ -69,14 +69,14 @@ def _of_diffusers(folder: Path, made: Any, label: str) -> Iterable[str]:
 
 
 def _of_transformers(folder: Path, made: Any, label: str) -> Iterable[str]:
-    """Yield what is missing after the renaming and merging that loading does, which this is without any number."""
+    """Return missing weights, from loading on the meta device, which renames and merges weights as usual."""
     try:
         loading: dict[str, Any] = {"device_map": "meta", "output_loading_info": True, "use_safetensors": True}
         _, about = load_pretrained(made, folder, label=label, **loading)
     except RuntimeError as error:
-        said = [line.strip() for line in str(error).splitlines() if "mismatch" in line.lower()] or [str(error)]
+        lines = [line.strip() for line in str(error).splitlines() if "mismatch" in line.lower()] or [str(error)]
         raise ConfigError(
-            f"{label} '{folder}' has weights of other sizes than its config.json says: {said[0][:300]}. Copy or "
+            f"{label} '{folder}' has weights of other sizes than its config.json says: {lines[0][:300]}. Copy or "
             "download it again."
         ) from None
     return [f"has no weight '{name}'" for name in about["missing_keys"]]

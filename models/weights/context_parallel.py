@@ -1,7 +1,7 @@
 """Token sequences split over ranks: Ulysses (arXiv 2309.14509), as diffusers' ``apply_context_parallel`` does it.
 
-Each rank computes its part of the tokens; around attention the ranks exchange tokens for heads, so that each sees all
-tokens of some heads. A rank's gradients are those of its tokens: those of all ranks added up are the whole ones.
+Each rank computes its part of the tokens; around attention the ranks exchange tokens for heads, so that each has all
+tokens of some heads. A rank's gradients are those of its tokens; the sum over all ranks is the whole gradient.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSplit:
-    """Which ranks share the tokens of each row."""
+    """The ranks that share the tokens of each row."""
 
     mesh: DeviceMesh
-    """Dimensions 'data', 'ring' (1) and 'ulysses': ranks next to each other share tokens."""
+    """Dimensions 'data', 'ring' (1) and 'ulysses': consecutive ranks share tokens."""
 
     @classmethod
     def of(cls, device: torch.device, *, world: int, degree: int) -> TokenSplit:
@@ -37,10 +37,10 @@ class TokenSplit:
 
     @contextmanager
     def over(self, modules: Sequence[nn.Module]) -> Iterator[None]:
-        """Let the ranks of a group compute the rows of some denoisers together, inside.
+        """Let the ranks of a group compute rows of denoisers together inside the context.
 
         Raises:
-            ConfigError: a denoiser cannot be split so.
+            ConfigError: the tokens or heads of a denoiser cannot be split.
         """
         from diffusers.hooks.context_parallel import apply_context_parallel, remove_context_parallel
 
@@ -57,7 +57,7 @@ class TokenSplit:
                 remove_context_parallel(module, plan)
 
     def _config(self) -> Any:
-        # Not by ``enable_parallelism``: it asks for an accelerator, and cannot be undone.
+        # ``enable_parallelism`` requires an accelerator and cannot be undone.
         from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
 
         sizes = {"ring_degree": 1, "ulysses_degree": self.mesh["ulysses"].size()}
@@ -67,10 +67,10 @@ class TokenSplit:
 
 
 def token_plan(module: nn.Module, degree: int) -> Any:
-    """Return where a denoiser's tokens are split and joined; it may be on the meta device.
+    """Return diffusers' plan of where a denoiser's tokens are split and joined; it may be on the meta device.
 
     Raises:
-        ConfigError: diffusers does not say, or its heads cannot be shared out evenly.
+        ConfigError: diffusers has no plan, or the heads cannot be divided evenly.
     """
     plan, heads = getattr(module, "_cp_plan", None), module.config.get("num_attention_heads")  # type: ignore[union-attr, operator]
     if plan is None:

@@ -1,4 +1,4 @@
-"""Whether the stored parts of a tensor make up all of it, each number once: memory is allocated before it is filled."""
+"""Checks that stored parts cover each number of a tensor once: memory is allocated before it is filled."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ MAX_DIMENSIONS = 6
 
 
 def check_covered(size: Sequence[int], chunks: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
-    """Check that boxes tile a whole one: nothing is left out, covered twice or outside.
+    """Check that boxes tile a tensor, without gaps, overlaps or points outside; raise ValueError.
 
-    How often each point is covered is a step function; it is determined by its steps, the corners of the boxes with
-    signs (+ where a box begins, - where it ends, multiplied over the dimensions). The boxes tile the whole if and only
-    if their corners add up to those of the whole. The work is linear in the number of boxes.
+    The number of boxes over each point is a step function, determined by its steps: the corners of the boxes with
+    signs (+ where a box begins, - where it ends, multiplied over the dimensions). The boxes tile the tensor if and only
+    if their corners add up to those of the tensor. The work is linear in the number of boxes.
 
     Args:
-        size: of the tensor.
+        size: shape of the tensor.
         chunks: offsets and sizes of its parts.
-
-    Raises:
-        ValueError: they do not tile it.
     """
     if len(size) > MAX_DIMENSIONS:
         raise ValueError(f"a tensor has {len(size)} dimensions, and {MAX_DIMENSIONS} are read at most")

@@ -1,10 +1,10 @@
 """Checkpoints of ``torch.distributed.checkpoint`` (DCP): folders that other tools write, or read with ``dcp.load``.
 
-A folder has a ``.metadata``, a pickle that says which tensors there are, and in which file each part of one lies. The
-parts are written with ``torch.save``: an archive with a pickle and the bytes of the numbers. Both pickles are read as
-plain records (``models.weights.plain_pickle``), nothing of them becomes an object of torch, and what they say is
-checked: parts that tile their tensor, of its dtype, in files of the folder, with as many bytes as they have numbers.
-``torch.load(weights_only=True)`` would not do: it takes tensors beyond the end of their storage.
+A folder has a ``.metadata``, a pickle that lists the tensors and the file of each of their parts. Parts are written
+with ``torch.save``: an archive with a pickle and the bytes of the numbers. Both pickles are read as plain records
+(``models.weights.plain_pickle``) and never become torch objects. Their content is checked: parts tile their tensor,
+have its dtype, lie in files of the folder, and have as many bytes as their shape needs.
+``torch.load(weights_only=True)`` is not enough: it accepts tensors that extend beyond the end of their storage.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 METADATA = ".metadata"
 _ABOUT = "torch.distributed.checkpoint.metadata"
-#: What weights are stored as. Integers and numbers of 8 bits mean something only with scales that lie elsewhere.
+#: Dtypes of stored weights. Integers and 8-bit numbers would need scales that are stored elsewhere.
 _DTYPES = {
     "torch.float64": ("torch.DoubleStorage", torch.float64),
     "torch.float32": ("torch.FloatStorage", torch.float32),
@@ -41,7 +41,7 @@ _DTYPES = {
     "torch.bfloat16": ("torch.BFloat16Storage", torch.bfloat16),
 }
 _ALL_DTYPES = {str(kind) for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
-#: What metadata consists of, beside numbers, texts and their collections.
+#: Names allowed in metadata, in addition to numbers, texts and their collections.
 _IN_METADATA = (
     *(
         f"{_ABOUT}.{name}"
@@ -62,10 +62,10 @@ _IN_METADATA = (
     *(f"{module}.{kind}Path" for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")),
     *_ALL_DTYPES,
 )
-#: What the pickle of a part consists of, as ``torch.save`` writes a tensor.
 _REBUILD = "torch._utils._rebuild_tensor_v2"
+#: Names allowed in the pickle of a part, which is a tensor written by ``torch.save``.
 _IN_PART = (_REBUILD, "collections.OrderedDict", *(storage for storage, _ in _DTYPES.values()))
-#: What is raised where records or archives are others than they should be.
+#: Exceptions raised by malformed records or archives.
 _MALFORMED = (
     ValueError,
     AttributeError,
@@ -76,17 +76,17 @@ _MALFORMED = (
     struct.error,
     zipfile.BadZipFile,
 )
-#: Where checkpoints have weights: as they are written here, and as programs with a model of their own write them.
+#: Prefixes of weights' names: of checkpoints written here, and of programs that save a bare model.
 _PREFIXES = ("model.", "")
 
 
 def write_checkpoint(state: Mapping[str, Any], folder: Path, read: Callable[[str], Tensor]) -> None:
-    """Write a checkpoint, by this process alone.
+    """Write a checkpoint from this process alone.
 
     Args:
-        state: nested mappings; what ``read`` gives are tensors on the meta device.
-        folder: where it goes.
-        read: place of such a tensor, names joined by dots, -> the tensor; one is in memory at a time.
+        state: nested mappings; tensors on the meta device are placeholders for ``read``.
+        folder: folder of the checkpoint.
+        read: returns the tensor for a placeholder's keys, joined by dots; only one is in memory at a time.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -95,18 +95,18 @@ def write_checkpoint(state: Mapping[str, Any], folder: Path, read: Callable[[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """A part of a tensor, and where it lies."""
+    """A part of a tensor, and its location."""
 
     offsets: tuple[int, ...]
-    """In the tensor."""
+    """Offsets in the tensor."""
     sizes: tuple[int, ...]
-    """Its shape."""
+    """Shape of the part."""
     file: Path
-    """The file it is in."""
+    """Its file."""
     start: int
-    """Byte of the file."""
+    """First byte in the file."""
     length: int
-    """In bytes."""
+    """Length in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,21 +114,21 @@ class _Stored:
     """A tensor of a checkpoint."""
 
     dtype: str
-    """As torch writes it."""
+    """Torch's name of its dtype."""
     size: torch.Size
-    """Its shape."""
+    """Shape of the tensor."""
     chunks: Sequence[_Chunk]
-    """Its parts, which tile it."""
+    """Parts that tile it."""
 
 
 class DcpCheckpoint:
     """A checkpoint to read weights from."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what is in it.
+        """Read the metadata.
 
         Raises:
-            ConfigError: it is none, or its metadata is not as torch writes it.
+            ConfigError: it is missing, or is not in torch's format.
         """
         self._folder = folder
         try:
@@ -146,13 +146,14 @@ class DcpCheckpoint:
             ) from None
 
     def places(self, shapes: Mapping[str, torch.Size]) -> dict[str, str]:
-        """Return where the checkpoint has each of some weights, by name.
+        """Return the checkpoint's names of some weights, by their own names.
 
         Args:
-            shapes: of the weights by name, ``module.parameter``; of one module alone, ``parameter`` will do.
+            shapes: shapes of the weights, by ``module.parameter``; for a single module, the checkpoint may also name
+                them ``parameter``.
 
         Raises:
-            ConfigError: it lacks one, or has it in another shape or with numbers of a kind that weights do not have.
+            ConfigError: a weight is missing, or has another shape or an unsupported dtype.
         """
         stored = self._stored
         places = next((each for each in _named(shapes) if set(each.values()) <= stored.keys()), None)
@@ -160,7 +161,7 @@ class DcpCheckpoint:
             wanted = next(_named(shapes))
             lacking = next(place for place in wanted.values() if place not in stored)
             raise ConfigError(
-                f"model.checkpoint: '{self._folder}' has no '{lacking}', which is trained; what it has begins with "
+                f"model.checkpoint: '{self._folder}' has no '{lacking}', which is trained; its first names are "
                 f"{', '.join(repr(name[:100]) for name in sorted(stored)[:3])}. Save the weights under the names they "
                 "have here, below 'model'; with model.lora those of the adapters."
             )
@@ -174,8 +175,8 @@ class DcpCheckpoint:
             if entry.dtype not in _DTYPES:
                 raise ConfigError(
                     f"model.checkpoint: '{place}' of '{self._folder}' is of {entry.dtype}, and weights are read from "
-                    f"{', '.join(_DTYPES)} alone: others mean something only with scales or tables of their own. Save "
-                    "the checkpoint with plain weights."
+                    f"{', '.join(_DTYPES)} only: others need scales or tables, which are not read. Save the checkpoint "
+                    "with plain weights."
                 )
         return places
 
@@ -184,21 +185,21 @@ class DcpCheckpoint:
         """Return weights by name, float32 on the CPU.
 
         Raises:
-            ConfigError: it lacks one, or a file is not what the metadata says.
+            ConfigError: a weight is missing, or a file does not match the metadata.
         """
         return {name: self._read(place) for name, place in self.places(shapes).items()}
 
     def _read(self, place: str) -> Tensor:
         stored = self._stored[place]
-        # Its chunks tile it, so that each number is written once.
+        # Its chunks tile it, so each number is written once.
         whole = torch.empty(stored.size, dtype=torch.float32)
         for chunk in stored.chunks:
             try:
                 found = _part(chunk, stored.dtype)
             except (OSError, *_MALFORMED) as error:
                 raise ConfigError(
-                    f"model.checkpoint: the files of '{self._folder}' are not what its {METADATA} says (of '{place}' "
-                    f"in '{chunk.file.name}': {str(error)[:300]}). Copy the checkpoint again."
+                    f"model.checkpoint: the files of '{self._folder}' do not match its {METADATA} ('{place}' in "
+                    f"'{chunk.file.name}': {str(error)[:300]}). Copy the checkpoint again."
                 ) from None
             if not found.isfinite().all():
                 raise ConfigError(
@@ -211,7 +212,7 @@ class DcpCheckpoint:
 
 
 def _named(shapes: Mapping[str, torch.Size]) -> Iterator[dict[str, str]]:
-    """Yield what weights may be called in a checkpoint."""
+    """Yield the possible names of weights in a checkpoint."""
     for prefix in _PREFIXES:
         yield {name: prefix + name for name in shapes}
     if len({name.partition(".")[0] for name in shapes}) == 1:
@@ -220,7 +221,7 @@ def _named(shapes: Mapping[str, torch.Size]) -> Iterator[dict[str, str]]:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, _Stored]]:
-    """Yield the tensors that the metadata of a folder describes, each checked to be tiled by its parts."""
+    """Yield the tensors in a folder's metadata, after checking that their parts tile them."""
     with (folder / METADATA).open("rb") as file:
         state = read_records(file.read(MAX_BYTES + 1), _IN_METADATA).state
     places: dict[tuple[str, tuple[int, ...]], Any] = {}
@@ -234,7 +235,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, _Stored]]:
         if entry.name != f"{_ABOUT}.TensorStorageMetadata":
             continue
         chunks = entry.state["chunks"]
-        # Each has its own part. A list that many tensors share would take time without end.
+        # Each chunk has its own part: a chunk list shared by many tensors could take unbounded time.
         left -= len(chunks)
         if left < 0:
             raise ValueError("it has more chunks than parts in files")
@@ -253,7 +254,7 @@ def _stored(folder: Path, name: str, state: Mapping[str, Any], chunks: Sequence[
 
 
 def _chunk(folder: Path, name: str, state: Mapping[str, Any], places: Mapping[Any, Any]) -> _Chunk:
-    """Return a part that lies in a file of the folder itself."""
+    """Return a part, after checking that it is in a file directly in the folder."""
     offsets, sizes = _sizes(state["offsets"]), _sizes(state["sizes"])
     if (name, offsets) not in places:
         raise ValueError(f"no file has the part of {name[:100]!r} at {offsets}")
@@ -268,22 +269,18 @@ def _chunk(folder: Path, name: str, state: Mapping[str, Any], places: Mapping[An
 
 
 def _sizes(found: Any) -> tuple[int, ...]:
-    """Return sizes, checked, of a ``torch.Size`` or a plain collection."""
+    """Return checked sizes from a ``torch.Size`` or a plain collection."""
     if isinstance(found, Record) and found.name == "torch.Size":
         (found,) = found.arguments
     if not isinstance(found, tuple | list) or len(found) > MAX_DIMENSIONS:
-        raise ValueError("a size is none")
+        raise ValueError("a size is no tuple or list, or too long")
     if not all(type(size) is int and 0 <= size < 1 << 62 for size in found):
         raise ValueError("a size is no number, or negative")
     return tuple(found)
 
 
 def _part(chunk: _Chunk, dtype: str) -> Tensor:
-    """Return the numbers of a part, in its dtype.
-
-    Raises:
-        ValueError: the file has others, or not all of them.
-    """
+    """Return the numbers of a part, in its dtype; raise ValueError if the file does not match."""
     with chunk.file.open("rb") as file:
         file.seek(chunk.start)
         data = file.read(min(chunk.length, chunk.file.stat().st_size))
@@ -310,7 +307,7 @@ def _part(chunk: _Chunk, dtype: str) -> Tensor:
 
 
 def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """Return the bytes of an entry, which torch does not compress: what is compressed may have any size."""
+    """Return the bytes of an uncompressed entry: torch writes no others, which may expand to any size."""
     if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
         raise ValueError(f"{info.filename[:100]!r} is compressed")
     return archive.read(info)
@@ -318,17 +315,17 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 class _Writer(FileSystemWriter):
     def storage_meta(self) -> None:
-        """Return nothing: torch would note the folder, which is another once it is moved."""
+        """Return None: torch would store the folder's path, which changes when the folder moves."""
 
 
 class _Reading(DefaultSavePlanner):
-    """Asks for a tensor when it is written."""
+    """Reads a tensor when it is written."""
 
     def __init__(self, read: Callable[[str], Tensor]) -> None:
         super().__init__()
         self._read = read
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """Return what is written."""
+        """Return the object to write."""
         found = super().lookup_object(index)
         return self._read(index.fqn) if isinstance(found, torch.Tensor) and found.is_meta else found

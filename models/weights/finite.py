@@ -1,4 +1,4 @@
-"""Weights of others are finite numbers: one NaN makes every output NaN, and says nothing of where it came from."""
+"""Checks that loaded weights are finite: one NaN makes every output NaN, without a hint at its source."""
 
 from __future__ import annotations
 
@@ -16,34 +16,29 @@ if TYPE_CHECKING:
 
 
 def check_finite(loaded: Any, label: str) -> None:
-    """Check that the parameters of what was loaded are finite; of a pipeline those of all its components.
+    """Check that the parameters of a loaded object are finite; raise ConfigError.
 
     Args:
-        loaded: a module, a pipeline of diffusers, or something without parameters, such as a tokenizer.
+        loaded: a module, a diffusers pipeline (all its components), or an object without parameters, such as a
+            tokenizer.
         label: the setting and the path, for messages.
-
-    Raises:
-        ConfigError: one is not.
     """
     for module in _modules(loaded):
         check_tensors(dict(module.named_parameters()), label)
 
 
 def check_tensors(tensors: Mapping[str, Tensor], label: str) -> None:
-    """Check that tensors are finite; of spread ones this rank's part, and nothing of those on the meta device.
+    """Check that tensors are finite: this rank's part of sharded ones, none on the meta device; raise ConfigError.
 
     Args:
-        tensors: of any dtype and shape, by name.
+        tensors: tensors of any dtype and shape, by name.
         label: the setting and the path, for messages.
-
-    Raises:
-        ConfigError: one is not.
     """
     for name, tensor in tensors.items():
         if not _is_finite(tensor):
             raise ConfigError(
                 f"{label} holds weights that are no finite numbers ('{name}'), so that everything computed with them "
-                "is none either. Copy or download it again, or take the last model before its training diverged."
+                "is not finite. Copy or download it again, or take the last model before its training diverged."
             )
 
 
@@ -60,6 +55,6 @@ def _is_finite(tensor: Tensor) -> bool:
     held = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if held.is_meta or not held.is_floating_point() or not held.numel():
         return True
-    # Minimum and maximum propagate NaN, and take no memory; there is none of numbers of a byte.
+    # Minimum and maximum propagate NaN and need no memory; they do not exist for 8-bit numbers.
     low, high = torch.aminmax(held.float() if held.element_size() == 1 else held)
     return bool(torch.isfinite(low) and torch.isfinite(high))

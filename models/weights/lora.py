@@ -1,4 +1,4 @@
-"""Low-rank adapters: which layers get them, how many parameters that makes, and how they are added."""
+"""Low-rank adapters: selecting their layers, counting their parameters, and adding them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LoraSpec:
 
 
 def targeted(name: str, targets: Sequence[str]) -> bool:
-    """Return whether a layer of this name is meant by one of the targets, as peft reads a list of them."""
+    """Return whether a target matches a layer's name, as in peft's lists of targets."""
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
@@ -39,7 +39,7 @@ def _takes_adapters(layer: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d | nn.Co
 
 def is_transposed(layer: nn.Module) -> bool:
     """Return whether a layer is linear with a weight of shape (inputs, outputs): transformers' ``Conv1D`` of GPT-2."""
-    # Its class is only there once transformers is; what imports no transformers has no such layer.
+    # Compares names to avoid importing transformers.
     return any(
         kind.__module__ == "transformers.pytorch_utils" and kind.__name__ == "Conv1D" for kind in type(layer).__mro__
     )
@@ -49,7 +49,7 @@ def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> 
     """Check that every LoRA target names at least one linear or convolution layer.
 
     Raises:
-        ConfigError: one matches nothing, so part of the model would silently stay untrained.
+        ConfigError: a target matches no layer, so part of the model would silently stay untrained.
     """
     layers = [key for key, layer in module.named_modules() if _takes_adapters(layer)]
     for target in targets:
@@ -62,13 +62,13 @@ def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> 
 
 
 def lora_parameters(module: nn.Module, lora: LoraSpec) -> int:
-    """Return how many parameters adapters have; each layer gets (rank, inputs) and (outputs, rank)."""
+    """Return the number of adapter parameters; each layer gets (rank, inputs) and (outputs, rank)."""
     sizes = [layer.weight.shape for layer in _adapted(module, lora)]
     return sum(lora.rank * (size[0] + size[1:].numel()) for size in sizes)
 
 
 def adapted_parameters(module: nn.Module, lora: LoraSpec) -> int:
-    """Return how many numbers the weights have that adapters are for."""
+    """Return the number of parameters of the adapted weights."""
     return sum(layer.weight.numel() for layer in _adapted(module, lora))
 
 
@@ -79,11 +79,11 @@ def _adapted(module: nn.Module, lora: LoraSpec) -> Iterator[nn.Linear | nn.Conv2
 
 
 def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:
-    """Add adapters to a denoiser, in place, and freeze everything else; an empty one's adapters are not empty.
+    """Add adapters to a model in place and freeze all other weights; adapters have memory even if the model is on meta.
 
     Args:
-        name: what the denoiser is called.
-        module: a diffusers model.
+        name: name of the model, for messages.
+        module: a diffusers or transformers model.
         lora: the adapters.
         seed: seed of their initial weights.
 
@@ -103,22 +103,19 @@ def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:
     )
     # peft draws initial weights from the global generator; the surrounding program's draws must not change.
     with _as_if_in_memory(module), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # Of a model with layers of both kinds; peft does for each what is right.
+        # peft warns about a model with layers of both kinds, but handles each correctly.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
         torch.manual_seed(seed)
         module.add_adapter(config)
     for layer in module.modules():
         if isinstance(layer, LoraLayer):
-            # peft casts inputs to the adapters' float32, which autocast would cast back: the same numbers, two copies.
+            # peft casts inputs to the adapters' float32, and autocast casts them back: the same numbers, two copies.
             layer.cast_input_dtype_enabled = False
 
 
 @contextmanager
 def _as_if_in_memory(module: nn.Module) -> Iterator[None]:
-    """Let parameters on the meta device look as if they were in host memory: one number each that stands for all.
-
-    peft makes adapters, and draws their initial weights, where the layers they are for are.
-    """
+    """Replace meta parameters with host tensors that expand one number: peft creates adapters on the layer's device."""
     empty = [
         (part, name, p) for part in module.modules() for name, p in part.named_parameters(recurse=False) if p.is_meta
     ]
@@ -127,5 +124,5 @@ def _as_if_in_memory(module: nn.Module) -> Iterator[None]:
         setattr(part, name, torch.nn.Parameter(stand_in, requires_grad=False))
     yield
     for part, name, parameter in empty:
-        # As peft does with what is in memory.
+        # peft freezes parameters in memory the same way.
         setattr(part, name, parameter.requires_grad_(False))

@@ -1,4 +1,4 @@
-"""LoRA files: written for ``load_lora_weights``, with bytes that depend on their content alone; and others' found."""
+"""LoRA files: writing them for ``load_lora_weights``, byte for byte reproducible, and finding those of other tools."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from models.library_loading import diffusers_class
 from models.weights.safetensors_header import canonical_header
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
-"""What ``load_lora_weights`` looks for (diffusers' ``LORA_WEIGHT_NAME_SAFE``)."""
+"""File name that ``load_lora_weights`` expects (diffusers' ``LORA_WEIGHT_NAME_SAFE``)."""
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-"""What peft's ``save_pretrained`` writes."""
+"""File names of peft's ``save_pretrained``."""
 
 
 def adapter_file(path: Path) -> Path:
-    """Return the safetensors file of adapters to begin as.
+    """Return the safetensors file of adapters to start from.
 
     Args:
-        path: the file, or a folder in which it has a known name or is the only one.
+        path: the file, or a folder where it has a known name or is the only safetensors file.
 
     Raises:
-        ConfigError: there is none, or several.
+        ConfigError: there is no such file, or there are several.
     """
     path = path.expanduser()
     if path.is_file() and path.suffix == ".safetensors":
@@ -33,42 +33,42 @@ def adapter_file(path: Path) -> Path:
         found = known or sorted(path.glob("*.safetensors"))
         if len(found) == 1:
             return found[0]
-        said = f"has {len(found)} safetensors files" if found else "has no safetensors file"
-        raise unfit(path, said, "Give the file itself; pickled ones (.bin, .pt) are not read")
+        reason = f"has {len(found)} safetensors files" if found else "has no safetensors file"
+        raise unfit(path, reason, "Give the file itself; pickled ones (.bin, .pt) are not read")
     raise unfit(path, "is no safetensors file and no folder", "Paths are relative to the config file")
 
 
 def adapter_files(path: str | Path) -> list[Path]:
-    """Return the files that are read of adapters to begin as: theirs, peft's settings, those of further denoisers.
+    """Return the files to read for adapters to start from: the adapter, peft's settings, files of other denoisers.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: see ``adapter_file``.
     """
     path = Path(path).expanduser()
     file = adapter_file(path)
     if file == path:
-        beside = [file.parent / PEFT_CONFIG] if file.name == PEFT_FILE else []
+        others = [file.parent / PEFT_CONFIG] if file.name == PEFT_FILE else []
     else:
-        beside = [file.parent / PEFT_CONFIG, *sorted(file.parent.glob(f"*/{LORA_FILE}"))]
-    return [file, *(each for each in beside if each.is_file())]
+        others = [file.parent / PEFT_CONFIG, *sorted(file.parent.glob(f"*/{LORA_FILE}"))]
+    return [file, *(each for each in others if each.is_file())]
 
 
 def unfit(path: Path, found: str, remedy: str) -> ConfigError:
-    """Return what is raised where adapters cannot be begun as: what was found there, and what to do."""
+    """Return the error for adapters that training cannot start from, with the reason and the remedy."""
     return ConfigError(f"model.lora.start: '{path}' {found}, so training cannot begin with it. {remedy}.")
 
 
 def save_lora(pipeline_name: str, folder: Path, name: str, module: Any) -> None:
     """Write the adapter of a module, with its settings as metadata.
 
-    The scale, alpha / rank, is folded into the second matrix and alpha set to the rank: what reads the tensors alone
-    gives the strength of training, as does what reads the metadata.
+    The scale, alpha / rank, is folded into the second matrix and alpha is set to the rank: programs that read only the
+    tensors and programs that read the metadata both get the strength of training.
 
     Args:
         pipeline_name: the diffusers class that will read it.
-        folder: where to; made when it is not there.
-        name: what the pipeline's loader calls the module.
-        module: with one PEFT adapter, ``default``.
+        folder: target folder; created if missing.
+        name: name of the module in the pipeline's loader.
+        module: module with one PEFT adapter, ``default``.
     """
     from peft import get_peft_model_state_dict
 
@@ -82,5 +82,5 @@ def save_lora(pipeline_name: str, folder: Path, name: str, module: Any) -> None:
 
 
 def sorted_sets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with every set as a sorted list; a set's order changes from process to process."""
+    """Return settings with every set as a sorted list, as the order of sets differs between processes."""
     return {name: sorted(value) if isinstance(value, set | frozenset) else value for name, value in settings.items()}

@@ -1,6 +1,6 @@
-"""Adapters that others trained, as a start: files of peft, diffusers, kohya's scripts and ai-toolkit, read as one form.
+"""Trained adapters to start from: files of peft, diffusers, kohya's scripts and ai-toolkit, read into one format.
 
-Names of other trainers are mapped by the pipelines' own ``lora_state_dict``, as ``load_lora_weights`` does.
+The pipelines' own ``lora_state_dict`` maps names of other trainers, as in ``load_lora_weights``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-#: What names of tensors have that are no low-rank adapters of weights, and what such adapters are called.
+#: Parts of tensor names that mark other kinds of adapters, and the names of these kinds.
 _OTHERS = {
     "dora_scale": "DoRA",
     "lora_magnitude_vector": "DoRA",
@@ -48,26 +48,26 @@ _SIDES = re.compile(r"^(?P<layer>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight$
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The adapter of a layer: what it adds to the weight is ``scale`` * ``up`` @ ``down``."""
+    """The adapter of a layer: it adds ``alpha / rank`` * ``up`` @ ``down`` to the weight."""
 
     down: Tensor
-    """(rank, inputs) or, of a convolution, (rank, inputs, ...)."""
+    """(rank, inputs), or (rank, inputs, ...) for a convolution."""
     up: Tensor
     """(outputs, rank) or (outputs, rank, 1, ...)."""
     alpha: float
-    """What the scale is of, in ``alpha / rank``."""
+    """Numerator of the scale."""
 
 
 class StartAdapter:
-    """Adapters by ``module.layer``, the names that the model's folder and its own library have for both."""
+    """Adapters by ``module.layer``: the module's name in the model's folder, and the layer's in the model's library."""
 
     def __init__(self, path: Path, layers: Mapping[str, Layer], *, within: str = "") -> None:
-        """Keep them.
+        """Keep the adapters.
 
         Args:
-            path: where they are, for messages.
-            layers: by ``module.layer``.
-            within: what names of layers begin with that other models of the same backbone, such as critics, lack.
+            path: their path, for messages.
+            layers: adapters by ``module.layer``.
+            within: prefix of layers' names that other models with the same backbone, such as critics, lack.
 
         Raises:
             ConfigError: they have several ranks.
@@ -80,30 +80,30 @@ class StartAdapter:
 
     @property
     def alpha(self) -> int:
-        """Alpha of all layers, or the rank where they have several or a broken one: scales are then in the weights."""
+        """Alpha of all layers; if layers differ or it is not whole, the rank, with scales folded into the weights."""
         alphas = {layer.alpha for layer in self._layers.values()}
         alpha = alphas.pop()
         return self.rank if alphas or alpha != int(alpha) else int(alpha)
 
     def spec(self, *, rank: int | None, alpha: int | None, targets: Sequence[str] | None) -> LoraSpec:
-        """Return the adapters to train: these.
+        """Return the specification of these adapters, after checking it against the config.
 
         Args:
-            rank: what the config says, if anything; so with what follows.
+            rank: the config's value, or None.
             alpha: likewise.
             targets: likewise, suffixes of layers' names.
 
         Raises:
-            ConfigError: the config says something else.
+            ConfigError: the config's value differs.
         """
-        for name, said, number in (("rank", rank, self.rank), ("alpha", alpha, self.alpha)):
-            if said is not None and said != number:
+        for name, value, number in (("rank", rank, self.rank), ("alpha", alpha, self.alpha)):
+            if value is not None and value != number:
                 remedy = f"Write model.lora.{name}={number}, or leave it out"
-                raise unfit(self._path, f"has {name} {number}, and model.lora.{name} is {said}", remedy)
+                raise unfit(self._path, f"has {name} {number}, and model.lora.{name} is {value}", remedy)
         names = sorted({name.partition(".")[2].removeprefix(self._within) for name in self._layers})
-        beside = [name for name in names if targets is not None and not targeted(name, targets)]
-        if beside:
-            found = f"is also on '{beside[0]}', which no entry of model.lora.targets names"
+        others = [name for name in names if targets is not None and not targeted(name, targets)]
+        if others:
+            found = f"is also on '{others[0]}', which no entry of model.lora.targets names"
             raise unfit(self._path, found, "Leave model.lora.targets out: the layers are then the adapter's")
         return LoraSpec(rank=self.rank, alpha=self.alpha, targets=tuple(names if targets is None else targets))
 
@@ -111,10 +111,10 @@ class StartAdapter:
         """Return the trained parameters by name, float32 on the CPU.
 
         Args:
-            shapes: of the parameters of fresh adapters of ``spec``, by ``module.layer.lora_A.default.weight``.
+            shapes: shapes of the parameters of new adapters of ``spec``, by ``module.layer.lora_A.default.weight``.
 
         Raises:
-            ConfigError: the model has other layers, or of other sizes.
+            ConfigError: the model has other layers, or layers of other sizes.
         """
         given = dict(self._parameters())
         for name in sorted(shapes.keys() | given.keys()):
@@ -122,7 +122,7 @@ class StartAdapter:
             if name not in shapes:
                 raise unfit(self._path, f"is on '{layer}', which the model does not have", _OTHER_MODEL)
             if name not in given:
-                remedy = "Leave model.lora.targets out, or give an adapter of all layers that these name"
+                remedy = "Leave model.lora.targets out, or give an adapter of all layers that they name"
                 raise unfit(self._path, f"has nothing for '{layer}', which would be trained", remedy)
             if shapes[name] != given[name].shape:
                 found = f"has {tuple(given[name].shape)} for '{name}', where the model takes {tuple(shapes[name])}"
@@ -151,7 +151,7 @@ def peft_adapter(path: str | Path, module: str) -> StartAdapter:
         module: the adapted module's name.
 
     Raises:
-        ConfigError: it is none, or holds something else than low-rank adapters of weights.
+        ConfigError: it is not such a folder, or holds other kinds of adapters.
     """
     file = adapter_file(Path(path))
     if not _is_peft(file):
@@ -165,12 +165,12 @@ def pipeline_adapter(path: str | Path, pipeline_name: str, modules: Sequence[str
     """Read an adapter of a diffusers pipeline's denoisers.
 
     Args:
-        path: a safetensors file, or a folder with one; of a second denoiser, in the folder's folder of its name.
+        path: a safetensors file, or a folder with one; a subfolder has the adapter of the second denoiser.
         pipeline_name: the diffusers class.
         modules: the denoisers' names.
 
     Raises:
-        ConfigError: there is none, or it holds something else than low-rank adapters of the denoisers' weights.
+        ConfigError: there is no adapter, or it is not a low-rank adapter of the denoisers.
     """
     quiet_libraries()
     layers = dict(_pipeline_layers(adapter_file(Path(path)), pipeline_name, modules[0]))
@@ -186,7 +186,7 @@ def _is_peft(file: Path) -> bool:
 
 
 def _names(file: Path) -> list[str]:
-    """Return the names of a file's tensors, all of which may be those of low-rank adapters of weights."""
+    """Return the names of a file's tensors, after checking that none is of another kind of adapter."""
     from safetensors import safe_open
 
     try:
@@ -222,9 +222,9 @@ def _pipeline_layers(file: Path, pipeline_name: str, module: str) -> Iterator[tu
         return
     names, loader = _names(file), diffusers_class(pipeline_name)
     if not hasattr(loader, "lora_state_dict"):
-        # Its transformer reads what pipelines of others write.
+        # Its transformer reads the format of other pipelines.
         loader = diffusers_class("WanPipeline")
-    # Some give alphas that are not in the matrices only where they are asked for.
+    # Some loaders return alphas that are not in the matrices only with this argument.
     more = {"return_alphas": True} if "return_alphas" in signature(loader.lora_state_dict).parameters else {}
     try:
         found = loader.lora_state_dict(
@@ -236,30 +236,30 @@ def _pipeline_layers(file: Path, pipeline_name: str, module: str) -> Iterator[tu
             **more,
         )
     except (ValueError, KeyError, RuntimeError, NotImplementedError) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise unfit(file, f"cannot be read as an adapter of {pipeline_name} ({said})", _OTHER_MODEL) from None
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise unfit(file, f"cannot be read as an adapter of {pipeline_name} ({reason})", _OTHER_MODEL) from None
     tensors, about, alphas = dict(found[0]), found[-1] or {}, (found[1] if len(found) == 3 else None) or {}
     if not any(name.startswith(f"{module}.") for name in tensors):
-        # What a model's own save_lora_adapter() writes has no name of the model before.
+        # A model's own save_lora_adapter() writes names without the model's.
         tensors = {f"{module}.{name}": tensor for name, tensor in tensors.items()}
     tensors = _in_peft_form(tensors)
     if not tensors:
         raise unfit(file, f"has nothing for {pipeline_name} among its {len(names)} tensors", _OTHER_MODEL)
     own = {name.removeprefix(f"{module}."): value for name, value in about.items() if name.startswith(f"{module}.")}
-    # What a model's own save_lora_adapter() writes has no name of the model before, here either.
+    # A model's own save_lora_adapter() writes settings without the model's name.
     about = own or {name: value for name, value in about.items() if "." not in name}
     yield from _paired(file, tensors, module, about, _by_layer(alphas))
 
 
 def _by_layer(alphas: Mapping[str, Any]) -> dict[str, float]:
-    """Return the alphas that a loader found by layer; those of UNets are named as the matrices are."""
+    """Return a loader's alphas by layer; those of UNets are named like the matrices."""
     named = _in_peft_form({name.removesuffix(".alpha"): value for name, value in alphas.items()})
     found = {name: _SIDES.match(name) for name in named}
     return {match["layer"] if (match := found[name]) else name: float(value) for name, value in named.items()}
 
 
 def _in_peft_form(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by peft's names of the two matrices (diffusers' ``convert_unet_state_dict_to_peft``)."""
+    """Return tensors with peft's names of the two matrices (diffusers' ``convert_unet_state_dict_to_peft``)."""
     from diffusers.utils.state_dict_utils import convert_unet_state_dict_to_peft
 
     done = all(".lora_A." in name or ".lora_B." in name for name in tensors)
@@ -284,14 +284,14 @@ def _paired(
         raise unfit(file, f"has an alpha for '{unknown[0]}' and no matrices", "Copy it again")
     for layer, both in sides.items():
         if both.keys() != {"A", "B"}:
-            raise unfit(file, f"has one matrix alone of '{layer}'", "Copy it again")
+            raise unfit(file, f"has only one matrix of '{layer}'", "Copy it again")
         rank = len(both["A"])
         alpha = _alpha_of(layer.partition(".")[2], rank, about) if about else alphas.get(layer, float(rank))
         yield layer, Layer(both["A"], both["B"], alpha)
 
 
 def _alpha_of(layer: str, rank: int, about: Mapping[str, Any]) -> float:
-    """Return a layer's alpha by peft's settings; in that of rank-stabilized ones the root of the rank is contained."""
+    """Return a layer's alpha from peft's settings, times the root of the rank for rank-stabilized adapters."""
     from peft.utils.other import get_pattern_key
 
     pattern = about.get("alpha_pattern") or {}

@@ -1,4 +1,4 @@
-"""Adapters added into the weights they adapt: one product per layer instead of three, with gradient and without.
+"""Adapters merged into the weights they adapt: one product per layer instead of three, with or without gradient.
 
 Legend: N rows and tokens, I O inputs and outputs of a layer, R rank.
 """
@@ -16,21 +16,21 @@ from models.weights.lora import is_transposed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: What diffusers calls adapters that nobody names.
+#: Default adapter name of diffusers.
 _NAME = "default"
 
 
 class Merged:
-    """What adapted layers compute with: W + (alpha / rank) B A (arXiv 2106.09685, 4.1).
+    """The merged weights of adapted layers: W + (alpha / rank) B A (arXiv 2106.09685, 4.1).
 
-    The layers' own weights stay as they are; a copy of each is kept, and made anew before a forward after the adapters
-    have changed. Gradients of the adapters are what they would be beside the weights, see ``adapter_gradients``;
-    convolutions compute the two apart while gradients are asked for. In half precision the sum would be rounded away
-    from what is trained, so there is none.
+    The layers' own weights stay unchanged; merged copies are kept and updated before the next forward after the
+    adapters change. Gradients of the adapters are the same as without merging, see ``adapter_gradients``; convolutions
+    compute weight and adapter separately if gradients are needed. Weights in half precision are not merged: rounding
+    the sum would lose updates of the adapters.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        """Take over the adapted layers of denoisers."""
+        """Replace the forwards of the adapted layers in denoisers."""
         from peft.tuners.lora import LoraLayer
 
         modules = list(modules)
@@ -40,11 +40,11 @@ class Merged:
         self._hooks = [module.register_forward_pre_hook(self._before) for module in modules]
 
     def forget(self) -> None:
-        """Hear that the adapters' values are others, as far as this leaves no trace on them."""
+        """Merge again before the next forward; needed for changes that do not bump the adapters' versions."""
         self._state = []
 
     def remove(self) -> None:
-        """Give the layers back."""
+        """Restore the layers' own forwards."""
         for hook in self._hooks:
             hook.remove()
         for layer in self._layers:
@@ -52,7 +52,7 @@ class Merged:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Bring the sums up to date, as is done before every forward."""
+        """Update the merged weights, as before every forward."""
         adapters = [adapter for layer in self._layers for adapter in (layer.down, layer.up)]
         state = [(part.untyped_storage()._cdata, part._version) for part in adapters]
         if state != self._state:
@@ -65,7 +65,7 @@ class Merged:
 
 
 class _Layer:
-    """One adapted layer, whose forward this is while its adapters are switched on."""
+    """One adapted layer, whose forward it replaces."""
 
     def __init__(self, layer: Any) -> None:
         self._layer, self._base = layer, layer.base_layer
@@ -91,12 +91,12 @@ class _Layer:
 
     @property
     def _matrix(self) -> Tensor:
-        """The sum as linear layers have it, (O, I)."""
+        """The merged weight of a linear layer, (O, I)."""
         weight: Tensor = self._weight
         return weight.T if self._transposed else weight
 
     def remove(self) -> None:
-        """Let the layer compute as it did."""
+        """Restore the layer's own forward."""
         del self._layer.forward
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -134,10 +134,10 @@ class _Adapted(torch.autograd.Function):
 
 
 def adapter_gradients(inputs: Tensor, gradient: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of A and B of outputs inputs (W + B A)^T, by whichever way takes fewer products.
+    """Return the gradients of A and B for the outputs inputs (W + B A)^T, in the order with fewer operations.
 
-    With X inputs and G the outputs' gradient, that of the sum is G^T X, so A's is B^T (G^T X) = (G B)^T X and B's
-    (G^T X) A^T = G^T (X A^T).
+    With inputs X and output gradient G, the gradient of the sum is G^T X, so that of A is B^T (G^T X) = (G B)^T X, and
+    that of B is (G^T X) A^T = G^T (X A^T).
 
     Args:
         inputs: (N, I).

@@ -1,8 +1,9 @@
-"""Pickles read as plain records: texts, integers, tuples, lists, dicts, and names with what they were called with.
+"""Pickles read as plain records: texts, integers, tuples, lists, dicts, and names with their call arguments.
 
-Nothing of a pickle is imported, called or instantiated. Work and memory are linear in the bytes that are read: opcodes
-are counted, tuples and the stack have a depth, integers and texts a length, and keys are texts or records. The opcodes
-are those that ``pickle`` writes for such content with the protocols 2 to 5 (``pickletools`` describes each).
+Names in a pickle are never imported, called or instantiated. Work and memory are linear in the bytes read: the number
+of opcodes, the depth of tuples and the stack, and the length of integers and texts are bounded, and keys are texts or
+records. The supported opcodes are those that ``pickle`` writes for such content with protocols 2 to 5 (``pickletools``
+describes each).
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ MAX_STACK, MAX_DEPTH, MAX_TEXT, MAX_INTEGER_BYTES = 1 << 14, 16, 1 << 12, 8
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """What a pickle says of an object: the name of its class or function, and what that gets."""
+    """A pickle's description of an object: the name of its class or function, the arguments and the state."""
 
     name: str
     """``module.name``."""
     arguments: Any = ()
-    """What the class or function is called with."""
+    """Arguments of the class or function."""
     state: Any = None
-    """What the object is given after that."""
+    """State that is set afterwards."""
 
 
-#: The function of a record that stands for what ``Pickler.persistent_id`` wrote; the arguments are the id.
+#: Name of records for ids that ``Pickler.persistent_id`` wrote; the arguments are the id.
 PERSISTENT = "persistent_id"
 
 
@@ -38,10 +39,10 @@ def read_records(data: bytes, names: Collection[str]) -> Any:
 
     Args:
         data: the pickle.
-        names: every ``module.name`` that it may have.
+        names: every allowed ``module.name``.
 
     Raises:
-        ValueError: it has another name, something else than plain records, or exceeds a bound; the message is short.
+        ValueError: it has another name or other opcodes, or exceeds a bound; the message is short.
     """
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data)} bytes, and {MAX_BYTES} are read at most")
@@ -53,7 +54,7 @@ def read_records(data: bytes, names: Collection[str]) -> Any:
 
 
 class _Machine:
-    """The stack machine of pickles, for the opcodes that plain records take."""
+    """The stack machine of pickles, for the opcodes of plain records."""
 
     def __init__(self, data: bytes, names: Collection[str]) -> None:
         self._data, self._names = data, names
@@ -127,7 +128,7 @@ class _Machine:
         self._push(made)
 
     def _put(self, layout: struct.Struct | None) -> None:
-        # A dict: a number far beyond the others takes no more memory than they do.
+        # A dict, so that a large index takes no extra memory.
         self._memo[len(self._memo) if layout is None else self._number(layout)] = self._stack[-1]
 
     def _get(self, layout: struct.Struct) -> None:
@@ -144,7 +145,7 @@ class _Machine:
         if type(target) is not dict:
             raise TypeError
         for key, value in zip(values[::2], values[1::2], strict=False):
-            # Integers can be chosen so that they collide, and tuples take long to compare.
+            # Integers can be chosen to collide, and tuples are slow to compare.
             if type(key) not in (str, Record):
                 raise ValueError(f"it has a key of type {type(key).__name__}")
             target[key] = value

@@ -1,7 +1,7 @@
-"""The one place that loads models, configs, tokenizers and processors of transformers, diffusers and peft.
+"""The only module that loads models, configs, tokenizers and processors of transformers, diffusers and peft.
 
-No code of a model's folder runs, nobody is asked whether it may, and an adapter in a model's folder is not loaded in
-silence. ``check_model_folder`` refuses from files alone what loading would refuse.
+It never runs code from a model's folder, never prompts the user to allow it, and never loads an adapter in a model's
+folder silently. ``check_model_folder`` makes the same refusals from the files alone.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from configs.errors import ConfigError
 from models.library_loading import read_json, read_weight_index
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""What peft calls the settings of an adapter; transformers loads one that it finds beside a model."""
+"""File name of peft's adapter settings; transformers loads an adapter that it finds next to a model."""
 _MIB = 1 << 20
-#: Files with vocabularies: their parsers bound depth and numbers themselves.
+#: Vocabulary files: their parsers bound depth and numbers themselves.
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "*.model")
 _MOST_VOCABULARY = 256 * _MIB
 _INDICES = ("model_index.json", "modular_model_index.json")
-#: Files with settings that libraries read of a folder; others, such as notes of a trainer, are not read.
+#: Settings files that libraries read from a folder; others, such as a trainer's notes, are not read.
 _SETTINGS = (
     "config.json",
     "generation_config.json",
@@ -36,28 +36,28 @@ _SETTINGS = (
     "video_preprocessor_config.json",
     "chat_template.json",
 )
-#: Keys by which a config of transformers names an attention implementation.
+#: Keys of a transformers config that name an attention implementation.
 _ATTENTION = ("attn_implementation", "_attn_implementation")
-#: Settings of peft whose strings, entries or keys become regular expressions (``peft.tuners.tuners_utils``).
+#: Settings that peft uses as regular expressions (``peft.tuners.tuners_utils``).
 _PATTERNS = ("target_modules", "exclude_modules", "modules_to_save", "layers_pattern", "rank_pattern", "alpha_pattern")
-#: A name, with the signs of regular expressions that repeat nothing.
+#: A name, which may have regular expression syntax without repetition.
 _PLAIN = re.compile(r"\^?[\w.\\-]+\$?")
 _AGAIN = "Save it again with save_pretrained(), or download it again."
 
 
 def load_pretrained(loader: Any, source: str | Path, *, label: str, remedy: str = _AGAIN, **options: Any) -> Any:
-    """Return what ``loader.from_pretrained(source)`` makes, without any code of the source.
+    """Return ``loader.from_pretrained(source)``, without running code from the source.
 
     Args:
         loader: a class of transformers, diffusers or peft.
-        source: a folder; an id of the hub where ``options`` say ``local_files_only=False``.
+        source: a folder, or a hub id with ``local_files_only=False`` in ``options``.
         label: the setting that names the source, for messages.
-        remedy: what a person does where it cannot be loaded.
-        options: of ``from_pretrained``.
+        remedy: advice for the user if loading fails.
+        options: options of ``from_pretrained``.
 
     Raises:
-        ConfigError: it needs code of its own, holds an adapter beside a model, has weights that are not finite, or
-            cannot be read.
+        ConfigError: it needs custom code, holds an adapter next to a model, has weights that are not finite, or cannot
+            be read.
     """
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
@@ -82,7 +82,7 @@ def load_pretrained(loader: Any, source: str | Path, *, label: str, remedy: str 
         ValueError,
     ) as error:
         raise _unloadable(error, source, label, remedy) from None
-    # With output_loading_info a report comes with the model.
+    # With output_loading_info, a report is returned with the model.
     loaded = found[0] if isinstance(found, tuple) else found
     if getattr(loaded, "_hf_peft_config_loaded", False):
         raise _holds_adapter(source, label)
@@ -91,16 +91,16 @@ def load_pretrained(loader: Any, source: str | Path, *, label: str, remedy: str 
 
 
 def auto_from_config(loader: Any, config: Any, *, label: str = "model.path", **options: Any) -> Any:
-    """Return a model of random weights that an ``Auto`` class of transformers makes of a config.
+    """Return a model with random weights, created from a config by an ``Auto`` class of transformers.
 
     Args:
         loader: the class.
-        config: of transformers.
+        config: a transformers config.
         label: the setting that names the config's folder, for messages.
-        options: of ``from_config``.
+        options: options of ``from_config``.
 
     Raises:
-        ConfigError: the config asks for code of its own, or no such model can be made of it.
+        ConfigError: the config needs custom code, or no such model can be created from it.
     """
     never_ask()
     try:
@@ -113,9 +113,9 @@ def load_adapter_config(folder: Path) -> Any:
     """Return peft's settings of low-rank adapters in a folder.
 
     Raises:
-        OSError: there are none.
-        ValueError: they cannot be read within bounds, hold a regular expression, or name a module to import.
-        TypeError: they are of another kind.
+        OSError: there are no settings.
+        ValueError: they exceed the bounds of reading, hold a regular expression, or name a module to import.
+        TypeError: they are of another kind of adapter.
     """
     from peft import LoraConfig
 
@@ -127,14 +127,14 @@ def load_adapter_config(folder: Path) -> Any:
 
 
 def check_patterns(about: Mapping[str, Any]) -> None:
-    """Check that names of layers in peft's settings are names: what peft takes as a regular expression could match
-    for hours.
+    """Check that layer names in peft's settings are plain names: peft uses them as regular expressions, which could
+    match for hours.
 
     Args:
-        about: peft's settings, of a file or of a safetensors header.
+        about: peft's settings, from a file or a safetensors header.
 
     Raises:
-        ValueError: one is a regular expression with a repetition, a group or a choice, or no text.
+        ValueError: a name is a regular expression with a repetition, a group or an alternative, or not text.
     """
     for setting in _PATTERNS:
         value = about.get(setting) or ()
@@ -146,10 +146,10 @@ def check_patterns(about: Mapping[str, Any]) -> None:
 
 
 def never_ask() -> None:
-    """Let transformers refuse code of a folder where it would ask on the terminal, in classes inside others too.
+    """Make transformers refuse a folder's code without a prompt on the terminal, also in nested classes.
 
-    ``resolve_trust_remote_code`` asks only while its time limit is above 0; processors load their tokenizers without
-    the argument that would answer it.
+    ``resolve_trust_remote_code`` only prompts if its time limit is above 0; processors load their tokenizers without
+    passing on ``trust_remote_code``.
     """
     from transformers import dynamic_module_utils
 
@@ -157,15 +157,15 @@ def never_ask() -> None:
 
 
 def check_model_folder(folder: Path, *, label: str) -> None:
-    """Check what a folder of a model, or of a pipeline and its components, says in its files of settings.
+    """Check the settings files of a model, or of a pipeline and its components.
 
     Args:
         folder: the folder.
         label: the setting that names it, for messages.
 
     Raises:
-        ConfigError: a file cannot be read within bounds, the folder holds an adapter beside a model, or it asks for
-            code from elsewhere.
+        ConfigError: a file exceeds the bounds of reading, the folder holds an adapter next to a model, or it needs code
+            from elsewhere.
     """
     for component in _components(folder):
         if (component / ADAPTER_CONFIG).is_file():
@@ -185,15 +185,12 @@ def holds_model(folder: Path) -> bool:
 
 
 def check_own_code(folder: Path, entries: Mapping[str, Any], *, label: str) -> None:
-    """Check that no component of a pipeline is of a class whose code lies in its folder.
+    """Check that no component's class is defined by code in the pipeline's folder; raise ConfigError.
 
     Args:
-        folder: of the pipeline.
-        entries: library and class by component, as the folder's index has them.
+        folder: folder of the pipeline.
+        entries: library and class by component, from the folder's index.
         label: the setting that names it, for messages.
-
-    Raises:
-        ConfigError: one is.
     """
     for name, entry in entries.items():
         if isinstance(entry, list) and entry and (folder / name / f"{entry[0]}.py").is_file():
@@ -211,12 +208,7 @@ def _components(folder: Path) -> Iterator[Path]:
 
 
 def _check_component(folder: Path) -> None:
-    """Check sizes and contents of the files that libraries parse.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: a file is too large, too deep, no JSON object, or holds a number that is not finite.
-    """
+    """Check sizes and contents of the files that libraries parse; raise OSError or ValueError."""
     for name in _SETTINGS:
         if (folder / name).is_file():
             read_json(folder / name)
@@ -238,19 +230,19 @@ def _check_kernels(folder: Path, label: str) -> None:
 
 
 def _trust(loader: Any) -> dict[str, bool]:
-    """Return the argument that forbids code of a folder, for the classes that take it."""
+    """Return the argument that forbids running a folder's code, for the classes that take it."""
     made = [kind.__name__ for kind in getattr(loader, "__mro__", ())]
     takes = loader.__name__.startswith("Auto") or {"ProcessorMixin", "DiffusionPipeline"} & set(made)
     return {"trust_remote_code": False} if takes else {}
 
 
 def _unloadable(error: Exception, source: str | Path, label: str, remedy: str) -> ConfigError:
-    said = str(error).strip() or type(error).__name__
-    if "trust_remote_code" in said:
+    reason = str(error).strip() or type(error).__name__
+    if "trust_remote_code" in reason:
         return _needs_code(source, "a class that its files name is in Python files", label)
     if isinstance(error, RecursionError):
-        said = "a file is nested too deeply"
-    return ConfigError(f"{label} '{source}' cannot be loaded: {' '.join(said.split())[:500].rstrip('.')}. {remedy}")
+        reason = "a file is nested too deeply"
+    return ConfigError(f"{label} '{source}' cannot be loaded: {' '.join(reason.split())[:500].rstrip('.')}. {remedy}")
 
 
 def _needs_code(source: str | Path, found: str, label: str) -> ConfigError:
@@ -262,8 +254,8 @@ def _needs_code(source: str | Path, found: str, label: str) -> ConfigError:
 
 def _holds_adapter(source: str | Path, label: str) -> ConfigError:
     return ConfigError(
-        f"{label} '{source}' holds an adapter ({ADAPTER_CONFIG}), which would change the model's weights without being "
-        "asked for. To train from a model and an adapter, move the adapter's files to another folder and name that as "
+        f"{label} '{source}' holds an adapter ({ADAPTER_CONFIG}), which would silently change the model's weights. "
+        "To train from a model and an adapter, move the adapter's files to another folder and name that as "
         "model.lora.start; to use the sum of both as a model, merge them with merge_and_unload() of peft and save the "
         "result; else remove the adapter's files."
     )

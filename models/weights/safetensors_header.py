@@ -1,4 +1,4 @@
-"""Headers of safetensors files whose bytes depend on their content alone."""
+"""Canonical headers of safetensors files: equal content gives equal bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def canonical_header(path: Path) -> None:
     """Rewrite a safetensors file with its header's keys sorted.
 
     The header is JSON (https://huggingface.co/docs/safetensors: 8 bytes of length, JSON, tensors at offsets counted
-    from its end), whose metadata safetensors writes in an order that changes from call to call.
+    from its end); safetensors writes its metadata in an order that differs between calls.
 
     Raises:
         CorruptError: the file is no safetensors file.
@@ -27,7 +27,7 @@ def canonical_header(path: Path) -> None:
         found = file.read(_read_length(file.read(_LENGTH.size), path))
         header = _canonical(found)
         if len(header) == len(found):
-            # The usual case: only the order was another, and the tensors stay where they are.
+            # The usual case: only the order differs, and the tensors stay in place.
             file.seek(_LENGTH.size)
             file.write(header)
             return
@@ -46,5 +46,5 @@ def _read_length(data: bytes, path: Path) -> int:
 
 def _canonical(header: bytes) -> bytes:
     text = json.dumps(json.loads(header), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    # Tensors stay aligned: readers map them.
+    # Tensors stay aligned, as readers map them into memory.
     return text + b" " * (-len(text) % _ALIGNMENT)

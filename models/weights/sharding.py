@@ -1,10 +1,9 @@
-"""Weights spread over ranks (FSDP2, ``torch.distributed.fsdp.fully_shard``): each rank holds a part of every tensor.
+"""Weights sharded over ranks (FSDP2, ``torch.distributed.fsdp.fully_shard``): each rank holds a part of every tensor.
 
-All ranks hold the weights together, or each of several groups of them does (HSDP): then a tensor has two placements, of
-which the second says which part of it is here.
+All ranks together hold the weights once, or each of several groups does (HSDP): then a tensor has two placements, and
+the second gives this rank's part.
 
-A block is whole only while it computes. Functions here work on plain tensors too, so that nothing else
-needs to know.
+A block is whole only while it computes. The functions here also accept plain tensors, so callers need not distinguish.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """Over which ranks, and where parts lie while nothing computes."""
+    """The ranks that hold the weights, and the memory of idle parts."""
 
     mesh: DeviceMesh
-    """One dimension: all ranks; two: groups that hold the same, and the ranks of each."""
+    """One dimension: all ranks; two: groups with equal contents, and the ranks of each group."""
     offload: bool = False
     """Parameters, gradients and optimizer state stay in host memory."""
 
     @classmethod
     def over(cls, device: torch.device, *, world: int, size: int, offload: bool) -> Sharding:
-        """Return a spread over ranks; all ask together.
+        """Return a sharding over ranks; all ranks must call this together.
 
         Args:
-            device: this rank's.
-            world: ranks.
-            size: ranks next to each other that hold all weights together; every group of so many does.
+            device: this rank's device.
+            world: number of ranks.
+            size: number of consecutive ranks per group; each group holds all weights.
             offload: parts stay in host memory.
         """
         shape, names = ((world,), ("parts",)) if size == world else ((world // size, size), ("copies", "parts"))
@@ -55,29 +54,30 @@ class Sharding:
         return torch.device(self.mesh.device_type, torch.accelerator.current_device_index())
 
     def shard(self, modules: Iterable[nn.Module], blocks: Sequence[str]) -> None:
-        """Spread modules over the ranks, in place: the blocks in lists of these names each on its own."""
+        """Shard modules over the ranks in place; each block in the lists of these names is a separate unit."""
         policy = CPUOffloadPolicy(pin_memory=self.mesh.device_type != "cpu") if self.offload else OffloadPolicy()
         for module in modules:
             for block in units(module, blocks):
                 fully_shard(block, mesh=self.mesh, offload_policy=policy, reshard_after_forward=True)
-            # The root too is taken apart after its forward: its weights may be exchanged between two of them.
+            # The root is also resharded after its forward: its weights may be exchanged between two forwards.
             fully_shard(module, mesh=self.mesh, offload_policy=policy, reshard_after_forward=True)
             for part in sharded_parts(module):
-                # Losses are divided by the rows of all ranks already, so gradients are added up.
+                # Losses are already divided by the rows of all ranks, so gradients are summed.
                 part.set_force_sum_reduction_for_comms(True)
                 part.set_gradient_divide_factor(1.0)
 
     def shard_layers(self, module: nn.Module) -> None:
-        """Spread a frozen module over the ranks, in place: each of its layers on its own, which is whole on the device
-        only while it computes. Weights outside of layers stay whole on every rank, and on its device, so that
-        functions of the module other than its forward work as before.
+        """Shard a frozen module over the ranks in place; each layer is a separate unit, whole only while it computes.
+
+        Weights outside of layers stay whole on every rank and its device, so that methods of the module other than its
+        forward work as before.
         """
         for layer in layers(module):
             fully_shard(layer, mesh=self.mesh, reshard_after_forward=True)
 
 
 def layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the members of the outermost lists of several modules, those without parameters aside."""
+    """Yield the modules with parameters in the outermost lists of more than one module."""
     for child in module.children():
         if isinstance(child, nn.ModuleList) and len(child) > 1:
             yield from (layer for layer in child if any(True for _ in layer.parameters()))
@@ -86,33 +86,33 @@ def layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def units(module: nn.Module, blocks: Sequence[str]) -> Iterator[nn.Module]:
-    """Yield the blocks of a denoiser: those in lists of these names, and modules that are no list themselves."""
+    """Yield the blocks of a denoiser by attribute names: the members of lists, and other modules themselves."""
     for name in blocks:
         held = dict(module.named_modules()).get(name)
         yield from held if isinstance(held, nn.ModuleList) else () if held is None else (held,)
 
 
 def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
-    """Yield the modules that are spread on their own."""
+    """Yield the modules that are sharded as separate units."""
     yield from (part for part in module.modules() if isinstance(part, FSDPModule))
 
 
 def gather(module: nn.Module) -> None:
-    """Make a module's weights whole on every rank and keep them so: it then computes without the other ranks."""
+    """Make a module's weights whole on every rank and keep them whole: it then computes without the other ranks."""
     for part in sharded_parts(module):
         part.set_reshard_after_forward(False, recurse=False)
         part.unshard()
 
 
 def scatter(module: nn.Module) -> None:
-    """Take a gathered module's weights apart again; changes to the whole are lost."""
+    """Shard a gathered module's weights again; changes to the whole weights are lost."""
     for part in sharded_parts(module):
         part.reshard()
         part.set_reshard_after_forward(True, recurse=False)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a whole tensor; of one that is spread all ranks must ask for it together."""
+    """Return a whole tensor; if it is sharded, all ranks must call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -122,9 +122,9 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def spread_like(pattern: Tensor, part: Tensor, shape: torch.Size) -> Tensor:
-    """Return this rank's part as one of a tensor of ``shape`` that is spread as the pattern is, in the part's memory.
+    """Return this rank's part as a tensor of ``shape`` sharded like ``pattern``, sharing the part's memory.
 
-    ``DTensor.from_local`` copies a part in host memory to the devices of the mesh.
+    ``DTensor.from_local`` would copy a part in host memory to the devices of the mesh.
     """
     if not isinstance(pattern, DTensor):
         return part
@@ -138,7 +138,7 @@ def spread_like(pattern: Tensor, part: Tensor, shape: torch.Size) -> Tensor:
 
 @torch.no_grad()
 def between(start: Tensor, end: Tensor, weight: float) -> Tensor:
-    """Return start + weight * (end - start) of tensors that are spread alike, spread as they are."""
+    """Return start + weight * (end - start) of equally sharded tensors, sharded like them."""
     made = torch.empty_like(start)
     torch.lerp(local(start), local(end), weight, out=local(made))
     return made
@@ -146,7 +146,7 @@ def between(start: Tensor, end: Tensor, weight: float) -> Tensor:
 
 @torch.no_grad()
 def exchange(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
-    """Exchange the contents of tensors that are spread alike."""
+    """Exchange the contents of equally sharded tensors."""
     for one, other in zip(left, right, strict=True):
         kept = local(one).clone()
         local(one).copy_(local(other))
@@ -154,5 +154,5 @@ def exchange(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
 
 
 def number(tensor: Tensor) -> float:
-    """Return a scalar, spread or not."""
+    """Return the value of a scalar tensor, sharded or not."""
     return float(whole(tensor))

@@ -1,8 +1,8 @@
-"""Single files of weights, in the layout of a model's authors, as the components of a diffusers folder.
+"""Converts single files of weights, in the layout of a model's authors, to the components of a diffusers folder.
 
-What their names mean is known to diffusers' converters, those of ``from_single_file``. Here are which component a name
-is of, and that nothing is missing, left over or of another size, for which the header alone is read: converters move
-and split tensors, whatever they hold.
+diffusers' converters, those of ``from_single_file``, map the names. This module assigns names to components, and checks
+that no tensor is missing, left over or of another size. The checks only read headers: converters move and split tensors
+independently of their values.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from models.weights.stored_weights import on_meta
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: What names begin with that are of the denoiser; files of a denoiser alone may have nothing before theirs.
+#: Prefix of a denoiser's names; files with only a denoiser may have no prefix.
 _DENOISER = "model.diffusion_model."
-#: What the names of other components begin with.
+#: Prefixes of the names of other components.
 _PREFIXES = {
     "first_stage_model.": "vae",
     "vae.": "vae",
@@ -41,14 +41,14 @@ _PREFIXES = {
     "text_encoders.clip_l.transformer.": "text_encoder",
     "text_encoders.clip_g.transformer.": "text_encoder_2",
 }
-#: Of a T5, which is the last of the text encoders, second in FLUX and third in Stable Diffusion 3.
+#: Prefix of a T5, the last of the text encoders: second in FLUX, third in Stable Diffusion 3.
 _T5 = "text_encoders.t5xxl.transformer."
-#: Text encoders of open_clip, whose layers are other ones than those of transformers.
+#: Text encoders of open_clip, whose layers differ from those of transformers.
 _OPEN_CLIP = ("cond_stage_model.model.", "conditioner.embedders.1.model.")
-#: One whose pooled text is not projected; the layer that projects it in transformers then has to change nothing.
+#: A text encoder without a projection of pooled text; the projection in transformers is then the identity.
 _UNPROJECTED = "text_encoders.clip_l.transformer."
-#: What no component has: tables that schedulers compute, averages of training, positions and scales that are not used.
-_BESIDE = re.compile(
+#: Names of no component: schedulers' tables, averages of training, unused positions and scales.
+_IGNORED = re.compile(
     r"((sqrt_|log_)?(one_minus_|recip_|recipm1_)?alphas_cumprod(_prev)?|betas|posterior_\w+|logvar|denoiser\.sigmas"
     r"|scale_factor|model_ema\..+|.+\.position_ids|.+\.logit_scale)"
 )
@@ -58,24 +58,24 @@ _OTHER_MODEL = "Give a file of the model that model.path is, or the path of the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPart:
-    """A component that a file holds."""
+    """A component in a file."""
 
     name: str
-    """What the folder's index calls it."""
+    """Its name in the folder's index."""
     file: Path
     """The file."""
     names: Mapping[str, str]
-    """What its tensors are called in the file, by that name without what is common to all."""
+    """Names of its tensors in the file, by the names without the common prefix."""
     prefix: str
-    """What is common to all."""
+    """The common prefix."""
     whole: bool
-    """The file is taken for all it holds."""
+    """All components of the file are used."""
 
     def tensors(self, *, empty: bool) -> dict[str, Tensor]:
-        """Return its tensors by their own names, or with ``empty`` their shapes alone, on the meta device.
+        """Return its tensors by their names without the prefix, on the meta device if ``empty``.
 
         Raises:
-            ConfigError: they are of a kind that loses too much to begin with.
+            ConfigError: they have a quantized dtype.
         """
         found = {}
         with _opened(self.file) as opened:
@@ -101,26 +101,26 @@ class _Found:
 
 
 def unfit(path: Path, found: str, remedy: str) -> ConfigError:
-    """Return what is raised where a file cannot be a base model: what was found there, and what to do."""
+    """Return the error for a file that cannot be a base model, with the reason and the remedy."""
     return ConfigError(f"model.single_file: '{path}' {found}, so no run can start from it. {remedy}.")
 
 
 def held_parts(
     files: Mapping[str, str], denoisers: Sequence[str], *, texts: Sequence[str] = ("text_encoder",)
 ) -> dict[str, HeldPart]:
-    """Return what files hold, by component.
+    """Return the components in files, by name.
 
     Args:
-        files: by component, whose part alone is taken of it; or by '' one that is taken for all it holds.
-        denoisers: what the components are called that are trained.
-        texts: what the text encoders are called.
+        files: paths by the component to use; under '' a file of which all components are used.
+        denoisers: names of the trained components.
+        texts: names of the text encoders.
 
     Raises:
-        ConfigError: a file is missing, pickled or unreadable, holds something else, or lacks its component.
+        ConfigError: a file is missing, pickled or unreadable, has unknown tensors, or lacks its component.
     """
     parts: dict[str, HeldPart] = {}
-    for component, said in files.items():
-        path = Path(said).expanduser()
+    for component, file in files.items():
+        path = Path(file).expanduser()
         held = _by_component(path, component or denoisers[0], texts[-1], strict=not component)
         if component and component not in held:
             known = ", ".join(name or "a denoiser" for name in held)
@@ -134,14 +134,14 @@ def held_parts(
 
 
 def _by_component(path: Path, alone: str, last_text: str, *, strict: bool) -> dict[str, _Found]:
-    """Return the tensors of a file by component; where no name says of which they are, all are of the one ``alone``."""
+    """Return the tensors of a file by component; if no name has a known prefix, all belong to ``alone``."""
     if path.suffix in (".ckpt", ".pt", ".pth", ".bin"):
         remedy = "Convert it where you trust it: safetensors.torch.save_file(torch.load(FILE)['state_dict'], NEW_FILE)"
         raise unfit(path, "is pickled and can run any code when it is loaded, which flowmill never does", remedy)
     if not path.is_file() or path.suffix != ".safetensors":
         raise unfit(path, "is no safetensors file", "Paths are relative to the config file")
     with _opened(path) as opened:
-        names = [name for name in sorted(opened.keys()) if not _BESIDE.fullmatch(name)]
+        names = [name for name in sorted(opened.keys()) if not _IGNORED.fullmatch(name)]
     known = {**_PREFIXES, _T5: last_text}
     known[_DENOISER] = "" if alone in known.values() else alone
     found: dict[str, _Found] = {}
@@ -154,17 +154,13 @@ def _by_component(path: Path, alone: str, last_text: str, *, strict: bool) -> di
             one.names[name.removeprefix(prefix)] = name
         elif strict:
             remedy = "Say which of its components to take: model.single_file={COMPONENT: FILE}"
-            raise unfit(path, f"holds '{name}', which is of no component that is known here", remedy)
+            raise unfit(path, f"holds '{name}', which is of no known component", remedy)
     return found
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a file's tensors.
-
-    Raises:
-        ConfigError: it is no safetensors file, or is cut off.
-    """
+    """Open a safetensors file; raise ConfigError if it cannot be read."""
     try:
         opened = safe_open(path, "pt")
     except (SafetensorError, OSError) as error:
@@ -174,27 +170,27 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def check_part(part: HeldPart, folder: Path, entry: Sequence[str]) -> None:
-    """Check that a file holds a component as a folder describes it; no tensor is read.
+    """Check, without reading tensors, that a file's component fits the config in a folder.
 
     Args:
-        part: what the file holds.
-        folder: of the pipeline.
-        entry: library and class of the component, as the folder's index has them.
+        part: the component in the file.
+        folder: folder of the pipeline.
+        entry: library and class of the component, from the folder's index.
 
     Raises:
-        ConfigError: it is another model: names are missing or left over, or have other sizes.
+        ConfigError: it is another model: names are missing or left over, or sizes differ.
     """
     _converted(part, _empty(folder / part.name, entry), empty=True)
 
 
 def write_part(part: HeldPart, folder: Path, entry: Sequence[str], target: Path) -> None:
-    """Write a component that a file holds as the folder of a component, with the config of another folder.
+    """Write a file's component as a folder, with the config of another folder.
 
     Args:
-        part: what the file holds.
-        folder: of the pipeline whose config it is of.
-        entry: library and class of the component, as that folder's index has them.
-        target: the component's folder.
+        part: the component in the file.
+        folder: folder of the pipeline with the config.
+        entry: library and class of the component, from that folder's index.
+        target: folder to write.
 
     Raises:
         ConfigError: it is another model.
@@ -204,23 +200,19 @@ def write_part(part: HeldPart, folder: Path, entry: Sequence[str], target: Path)
     if entry[0] == "transformers":
         module.tie_weights()
     module.save_pretrained(target)
-    # What libraries note in it of the process is not the model's.
+    # Libraries add notes about the process to the config, so the original files replace it.
     for path in (folder / part.name).glob("*.json"):
         if not path.name.endswith(".index.json"):
             shutil.copy(path, target / path.name)
 
 
 def _empty(folder: Path, entry: Sequence[str]) -> Any:
-    """Return a component without weights.
-
-    Raises:
-        ConfigError: the folder has no config of it, or one that is of no use.
-    """
+    """Return a component without weights; raise ConfigError if its config is missing or invalid."""
     config = folder / "config.json"
     if not config.is_file():
         raise ConfigError(
-            f"model.path: '{folder.parent}' has no {folder.name}/config.json, which says what model.single_file holds "
-            "there. Copy or download it again."
+            f"model.path: '{folder.parent}' has no {folder.name}/config.json, which describes this component of "
+            "model.single_file. Copy or download it again."
         )
     try:
         return on_meta(partial(_made, folder, *entry))
@@ -243,13 +235,13 @@ def _made(folder: Path, library: str, name: str) -> Any:
 
 
 def _converted(part: HeldPart, module: Any, *, empty: bool) -> dict[str, Tensor]:
-    """Return a component's tensors by the names of its class, checked to be all of it and nothing else."""
+    """Return a component's tensors by the names of its class, after checking that names and shapes match exactly."""
     wanted, tensors, made = module.state_dict(), part.tensors(empty=empty), type(module).__name__
     try:
         found = tensors if tensors.keys() == wanted.keys() else _convert(part, module, tensors)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise unfit(part.file, f"is no {made} as {part.name} ({_first_line(error)})", _OTHER_MODEL) from None
-    # Tensors that are parts of others would be written with all of these.
+    # Views are cloned: saving would write their whole storage.
     found = {name: tensor.clone() if _is_part(tensor) else tensor.contiguous() for name, tensor in found.items()}
     tied = set(getattr(module, "_tied_weights_keys", None) or ())
     for name in sorted(wanted.keys() | found.keys()):
@@ -264,11 +256,11 @@ def _converted(part: HeldPart, module: Any, *, empty: bool) -> dict[str, Tensor]
 
 
 def _convert(part: HeldPart, module: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a component's tensors as diffusers' converters name them.
+    """Return a component's tensors with the names of diffusers' converters.
 
     Raises:
-        ConfigError: diffusers knows no other names of such a component, or has none for some of these.
-        KeyError: something is missing; other exceptions likewise.
+        ConfigError: diffusers has no converter for the component, or the converter leaves tensors over.
+        KeyError: a tensor is missing; converters also raise other exceptions.
     """
     if part.name.startswith("text_encoder"):
         return _text_encoder(part, module, tensors)
@@ -278,18 +270,18 @@ def _convert(part: HeldPart, module: Any, tensors: Mapping[str, Tensor]) -> dict
     if made not in SINGLE_FILE_LOADABLE_CLASSES:
         remedy = "Give a pipeline folder that holds these weights as model.path, and no file"
         raise unfit(part.file, f"holds {part.name}, and diffusers converts no file to a {made}", remedy)
-    # It looks for names of a UNet behind this alone.
+    # The converter only finds names of a UNet with this prefix.
     prefix = part.prefix or (_DENOISER if made == "UNet2DConditionModel" else "")
     left = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
     found = SINGLE_FILE_LOADABLE_CLASSES[made]["checkpoint_mapping_fn"](config=dict(module.config), checkpoint=left)
     if found is not left and 0 < len(left) < len(tensors):
-        # Those that take out what they know.
+        # Converters that pop known names leave the unknown ones.
         raise unfit(part.file, f"holds '{min(left)}', which no {made} has", _OTHER_MODEL)
     return dict(found)
 
 
 def _text_encoder(part: HeldPart, module: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a text encoder's tensors by the names of transformers (``create_diffusers_clip_model_from_ldm``)."""
+    """Return a text encoder's tensors with transformers' names (``create_diffusers_clip_model_from_ldm``)."""
     found = dict(tensors)
     if part.prefix in _OPEN_CLIP:
         from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
@@ -313,5 +305,5 @@ def _first_line(error: Exception) -> str:
         return f"it has no {error}"
     if isinstance(error, IndexError):
         return "it has none of its layers"
-    said = str(error).splitlines()
-    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""A model's weights as its files have them: where they are, and how a model is made that has yet to read its part."""
+"""A model's weights in its files: their location, and models that are created empty and read their part later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from models.weights.tensor_files import TensorFiles
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: What diffusers and transformers call the file of one component; beside it, of several files, an index.
+#: File names of a component in diffusers and transformers; several files have an index next to them.
 _NAMES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 _CONVERT = (
     "Weights are read from safetensors files only, since others can hold code. Convert the model where you trust it: "
@@ -35,19 +35,19 @@ class StoredWeights:
     files: tuple[Path, ...]
     """Safetensors files."""
     dtypes: Mapping[str, torch.dtype]
-    """The dtype each was loaded in, by name; training may hold it in another."""
+    """The dtype of each weight when it was loaded, by name; training may use another."""
 
     @classmethod
     def of(cls, folder: Path, module: nn.Module) -> StoredWeights:
-        """Return the weights of a module that was just loaded from a component's folder, or is still to be read."""
+        """Return the stored weights of a module that was just loaded from a component's folder or created empty."""
         return cls(weight_files(folder), {name: tensor.dtype for name, tensor in module.state_dict().items()})
 
     @torch.no_grad()
     def read(self, targets: Mapping[str, Tensor]) -> None:
-        """Fill tensors, whole or spread, with what the model had, rounded to the dtype it was loaded in.
+        """Fill tensors, whole or sharded, with the stored weights, rounded to the dtype they were loaded in.
 
         Raises:
-            ConfigError: the files lack one or hold weights that are no finite numbers.
+            ConfigError: the files lack a weight, or hold one that is not finite.
         """
         rounded = {
             name: target if target.dtype == self.dtypes[name] else torch.empty_like(target, dtype=self.dtypes[name])
@@ -57,8 +57,8 @@ class StoredWeights:
             TensorFiles(self.files).read_into(rounded)
         except KeyError as error:
             raise ConfigError(
-                f"model.path: '{self.files[0].parent}' has no weight {error}, which its config asks for. Save the "
-                "model again with save_pretrained(), or download it anew."
+                f"model.path: '{self.files[0].parent}' has no weight {error}, which its config requires. Save the "
+                "model again with save_pretrained(), or download it again."
             ) from None
         except CorruptError as error:
             raise ConfigError(f"model.path: {error}") from None
@@ -69,7 +69,7 @@ class StoredWeights:
 
     @torch.no_grad()
     def give(self, module: nn.Module, device: torch.device) -> None:
-        """Give a module that was made empty its weights, of spread ones this rank's part; adapters have theirs."""
+        """Load the weights of a module created empty, or this rank's part if it is sharded; adapters have theirs."""
         found = {name: _allocate(p, device) for name, p in module.named_parameters() if p.is_meta}
         stored = {name: tensor for name, tensor in module.state_dict().items() if not tensor.is_meta}
         buffers = {name: tensor for name, tensor in stored.items() if name in self.dtypes}
@@ -78,13 +78,13 @@ class StoredWeights:
 
 
 def empty_model(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
-    """Return a diffusers model as ``from_pretrained`` makes it, with its parameters on the meta device.
+    """Return a diffusers model as from ``from_pretrained``, with its parameters on the meta device.
 
-    Buffers are computed, as no file has all of them; what is stored has its dtype, float32 where the class keeps it so
-    (``ModelMixin.from_pretrained`` and ``load_model_dict_into_meta``).
+    Buffers are computed, as files do not have all of them. Stored tensors get ``dtype``, or float32 if the class keeps
+    them in it (``ModelMixin.from_pretrained`` and ``load_model_dict_into_meta``).
 
     Args:
-        make: makes the model from its config.
+        make: creates the model from its config.
         dtype: the dtype it is loaded in.
     """
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
@@ -107,7 +107,7 @@ def empty_model(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
 
 
 def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
-    """Return a model of which only the config is of use: nothing is computed for it."""
+    """Return a model on the meta device, for its structure: no weights are computed."""
     with torch.device("meta"):
         return make()
 
@@ -116,7 +116,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     """Return the safetensors files of a component.
 
     Raises:
-        ConfigError: it has none, or an index of them that cannot be read.
+        ConfigError: it has no such files, or their index cannot be read.
     """
     for name in _NAMES:
         index = folder / f"{name}.index.json"
@@ -132,11 +132,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def check_safetensors(folder: Path, components: Sequence[str]) -> None:
-    """Check that a pipeline's components have weights that are read without unpickling anything.
-
-    Raises:
-        ConfigError: one has none.
-    """
+    """Check that a pipeline's components have safetensors files if they have weights; raise ConfigError."""
     for component in components:
         kinds = {file.suffix for file in (folder / component).glob("*")}
         if kinds & {".bin", ".pt", ".ckpt"} and ".safetensors" not in kinds:
@@ -144,11 +140,7 @@ def check_safetensors(folder: Path, components: Sequence[str]) -> None:
 
 
 def check_variants(folder: Path, components: Sequence[str]) -> None:
-    """Check that no component has weights of a variant alone, such as ``model.fp16.safetensors``.
-
-    Raises:
-        ConfigError: one has.
-    """
+    """Check that no component has only weights of a variant, such as ``model.fp16.safetensors``; raise ConfigError."""
     for component in components:
         names = [file.name for file in sorted((folder / component).glob("*.safetensors"))]
         found = [
@@ -165,12 +157,12 @@ def check_variants(folder: Path, components: Sequence[str]) -> None:
 
 
 def stored_name(name: str) -> str:
-    """Return what a parameter is called in the files; adapters wrap the layers they change."""
+    """Return the name of a parameter in the files; adapters wrap the layers they change."""
     return name.replace(".base_layer.", ".")
 
 
 def _allocate(empty: Tensor, device: torch.device) -> Tensor:
-    """Return memory for a tensor on the meta device, spread as it is."""
+    """Return uninitialized memory for a tensor on the meta device, sharded like it."""
     if not isinstance(empty, DTensor):
         return torch.empty_like(empty, device=device)
     own = torch.empty_like(empty.to_local(), device=device)

@@ -1,8 +1,8 @@
-"""Tensors in safetensors files: whole ones, and parts that several ranks wrote, each of what it holds.
+"""Tensors in safetensors files: whole ones, and parts written by several ranks.
 
-Parts are written and read by ``torch.distributed.checkpoint`` with its safetensors storage, which notes in every file's
-header where a part lies in the whole. Whoever reads says what it wants, whole or spread over any number of ranks, and
-reads only that. Nothing is unpickled.
+Parts are written and read by ``torch.distributed.checkpoint`` with its safetensors storage, which records the position
+of each part in the file's header. Each reader requests tensors, whole or sharded over any number of ranks, and reads
+only those. The files hold no pickles.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.metadata import Metadata
 
-#: In files of parts, which are written together, a tensor is called as its file and then as in a file of whole ones.
+#: Separator of file and tensor name in files of parts, which are written together.
 _IN = "/"
 
 
 class TensorFiles:
-    """Stored tensors: files of whole ones, or the parts of one set of tensors."""
+    """Stored tensors: files of whole tensors, or the parts of one set of tensors."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         """Read the headers.
 
         Raises:
-            CorruptError: a file is none, or their parts do not make up whole tensors.
+            CorruptError: a file is not a safetensors file, or the parts do not make up whole tensors.
         """
         self._reader = _read_headers(files)
         self._folder, prefix = files[0].parent, files[0].name + _IN
@@ -56,19 +56,19 @@ class TensorFiles:
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
-        """The shape of every tensor, whole, by name."""
+        """The full shape of every tensor, by name."""
         return {name: size for name, (_, size, _) in self._stored.items()}
 
     @torch.no_grad()
     def read_into(self, targets: Mapping[str, Tensor]) -> None:
-        """Fill tensors, in place: of spread ones each rank reads its part, without waiting for the others.
+        """Fill tensors in place; if they are sharded, each rank reads its part without waiting for the others.
 
         Args:
-            targets: tensors by name, of the stored shapes; floating ones of any dtype, others of the stored one.
+            targets: tensors by name, of the stored shapes; floating ones of any dtype, others of the stored dtype.
 
         Raises:
-            KeyError: the files lack one of them.
-            CorruptError: one has another shape, or numbers of another kind.
+            KeyError: the files lack a tensor.
+            CorruptError: a shape differs, or a dtype is incompatible.
         """
         for name, tensor in targets.items():
             _, size, dtype = self._stored[name]
@@ -80,7 +80,7 @@ class TensorFiles:
                 )
         wanted = {self._stored[name][0]: tensor.detach() for name, tensor in targets.items()}
         with warnings.catch_warnings():
-            # Every rank reads for itself, which torch takes for a program of one process.
+            # Every rank reads for itself, so torch warns of a program with one process.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load(wanted, storage_reader=self._reader, no_dist=True)
 
@@ -108,8 +108,8 @@ def write_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: 
     """Write this rank's part of some tensors; all ranks must call this together.
 
     Args:
-        files: tensors by name by the name of a file; whole ones are written by one rank.
-        folder: where this rank's files go.
+        files: tensors by name, by file name; whole ones are written by one rank.
+        folder: folder of this rank's files.
         group: the ranks; None: all.
     """
     named, writer = _together(files, folder)
@@ -118,17 +118,17 @@ def write_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: 
 
 
 def begin_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: ProcessGroup) -> Future[Any]:
-    """Copy this rank's part of some tensors to host memory, and write it while the caller goes on.
+    """Copy this rank's part of some tensors to host memory, and write it in the background.
 
-    All ranks must call this together. When the future is done, ``finish_parts`` makes the files ready.
+    All ranks must call this together. When the future is done, call ``finish_parts``.
 
     Args:
-        files: tensors by name by the name of a file.
-        folder: where this rank's files go.
-        group: the ranks, with a backend for host memory; nothing else may use it meanwhile.
+        files: tensors by name, by file name.
+        folder: folder of this rank's files.
+        group: the ranks, with a backend for host memory; it must not be used otherwise meanwhile.
     """
     named, writer = _together(files, folder)
-    # The writer's own staging copies nothing that lies in host memory already, where training would change it.
+    # The writer's own staging does not copy tensors in host memory, which training would change meanwhile.
     with contextlib.closing(DefaultStager(StagingOptions(False, False, False, False))) as stager:
         started = async_save(named, storage_writer=writer, process_group=group, async_stager=stager)
     assert isinstance(started, Future)
@@ -136,7 +136,7 @@ def begin_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: 
 
 
 def finish_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
-    """Give the files of a finished write their names, and headers that equal content makes equal."""
+    """Rename the files of a finished write, and make their headers canonical."""
     for path in sorted(folder.glob("*.safetensors")):
         # "shard-<rank>-model-<file>-of-<files>", counted from 1.
         number = int(path.stem.split("-")[3])
@@ -148,14 +148,14 @@ def finish_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path) -> Non
 def _together(files: Mapping[str, Mapping[str, Tensor]], folder: Path) -> tuple[dict[str, Tensor], Any]:
     folder.mkdir(parents=True, exist_ok=True)
     pairs = ((f"{file}{_IN}{name}", value) for file, tensors in files.items() for name, value in tensors.items())
-    # Headers list what they hold in the order it comes in, which is another one after a checkpoint was read.
+    # Headers list tensors in the given order, which changes after a checkpoint was read.
     named = dict(sorted(pairs, key=lambda pair: pair[0]))
     numbers = {key: list(files).index(key.partition(_IN)[0]) + 1 for key in named}
     return named, HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=numbers, save_distributed=True)
 
 
 class _Reader(HuggingFaceStorageReader):
-    """Reads some files, wherever they lie, instead of all files of one folder."""
+    """Reads given files instead of all files of one folder."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         super().__init__(str(files[0].parent))
@@ -163,7 +163,7 @@ class _Reader(HuggingFaceStorageReader):
         self.metadata = super().read_metadata()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return what the headers said."""
+        """Return the metadata from the headers."""
         return self.metadata
 
 

@@ -73,7 +73,7 @@ def test_weights_are_found_under_their_names(tmp_path: Path, state: dict[str, An
 @pytest.mark.parametrize(
     ("shapes", "said"),
     [
-        (SHAPES | {"net.c": torch.Size((4,))}, "has no 'model.net.c', which is trained; what it has begins with"),
+        (SHAPES | {"net.c": torch.Size((4,))}, "has no 'model.net.c', which is trained; its first names are"),
         (SHAPES | {"net.b": torch.Size((5,))}, r"'model.net.b' of .* has shape \(4,\), the model \(5,\)"),
     ],
 )
@@ -236,5 +236,5 @@ def test_a_damaged_file_is_said_to_be(tmp_path: Path) -> None:
     dcp.save({"model": {"net": weights()}}, checkpoint_id=tmp_path)
     file = tmp_path / "__0_0.distcp"
     file.write_bytes(file.read_bytes()[:300])
-    with pytest.raises(ConfigError, match=r"are not what its .metadata says"):
+    with pytest.raises(ConfigError, match=r"do not match its .metadata"):
         DcpCheckpoint(tmp_path).read(SHAPES)

@@ -166,7 +166,7 @@ REFUSED = {
         lambda t: {**t, "model.diffusion_model.more": torch.ones(1)},
         "holds 'more', which no SD3Transformer2DModel has",
     ),
-    "a part nobody knows": (lambda t: {**t, "vocoder.x": torch.ones(1)}, "holds 'vocoder.x', which is of no component"),
+    "another part": (lambda t: {**t, "vocoder.x": torch.ones(1)}, "holds 'vocoder.x', which is of no known component"),
     "rounded": (
         changed(Q, lambda tensor: tensor.to(torch.float8_e4m3fn)),
         "as F8_E4M3, which is rounded for speed",
@@ -212,7 +212,7 @@ def test_a_file_of_the_transformer_alone_needs_all_else_in_the_folder(saved: Mak
     files = {"": str(single_file(sd3_transformer(state(pipeline.transformer)), tmp_path / "alone.safetensors"))}
     assert policy_of("sd3").check_single_files(files, folder) == {"transformer"}
     with pytest.raises(
-        ConfigError, match=r"has no weights of text_encoder .*model\.single_file holds transformer alone"
+        ConfigError, match=r"has no weights of text_encoder .*model\.single_file holds only transformer"
     ):
         policy_of("sd3").check_single_files(files, configs)
 
@@ -236,7 +236,9 @@ def test_of_two_denoisers_it_is_said_which_one_a_file_is_of(tmp_path: Path) -> N
     other = {name: 2 * tensor for name, tensor in state(pipeline.transformer).items()}
     file = str(single_file(before("model.diffusion_model.", other), tmp_path / "low.safetensors"))
     family = policy_of("wan22")
-    with pytest.raises(ConfigError, match=r"Say of which: model\.single_file={transformer: FILE, transformer_2: FILE}"):
+    with pytest.raises(
+        ConfigError, match=r"Say which one: model\.single_file={transformer: FILE, transformer_2: FILE}"
+    ):
         family.check_single_files({"": file}, folder)
     # Names as diffusers has them are known too.
     family.write_single_files({"transformer_2": file}, folder, tmp_path / "made")

@@ -506,7 +506,7 @@ def test_a_tokenizer_that_adds_tokens_when_it_is_loaded_is_named_with_a_remedy_t
         check_vocabulary(tmp_path)
     said = str(error.value)
     assert f"{token}" in said.partition("The files do not hold")[2]
-    assert f"the class {kind} adds what it takes for granted when it is loaded" in said
+    assert f"the class {kind} adds its default tokens when it is loaded" in said
     assert said.endswith("and save it.")
     saved = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="<pad>")
     saved.save_pretrained(str(tmp_path))

@@ -191,7 +191,7 @@ def _half(tensor: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> 
         (_tensors(lambda t: {**t, "base_model.model.x.lora_magnitude_vector": torch.ones(2)}), "", "which is DoRA"),
         (_tensors(lambda t: {**t, "base_model.model.x.lokr_w1": torch.ones(2)}), "", "which is LoKr"),
         (_tensors(lambda t: {**t, "base_model.model.x.bias": torch.ones(2)}), "", "holds 'transformer.x.bias'.*alone"),
-        (_tensors(lambda t: {n: v for n, v in t.items() if n != _first(t)}), "", "has one matrix alone of"),
+        (_tensors(lambda t: {n: v for n, v in t.items() if n != _first(t)}), "", "has only one matrix of"),
         (_tensors(lambda t: {n: _half(v, n, t) for n, v in t.items()}), "", "of the ranks 1, 2"),
         (lambda a: (a / "adapter_model.safetensors").write_bytes(b"PK"), "", "cannot be read"),
     ],

@@ -91,7 +91,7 @@ def test_what_cannot_start_a_run_is_refused_before_anything_runs(
     for value, message in {
         str(tmp_path / "other.safetensors"): r"model\.single_file: .* is no safetensors file",
         f"{{vae: {file}}}": "holds a denoiser and no vae, so no run can start from it",
-        f"{{transfromer: {file}}}": "which model.path .* has none of",
+        f"{{transfromer: {file}}}": "which model.path .* does not have",
         "{}": "single_file is a file of weights.*needs 'path'",
     }.items():
         with pytest.raises(ConfigError, match=message):
