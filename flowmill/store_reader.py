@@ -175,7 +175,7 @@ class Run:
         return self._table(epoch, "value")
 
     def gradients(self, epoch: int, slot: str | None = None) -> pa.Table:
-        """Return sizes of the gradients of one reward at an epoch's samples, of runs that train on such."""
+        """Return the sizes of one reward's gradients at an epoch's samples, for runs that train on stored gradients."""
         return self._table(epoch, "gradient", slot or self.config.rewards[0].slot)
 
     def images(

@@ -298,7 +298,7 @@ def _check_used(request: DeployRequest, entries: Sequence[Mapping[str, Any]]) ->
         if not any(name in _fields(entry) for entry in entries):
             raise ConfigError(f"--{name} is for none of the deployments {', '.join(each['name'] for each in entries)}.")
     if request.schedule is not None and not request.only:
-        raise ConfigError("--schedule is for deployments named with --only: all at once would be in each other's way.")
+        raise ConfigError("--schedule is for deployments named with --only: all at once would block each other.")
     if request.image is not None and request.kind in (None, "process"):
         raise ConfigError("--image is for containers; give --type docker or kubernetes too.")
     if request.name is not None and not _NAME.fullmatch(request.name):

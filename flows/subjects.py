@@ -154,5 +154,5 @@ def _only_run(root: str) -> str:
         )
     raise ConfigError(
         f"'{where}' holds {len(found)} runs: {', '.join(found[:_NAMED])}{', ...' if len(found) > _NAMED else ''}. Say "
-        "with --run which one the deployments are for; those of another get a name of their own with --name."
+        "with --run which one the deployments are for; --name gives those of another run a separate name."
     )
