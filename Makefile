@@ -2,15 +2,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# What is imported is compiled when it first is: compiling all of torch and its company takes as long as installing it.
+# Modules are compiled on first import: compiling torch and its dependencies takes as long as installing them.
 INSTALL := $(BIN)/pip install --no-compile -qq --disable-pip-version-check -c constraints.txt
-# One more than cores: some tests wait for others.
+# One more than the number of cores: some tests wait for others.
 TEST_PROCESSES ?= 3
 TESTED := .[test,ocr,s3,video,delta,dask,ray,8bit,vlm,text,view,docs]
 KILLS ?= 20
 SEED ?= 0
 export OMP_NUM_THREADS ?= 1
-# Some machines forbid it; hundreds of processes would then compile all they import anew.
+# Some machines disable bytecode; hundreds of processes would then compile all their imports again.
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: run check test test-all test-slow chaos gpu install install-test lint typecheck format bench docs clean
@@ -20,14 +20,14 @@ run: install
 
 PYTEST = $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
 
-# What a change must pass; types are looked at beside the tests.
+# All checks that a change must pass; types are checked in parallel with the tests.
 check: install-test
 	$(MAKE) --jobs 2 --output-sync=line lint typecheck test-all
 
 test-all: $(VENV)/.compiled
 	$(PYTEST) -m "not campaign"
 
-# What can be looked at without other processes; then what starts them; then kills, and every shape there is.
+# Targets: tests without other processes; tests that start processes; kills and exhaustive shapes.
 test: $(VENV)/.compiled
 	$(PYTEST) -m "not slow and not campaign"
 
@@ -46,7 +46,7 @@ install-test: $(VENV)/.installed-test
 $(VENV)/bin/python:
 	$(PYTHON) -m venv --upgrade-deps $(VENV)
 
-# On its own torch is taken from a local or CPU index if there is one, instead of the newest CUDA build.
+# Installed separately, torch comes from a local or CPU index if there is one, instead of the newest CUDA build.
 $(VENV)/.torch: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	touch $@
@@ -55,13 +55,13 @@ $(VENV)/.installed: $(VENV)/.torch
 	$(INSTALL) -e .
 	touch $@
 
-# All that tests need takes uv a tenth of pip's time. It knows no index that pip's settings name: where it fails pip is asked.
+# uv installs the test dependencies in a tenth of pip's time. It ignores the indexes of pip's settings: pip is the fallback.
 $(VENV)/.installed-test: $(VENV)/.torch
 	$(INSTALL) uv && $(BIN)/uv pip install -q --no-cache --python $(BIN)/python -c constraints.txt -e '$(TESTED)' \
 	  || $(INSTALL) -e '$(TESTED)'
 	touch $(VENV)/.installed $@
 
-# By one process; several at once would each compile all of it.
+# Compiled by one process; concurrent ones would each compile everything.
 $(VENV)/.compiled: $(VENV)/.installed-test
 	$(BIN)/python -c 'from tests.support.preloaded import import_all; import_all()'
 	touch $@
@@ -77,7 +77,7 @@ format: install-test
 typecheck: install-test
 	$(BIN)/mypy
 
-# What a first run on a GPU needs to know, in ten minutes.
+# The checks before a first run on a GPU, in ten minutes.
 gpu: install-test
 	$(BIN)/python -m tests.gpu --json gpu.json
 

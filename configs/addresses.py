@@ -1,4 +1,4 @@
-"""Addresses in a config: which are of this machine alone; none holds a password, as it is written down with the run."""
+"""Addresses in a config: detection of loopback hosts, and refusal of passwords, which would be stored with the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _PLACE = re.compile(r"[/?#\s]")
-#: Where the password of a setting, or of a component's option, belongs.
+#: The alternative to a password in a setting or a component's option.
 _INSTEAD = {
     "uri": "MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, a database PGPASSWORD",
     "url": "the token is in FLOWMILL_REWARD_TOKEN",
@@ -18,12 +18,12 @@ _ELSEWHERE = "programs read it from the environment or a file of theirs, ~/.netr
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host, as a person writes it, is this machine alone."""
+    """Return whether a host is the loopback interface of this machine."""
     return host == "localhost" or (is_address(host) and ipaddress.ip_address(host.partition("%")[0]).is_loopback)
 
 
 def is_address(host: str) -> bool:
-    """Return whether a host is written as an address, not as a name."""
+    """Return whether a host is an IP address, not a name."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -35,11 +35,11 @@ def check_passwords(name: str, value: Any) -> None:
     """Check that no address within a value holds a password.
 
     Args:
-        name: of the setting or option.
-        value: texts, or texts within lists and mappings.
+        name: name of the setting or option.
+        value: a string, or a list or mapping that contains strings.
 
     Raises:
-        ValueError: one does; the message does not.
+        ValueError: an address holds a password; the message does not repeat it.
     """
     if isinstance(value, str):
         if any(_holds_password(rest) for rest in value.split("://")[1:]):

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: Algorithms that add fresh noise to final latents, and so need nothing else of a rollout; a test checks the list.
+#: Algorithms that add fresh noise to final latents and need no other part of a rollout; a test checks the list.
 FORWARD = frozenset({"nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient", "direct_align"})
-#: Algorithms that go on from stored states; a test compares here too.
+#: Algorithms that continue from stored states; a test checks the list.
 STATES = frozenset({"refl"})
-#: Algorithms whose advantages are per token, and the estimator each is defined with; a test compares here too.
+#: Algorithms whose advantages are per token, and the estimator each is defined with; a test checks the list.
 PER_TOKEN = {"ppo": "gae", "reinforce_plus_plus": "reinforce_plus_plus"}
-#: Section and setting of each such default, and its value where the algorithm does not decide.
+#: Section and setting of each such default, and its value if the algorithm does not decide.
 _FOLLOWING = (("rollout", "plan", "all"), ("advantage", "estimator", "group"))
 
 
 def with_followers(data: Any) -> Any:
-    """Return a config's data with the plan and the estimator that its algorithm needs, where it names none."""
+    """Return a config's data, filling in the plan and the estimator that its algorithm needs if it names none."""
     optimize = _section(data, "optimize")
     algorithm = None if optimize is None else optimize.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
@@ -34,12 +34,12 @@ def with_followers(data: Any) -> Any:
 
 
 def _plan_of(algorithm: str) -> str | None:
-    """Return the plan that an algorithm needs, None where it does not care."""
+    """Return the plan that an algorithm needs, None if any plan works."""
     return "final" if algorithm in FORWARD else "late" if algorithm in STATES else None
 
 
 def without_followers(filled: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Leave out again the names that a file does not give: an override may name another algorithm."""
+    """Remove the filled-in names that a file does not give: an override may name another algorithm."""
     for part, setting, _ in _FOLLOWING:
         section = _section(filled, part) or {}
         if setting not in (_section(given, part) or {}) and isinstance(section.get(setting), dict):
@@ -47,7 +47,7 @@ def without_followers(filled: dict[str, Any], given: Mapping[str, Any]) -> None:
 
 
 def _section(data: Any, name: str) -> dict[str, Any] | None:
-    """Return a section as it is written down, {} where it is left out, None where it is no such thing."""
+    """Return a section of raw data, {} if it is missing, None if it is not a mapping."""
     found = data.get(name) if isinstance(data, Mapping) else None
     if found is None:
         return {} if isinstance(data, Mapping) else None

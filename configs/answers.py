@@ -1,6 +1,6 @@
-"""What a server's answer says, read as UTF-8 alone.
+"""Decodes HTTP responses as UTF-8, ignoring the charset in their headers.
 
-A header names the charset of an answer, and Python has codecs that are none of text, or take minutes for a megabyte.
+Some of Python's codecs decode no text, or take minutes for a megabyte.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-#: What clients of HTTP are told an answer's encoding is.
+#: Encoding of every response.
 ENCODING = "utf-8"
 
 
 def text_of(content: bytes) -> str:
-    """Return the text of an answer; bytes that are no UTF-8 are replaced."""
+    """Return the text of a response; invalid UTF-8 is replaced."""
     return content.decode(ENCODING, errors="replace")
 
 
 def json_of(content: bytes) -> Any:
-    """Return the value of an answer in JSON.
+    """Return the value of a JSON response.
 
     Raises:
-        ValueError: it is no JSON in UTF-8.
+        ValueError: the response is not JSON in UTF-8.
     """
     try:
         return json.loads(content.decode(ENCODING))
@@ -30,5 +30,5 @@ def json_of(content: bytes) -> Any:
 
 
 def read_as_utf8(response: Any) -> None:
-    """Have a response of httpx decode its text as UTF-8, for libraries that ask for it: a hook of a client."""
+    """Make an httpx response decode its text as UTF-8; an event hook for clients."""
     response.encoding = ENCODING

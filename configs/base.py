@@ -16,9 +16,9 @@ class Later:
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys refused, field docstrings are the documentation.
+    """Base of all sections: frozen, refuses unknown keys, documents fields with docstrings.
 
-    They are read where the documentation is made, as pydantic would parse the source again in every process.
+    Only the documentation page reads the docstrings; pydantic would parse the source again in every process.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -49,12 +49,12 @@ class Section(BaseModel):
 
 
 class Component(Section):
-    """A table entry (or ``"package.module:Class"`` of your own) and its options; the name alone will do."""
+    """A table entry (or your own ``"package.module:Class"``) and its options; the name alone is enough."""
 
     name: str
     """A name from the component's table, or an import string "package.module:Class"."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the component; its own class says which exist."""
+    """Options of the component, defined by its class."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""What a benchmark pins: prompts, seed, sampler and rewards. Whatever else differs between two results is the model."""
+"""Benchmarks: they pin prompts, seed, sampler and rewards, so that two results differ only by the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from configs.rewards import RewardSection
 from configs.suggestions import did_you_mean
 from configs.validation_messages import explain
 
-#: Where the built-in ones are.
+#: Folder of the built-in benchmarks.
 FOLDER = Path(__file__).parent / "benchmarks"
 
 
@@ -25,7 +25,7 @@ class Benchmark(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
     """Its name; the file's when absent."""
     prompts: str | None = None
-    """File of prompts beside this one, or a dataset id; where none can be shipped, --prompts gives it."""
+    """File of prompts next to this one, or a dataset id; --prompts gives it if no list can be shipped."""
     column: str = "prompt"
     """Column or key that holds the prompt; the others become metadata for rewards."""
     split: str = "train"
@@ -49,7 +49,7 @@ class Benchmark(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the forward pass."""
     rewards: tuple[RewardSection, ...] = Field(min_length=1)
-    """What is reported."""
+    """The reported rewards."""
 
     @field_validator("rewards")
     @classmethod
@@ -63,7 +63,7 @@ class Benchmark(Section):
 
     @property
     def title(self) -> str:
-        """The name with everything that is pinned: figures of other titles are not comparable."""
+        """The name with all pinned settings: only figures with the same title are comparable."""
         return (
             f"{self.name}, {self.images} per prompt, {self.steps} {self.solver} steps, guidance "
             f"{self.guidance_scale:g}, {self.height}x{self.width}, {self.dtype}, seed {self.seed}"
@@ -74,11 +74,11 @@ def load_benchmark(name: str, *, prompts: str | None = None) -> Benchmark:
     """Return a built-in benchmark, or one of a file.
 
     Args:
-        name: of a built-in one, or a YAML file.
-        prompts: other prompts than its own.
+        name: name of a built-in benchmark, or a YAML file.
+        prompts: prompts that replace its own.
 
     Raises:
-        ConfigError: there is none, it is malformed, or it has no prompts.
+        ConfigError: it does not exist, is malformed, or has no prompts.
     """
     file = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not file.is_file():
@@ -95,5 +95,5 @@ def load_benchmark(name: str, *, prompts: str | None = None) -> Benchmark:
         raise ConfigError("\n".join(f"{file}: {explain(dict(item))}" for item in error.errors())) from None
     if made.prompts is None:
         raise ConfigError(f"benchmark '{made.name}' ships no prompts. Give its published list with --prompts FILE.")
-    beside = file.parent / made.prompts
-    return made.model_copy(update={"prompts": str(beside.resolve())}) if not prompts and beside.is_file() else made
+    local = file.parent / made.prompts
+    return made.model_copy(update={"prompts": str(local.resolve())}) if not prompts and local.is_file() else made

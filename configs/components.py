@@ -1,4 +1,4 @@
-"""Every component a config names."""
+"""Lists the components that a config names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from configs.schema import RunConfig
 
 
 def components(config: RunConfig) -> Iterator[tuple[str, Component]]:
-    """Yield the setting of each, and the component; rewards, monitors and judges by their number."""
+    """Yield the setting and the component of each; rewards, monitors and judges by index."""
     rollout, evaluate = config.rollout, config.evaluate
     yield "model.policy", Component(name=config.model.policy)
     if config.model.build is not None:

@@ -10,7 +10,7 @@
     │   ├── CorruptError       committed bytes are missing or differ from the commit
     │   └── CommitLostError    another writer committed different bytes first
     ├── SamplingError          a model gave numbers that are not finite
-    ├── EngineError            what draws texts is out of reach, or draws something else than the policy says
+    ├── EngineError            the engine that samples texts is unreachable, or differs from the policy
     ├── RewardError            a reward failed, or returned something that is no score
     ├── WorkerError            a torchrun worker failed
     ├── TrackingError          a tracker that cannot be used
@@ -25,7 +25,7 @@ import errno
 
 
 class FlowmillError(Exception):
-    """Base of all errors whose message is written for the person at the keyboard."""
+    """Base of all errors whose message is written for the user."""
 
 
 class ConfigError(FlowmillError):
@@ -61,11 +61,11 @@ class CommitLostError(StoreError):
 
 
 class SamplingError(FlowmillError):
-    """A model gave latents, log-probs, embeddings or images that are not finite: nothing can be made of them."""
+    """A model returned latents, log-probs, embeddings or images that are not finite and cannot be used."""
 
 
 class EngineError(FlowmillError):
-    """What draws texts is out of reach, has other weights than the policy, or says something else than it does."""
+    """The engine that samples texts is unreachable, has other weights than the policy, or gives other log-probs."""
 
 
 class RewardError(FlowmillError):
@@ -77,7 +77,7 @@ class WorkerError(FlowmillError):
 
 
 class LostRankError(WorkerError):
-    """A process started by torchrun was ended from outside: the same work may succeed when it is started again."""
+    """A process started by torchrun was killed from outside: the same work may succeed after a restart."""
 
 
 class OutOfMemoryError(FlowmillError):
@@ -89,7 +89,7 @@ class TrackingError(FlowmillError):
 
 
 class PublishError(FlowmillError):
-    """A repository on the Hugging Face Hub cannot be written as asked."""
+    """A repository on the Hugging Face Hub cannot be written as requested."""
 
 
 class CancelledError(FlowmillError):
@@ -101,17 +101,17 @@ def disk_in_words(error: OSError) -> str:
     if error.errno is None:
         return in_words(error)
     places = [str(place) for place in (error.filename, error.filename2) if place is not None]
-    where = " and ".join(f"'{place}'" for place in places) or "A file, or a program it was to talk to"
+    where = " and ".join(f"'{place}'" for place in places) or "A file or another program"
     remedy = {
         errno.ENOSPC: "Make room there.",
         errno.EDQUOT: "Make room there.",
-        errno.EROFS: "Name a place that can be written.",
-        errno.EACCES: "Name a place that this user may use, or give this user the right to.",
-        errno.EPERM: "Name a place that this user may use, or give this user the right to.",
+        errno.EROFS: "Name a writable location.",
+        errno.EACCES: "Name a location that this user may use, or give this user permission.",
+        errno.EPERM: "Name a location that this user may use, or give this user permission.",
         errno.EMFILE: "Let a process open more files: ulimit -n.",
         errno.ENAMETOOLONG: "Name something shorter.",
     }
-    cause = remedy.get(error.errno, "Mend the cause and give the same command again.")
+    cause = remedy.get(error.errno, "Fix the cause and give the same command again.")
     return f"{where}: {error.strerror}. {cause} Committed data stays. FLOWMILL_TRACEBACK=1 shows where it happened."
 
 

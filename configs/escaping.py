@@ -1,6 +1,6 @@
-"""Untrusted text as plain text, wherever it is shown: control characters and markup are escaped.
+"""Escapes control characters and markup in untrusted text for display.
 
-A template that escapes HTML by itself needs ``visible`` alone. Printed text goes through ``flows.console``.
+Templates that escape HTML themselves need only ``visible``. Printed text goes through ``flows.console``.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import re
 import shlex
 import unicodedata
 
-#: Categories of characters that draw nothing and may command: controls, surrogates, line and paragraph separators.
+#: Categories of invisible characters that may control a terminal: controls, surrogates, line and paragraph separators.
 _COMMANDING = frozenset({"Cc", "Cs", "Zl", "Zp"})
 #: Formatting characters that change the direction of neighboring text.
 _TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-#: Patterns that Markdown, with mathematics, colors, links, mentions and directives, takes for markup.
+#: Patterns that Markdown interprets as markup, including mathematics, colors, links, mentions and directives.
 _MARKUP = re.compile(r"^[ #+\-=:]| $|(?<=www)\.|(?<![^\W_])_|_(?![^\W_])|:(?!\s)|[\\`*{}\[\]<>!|~$&@^]", re.IGNORECASE)
 _NUMBERED = re.compile(r"^(\d+)([.)])")
-#: Addresses, and names of files next to the page, that end where they seem to in a link of Markdown.
+#: Addresses and relative file names that are safe as the target of a Markdown link.
 _ADDRESS = re.compile(r"https?://[\w.~:/?#@!$&*+,;=%-]+|\w[\w.-]*", re.ASCII)
-#: Characters that spreadsheets take for the beginning of a formula, in full width too.
+#: Characters that start a formula in spreadsheets, including their full-width forms.
 _FORMULA = frozenset("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
 #: Characters that Markdown takes literally after a backslash.
@@ -26,11 +26,11 @@ _PUNCTUATION = re.compile(r"([!-/:-@\[-`{-~])")
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    """Return a text with characters that command a terminal, or turn its direction, as escapes like ``\\x1b``.
+    """Return a text with terminal control and direction-changing characters replaced by escapes like ``\\x1b``.
 
     Args:
-        text: a text, of a prompt say.
-        keep: characters that are left as they are, such as line breaks.
+        text: a text, such as a prompt.
+        keep: characters that are not replaced, such as line breaks.
     """
     if text.isprintable():
         return text
@@ -38,54 +38,54 @@ def visible(text: str, *, keep: str = "") -> str:
 
 
 def in_markdown(text: str) -> str:
-    """Return a text such that Markdown and HTML show it as it is, in one line, in a table's cell too."""
+    """Return a text that Markdown and HTML show literally, on one line and in table cells."""
     shown = _MARKUP.sub(lambda found: _entity(found[0]), visible(text))
     return _NUMBERED.sub(lambda found: f"{found[1]}{_entity(found[2])}", shown)
 
 
 def in_code(text: str) -> str:
-    """Return a text as code within a line of Markdown, in a table's cell too."""
+    """Return a text as inline code of Markdown, also valid in a table cell."""
     if text.strip() == text != "" and text.isprintable() and not {"`", "|"} & {*text}:
         return f"`{text}`"
     return f"<code>{in_markdown(text)}</code>"
 
 
 def in_link(text: str, address: str) -> str:
-    """Return a link of Markdown, or its text alone where the address could lead elsewhere than it seems to."""
+    """Return a Markdown link, or only its text if the address is not safe as a link target."""
     if not _ADDRESS.fullmatch(address):
         return in_markdown(text)
     return f"[{text if text == address else in_markdown(text)}]({address})"
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Return lines of code as a block of Markdown that ends behind them."""
+    """Return code as a fenced Markdown block; the fence is longer than any in the code."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def in_cell(value: object) -> object:
-    """Return a text for a cell of CSV that spreadsheets do not take for a formula."""
+    """Return a text for a CSV cell that spreadsheets do not interpret as a formula."""
     if not isinstance(value, str):
         return value
     return f"'{visible(value)}" if value[:1] in _FORMULA and value else visible(value)
 
 
 def in_python(text: str) -> str:
-    """Return a text as a string of Python that shows all of itself, double-quoted unless it holds such quotes."""
+    """Return a text as a printable Python string literal, double-quoted unless it contains double quotes."""
     if '"' in text:
-        # Python's own choose quotes that need no escaping.
+        # repr chooses quotes that need no escaping.
         return repr(text)
     escaped = text.replace("\\", "\\\\")
     return f'"{"".join(each if each.isprintable() else _escaped(each) for each in escaped)}"'
 
 
 def command(*words: object) -> str:
-    """Return a command line that a shell takes as these words, so that it can be pasted from where it is shown."""
+    """Return a shell command line of these words, quoted for copy and paste."""
     return " ".join(map(quoted, words))
 
 
 def quoted(word: object) -> str:
-    """Return a word of a command, such as a path, as a shell takes it."""
+    """Return a word of a command, such as a path, quoted for the shell."""
     text = str(word)
     if text.isprintable():
         return shlex.quote(text)
@@ -93,9 +93,9 @@ def quoted(word: object) -> str:
 
 
 def in_markdown_cell(text: str) -> str:
-    """Return a text such that a cell of Prefect's tables, which is Markdown without entities, shows it as it is."""
+    """Return a text that a cell of Prefect's tables (Markdown without entities) shows literally."""
     shown = _PUNCTUATION.sub(r"\\\1", visible(text))
-    # Spaces in front would make it code.
+    # Leading spaces would start a code block.
     return "\u00a0" * (len(shown) - len(shown.lstrip(" "))) + shown.lstrip(" ")
 
 
@@ -104,7 +104,7 @@ def _commands(character: str) -> bool:
 
 
 def _in_dollars(character: str) -> str:
-    """Return a character as the shells' ``$'...'`` has it."""
+    """Return a character escaped for the shell's ``$'...'``."""
     if character in "\\'":
         return f"\\{character}"
     if character.isprintable():

@@ -1,4 +1,4 @@
-"""Packages that only some settings need: extras of flowmill, asked for where they are used."""
+"""Optional packages (extras of flowmill), checked where they are used."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def require_extra(extra: str, *modules: str, label: str) -> None:
 
     Args:
         extra: name of the extra.
-        modules: modules that are imported from it.
+        modules: modules of the extra that are imported.
         label: the setting that needs them.
 
     Raises:
-        ConfigError: one cannot be found.
+        ConfigError: a module is not installed.
     """
     missing = [module for module in modules if find_spec(module) is None]
     if missing:

@@ -42,7 +42,7 @@ def _normalize(value: Json) -> Json:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{value} has no JSON form and cannot be part of a fingerprint")
-        # 1.0 and 1 are the same setting however the YAML spelled it.
+        # 1.0 and 1 are the same setting, however it is written in YAML.
         return int(value) if value.is_integer() else value
     if isinstance(value, Mapping):
         return {str(key): _normalize(item) for key, item in value.items()}

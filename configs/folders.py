@@ -1,6 +1,6 @@
-"""The files of folders that a person names: links are followed, so that a linked file counts by what it leads to.
+"""Lists the files of user folders, following symbolic links.
 
-Folders of a store are listed by ``storage.backends``, where no link leads outside.
+``storage.backends`` lists folders of a store, where no link leads outside.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from configs.errors import ConfigError
 
-#: Files and folders that links of one folder may lead to: what leads to a whole disk is a mistake.
+#: Maximum number of files and folders behind the links of one folder; a link to a whole disk is a mistake.
 _MOST_LINKED = 100_000
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return all files of a folder, by their paths below it with ``/``, sorted.
+    """Return the sorted relative paths of all files of a folder, with ``/``.
 
-    A folder that holds itself, through a link, is listed once. What cannot be read, and links to nothing, are left out.
+    A folder that contains itself through a link is listed once. Unreadable entries and broken links are skipped.
 
     Raises:
         ConfigError: links in it lead to too many files.
@@ -27,7 +27,7 @@ def files_below(folder: Path) -> list[str]:
 
 
 def changed_ns(folder: Path, name: str) -> int:
-    """Return when a file below a folder changed last, or a link on the way to it, nanoseconds since 1970.
+    """Return the last change of a file below a folder, or of a link in its path, in nanoseconds since 1970.
 
     Raises:
         OSError: there is no such file.
@@ -38,13 +38,13 @@ def changed_ns(folder: Path, name: str) -> int:
 
 
 def led_to(folder: Path, name: str) -> str:
-    """Return where links lead a path below a folder; empty where it has none."""
+    """Return the target of a path below a folder that contains links; empty if it contains none."""
     plain, real = folder.resolve() / name, Path(os.path.realpath(folder / name))
     return "" if real == plain else str(real)
 
 
 def _files(folder: Path) -> Iterator[str]:
-    # Of each folder that is still to be listed: its name, whether a link leads to it, and the folders that hold it.
+    # For each folder still to be listed: its name, whether it is behind a link, and its parent folders.
     waiting, linked = [("", False, frozenset[tuple[int, int]]())], 0
     while waiting:
         prefix, by_link, above = waiting.pop()
@@ -74,7 +74,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _number(folder: Path) -> tuple[int, int] | None:
-    """Return device and number of a folder, by which it is the same under any name."""
+    """Return device and inode of a folder, which identify it under any name."""
     try:
         found = folder.stat()
     except OSError:

@@ -1,7 +1,7 @@
-"""When Python looks for garbage among its objects.
+"""Tuning of Python's garbage collection.
 
-Imports of large libraries make a million objects, none of them garbage. To go through them again and again while there
-come more takes a third of the time to start.
+Imports of large libraries create a million objects, none of them garbage. Scanning them repeatedly takes a third of the
+start-up time.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _USUALLY = gc.get_threshold()
 
 
 def collect_rarely() -> None:
-    """Look for garbage rarely, from now on."""
+    """Collect garbage rarely from now on."""
     gc.set_threshold(*RARELY)
 
 
 def collect_as_usual() -> None:
-    """Collect garbage at Python's own rate, among objects made from now on."""
+    """Collect garbage at Python's default rate, among objects created from now on."""
     gc.freeze()
     gc.set_threshold(*_USUALLY)
 
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Look for no garbage inside."""
+    """Disable garbage collection inside the block."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -40,7 +40,7 @@ def without_collecting() -> Iterator[None]:
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Collect no garbage inside; objects alive at the end are excluded from later collections."""
+    """Disable garbage collection inside the block; later collections exclude objects alive at its end."""
     with without_collecting():
         yield
         gc.freeze()

@@ -1,10 +1,10 @@
-"""Bytes and seconds, for people."""
+"""Formats bytes and seconds for people."""
 
 from __future__ import annotations
 
 
 def size(count: float | None) -> str:
-    """Return bytes for people."""
+    """Return a number of bytes as readable text."""
     if count is None:
         return "unknown until the model is here"
     for unit in ("B", "kB", "MB", "GB", "TB"):
@@ -15,7 +15,7 @@ def size(count: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds for people."""
+    """Return a number of seconds as readable text."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     if seconds < 3599.5:

@@ -1,5 +1,5 @@
-"""flowmill's own packages have plain names, so a user's ``tasks.py`` or ``models/`` must neither hide them nor hide
-behind them unnoticed."""
+"""Import order: flowmill's packages have common names, so they and a user's ``tasks.py`` or ``models/`` must not shadow
+each other unnoticed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def own_packages_first() -> None:
-    """Import flowmill's packages from the parent folder of this one, whatever the path holds; their imports follow.
+    """Import flowmill's packages from the parent folder of this one, regardless of ``sys.path``.
 
     Raises:
         ImportError: a module of the same name has been imported already.
@@ -31,7 +31,7 @@ def own_packages_first() -> None:
 
 
 def user_folder_last() -> None:
-    """Let rewards and models of the user's own be found in the working directory, after everything else."""
+    """Append the working directory to ``sys.path``, so that a user's rewards and models are found last."""
     folder = str(Path.cwd())
     # 'python -m' puts the working directory first; one that PYTHONPATH names stays where the user put it.
     if not sys.flags.safe_path and sys.path[:1] in ([""], [folder]):
@@ -41,7 +41,7 @@ def user_folder_last() -> None:
 
 
 def shadows(module: str) -> str | None:
-    """Return why a user's module cannot be meant by a name that begins like a package of flowmill's; None if it can."""
+    """Return why a module name refers to flowmill's package and not to the user's module; None if it does not."""
     name = module.partition(".")[0]
     if name not in PACKAGES:
         return None
@@ -55,7 +55,7 @@ def shadows(module: str) -> str | None:
 
 
 def _users_own(name: str) -> Path | None:
-    """Return the user's module or package of a name, if there is one on the path."""
+    """Return the path of the user's module or package of this name, if there is one."""
     for folder in dict.fromkeys([Path.cwd(), *(Path(entry or ".") for entry in sys.path)]):
         for path in (folder / name, folder / f"{name}.py"):
             if path.exists() and path.resolve() != ROOT / name:

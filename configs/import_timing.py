@@ -1,6 +1,6 @@
-"""How long imports take: a library that is first used in the middle of some work is no part of that work.
+"""Measures the time of imports, so that it is not counted as work when a library is first used during the work.
 
-A finder before all others passes each module on to the finder that knows it, and measures while it runs.
+A finder in front of all others delegates each module to the finder that knows it, and times its execution.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CLOCK = _Clock()
 
 
 class _Measured(importlib.abc.Loader):
-    """Carries a module out in place of its loader, which the module never misses."""
+    """A loader that times the execution of a module by its real loader, invisibly to the module."""
 
     def __init__(self, loader: Any, spec: importlib.machinery.ModuleSpec) -> None:
         self._loader, self._spec = loader, spec
@@ -39,7 +39,7 @@ class _Measured(importlib.abc.Loader):
         return found
 
     def exec_module(self, module: ModuleType) -> None:
-        """Carry the module out, seen from inside as its own loader does; only the outermost import counts."""
+        """Execute the module with its real loader restored; only the outermost import is timed."""
         self._spec.loader = self._loader
         if getattr(module, "__loader__", None) is self:
             module.__loader__ = self._loader
@@ -54,7 +54,7 @@ class _Measured(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Has every module that is found after it measured."""
+    """A finder that times every module found by later finders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -75,11 +75,11 @@ _FINDER = _Finder()
 
 
 def measure_imports() -> None:
-    """Measure imports from now on."""
+    """Start to measure imports."""
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
 
 
 def seconds_of_imports() -> float:
-    """Return the seconds this thread has spent on imports that were measured."""
+    """Return the seconds this thread has spent on measured imports."""
     return _CLOCK.seconds

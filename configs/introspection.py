@@ -1,6 +1,6 @@
-"""Reads tables and option names out of source files without importing them, so that typos are found at once.
+"""Reads tables and option names from source files without importing them, so that typos are reported quickly.
 
-A result is None if the text alone does not decide it; a later import then does.
+A result is None if the source text does not decide it; a later import then does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def table(import_string: str) -> dict[str, str]:
 
 
 def find_module(name: str) -> ModuleSpec | None:
-    """Return where a module is, without importing it or its parents; None if it is nowhere."""
+    """Return the spec of a module, without importing it or its parents; None if it does not exist."""
     top, *rest = name.split(".")
     try:
         spec = find_spec(top)
@@ -44,7 +44,7 @@ def find_module(name: str) -> ModuleSpec | None:
 
 
 def defines(module: str, name: str) -> bool | None:
-    """Return whether a module binds a name at its top level; None when its text does not decide."""
+    """Return whether a module binds a name at its top level; None if its text does not decide."""
     tree = _parse(module)
     if tree is None:
         return None
@@ -58,11 +58,11 @@ def defines(module: str, name: str) -> bool | None:
 
 
 def options(import_string: str, *, given: int = 0) -> dict[str, str] | None:
-    """Return the parameters of a dataclass, class or function with their types; None when its text does not decide.
+    """Return the parameters of a dataclass, class or function with their types; None if its text does not decide.
 
     Args:
         import_string: the object.
-        given: how many parameters of a function are no options, as it is called with them.
+        given: number of leading parameters of a function that are not options, because flowmill passes them.
     """
     module, _, name = import_string.partition(":")
     for node in _statements(_parse(module)):
@@ -78,7 +78,7 @@ def options(import_string: str, *, given: int = 0) -> dict[str, str] | None:
 
 
 def class_attribute(import_string: str, attribute: str) -> str | None:
-    """Return the import string that a class, or a base of it, assigns to an attribute by name; None if unclear."""
+    """Return the import string of the name that a class or a base assigns to an attribute; None if unclear."""
     module, _, name = import_string.partition(":")
     for node in _statements(_parse(module)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -120,7 +120,7 @@ def _base_options(base: ast.expr, module: str) -> dict[str, str] | None:
 
 
 def _assigned(node: ast.stmt, name: str) -> ast.expr | None:
-    """Return the value a statement assigns to a name."""
+    """Return the value that a statement assigns to a name."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign):
         targets = node.targets
@@ -156,7 +156,7 @@ def _parameters(node: ast.FunctionDef, *, skip: int) -> dict[str, str] | None:
 
 
 def _statements(tree: ast.AST | None) -> Iterator[ast.stmt]:
-    """Yield the statements that run when a module is imported, those inside if and try included."""
+    """Yield the statements that run when a module is imported, including those inside if and try."""
     for node in ast.iter_child_nodes(tree) if tree is not None else ():
         if isinstance(node, ast.stmt):
             yield node

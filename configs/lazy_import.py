@@ -1,6 +1,6 @@
-"""Imports that wait: a package that takes seconds is imported when something of it is used, not where it is named.
+"""Lazy imports: a slow package is imported on first use of an attribute, not by the import statement.
 
-``importlib.util.LazyLoader`` does not defer enough: every ``import`` of its module executes it (Python 3.11).
+``importlib.util.LazyLoader`` does not suffice: every ``import`` of its module executes it (Python 3.11).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _LOCK = threading.RLock()
 
 
 class _Deferred(ModuleType):
-    """Stands for a package until something of it is asked for, and then passes everything on."""
+    """A stand-in for a package that imports it on first attribute access and delegates to it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        # Python reads it to decide whether this is a package; ``_Parts`` finds its submodules.
+        # Marks the stand-in as a package; ``_Parts`` finds its submodules.
         self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
@@ -31,7 +31,7 @@ class _Deferred(ModuleType):
 
 
 class _Parts(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds submodules of a deferred package once the package is imported, which may have imported them as well."""
+    """Finds submodules of a deferred package after importing the package, which may already have imported them."""
 
     def __init__(self, stand_in: _Deferred) -> None:
         self._package, self._path = stand_in.__name__, stand_in.__path__
@@ -46,7 +46,7 @@ class _Parts(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module = sys.modules.get(fullname)
         if module is None:
             return importlib.machinery.PathFinder.find_spec(fullname, package.__path__)
-        # Of a module that came with its package the import system asks the spec, and would carry it out once more.
+        # The import system would execute a module again that was imported with its package: replace its spec.
         self._specs[fullname] = module.__spec__
         module.__spec__ = importlib.machinery.ModuleSpec(fullname, self)
         return module.__spec__
@@ -55,15 +55,15 @@ class _Parts(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return sys.modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Carry nothing out: it was, with its package."""
+        """Restore the spec; the module was already executed with its package."""
         module.__spec__ = self._specs.pop(module.__name__)
 
 
 @contextmanager
 def deferred(package: str) -> Iterator[None]:
-    """Have a package imported where it is used first, inside; nothing if it is imported already.
+    """Defer the import of a package to its first use inside the block, unless it is already imported.
 
-    Others see no such package imported, after that, unless it was used.
+    After the block, ``sys.modules`` contains the package only if it was used.
     """
     spec = None if package in sys.modules else importlib.util.find_spec(package)
     if spec is None:
@@ -78,13 +78,13 @@ def deferred(package: str) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(parts)
-        # It is gone too where its import failed.
+        # A failed import has removed the stand-in already.
         if sys.modules.get(package) is stand_in:
             del sys.modules[package]
 
 
 def _imported(package: str) -> ModuleType:
-    """Return a package, imported now if it has not been."""
+    """Return a package, importing it if necessary."""
     with _LOCK:
         if isinstance(sys.modules.get(package), _Deferred):
             del sys.modules[package]

@@ -1,4 +1,4 @@
-"""From a YAML file and ``key=value`` overrides to a checked RunConfig, and back to YAML."""
+"""Loads a YAML file and ``key=value`` overrides into a checked RunConfig, and writes it back as YAML."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from configs.schema import RunConfig
 from configs.suggestions import near_path
 from configs.validation_messages import explain, place, relevant
 
-#: What may differ between two invocations of one run. Prompt files count by content, not by path.
+#: Settings that may differ between two invocations of one run. Prompt files count by content, not by path.
 FREE_TO_CHANGE = (
     "critic.device",
     "run.epochs",
@@ -40,13 +40,13 @@ FREE_TO_CHANGE = (
     "prompts.sources.*.train",
     "prompts.sources.*.heldout",
 )
-#: Settings that change nothing of what is made,
+#: Prefixes of settings that do not change the results,
 _CARRYING_OUT = ("store.", "execution.", "tracking.", "rollout.groups_per_shard", "critic.device")
-#: but for this one among them.
+#: and the exception among them.
 _DECIDES = ("execution.ahead",)
 
 
-#: Where a setting is: the parts of its dotted name.
+#: Location of a setting: the parts of its dotted name.
 Mistake = tuple[str, ...]
 
 
@@ -54,9 +54,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a config file, apply overrides, and check it.
 
     Args:
-        path: YAML file, or the name of a preset. Relative prompt and model paths inside it are taken relative to its
-            folder.
-            ``extends: other.yaml`` lays it over another file.
+        path: YAML file, or the name of a preset. Prompt and model paths inside it are relative to its folder.
+            ``extends: other.yaml`` merges it over another file.
         overrides: ``section.key=value`` strings; values are YAML.
 
     Raises:
@@ -72,7 +71,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     run = data.setdefault("run", {})
     if isinstance(run, dict) and run.get("name") is None:
         run["name"] = source.stem
-    # What an override names is looked for where the command is given, then beside the config.
+    # Paths in overrides are relative to the working directory, then to the config's folder.
     for folder in (Path.cwd(), source.parent):
         data = resolve_paths(data, folder)
     return _parse(data, lambda mistake: str(source) if mistake in own else blamed(mistake, overrides) or str(source))
@@ -107,12 +106,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, same: Collect
 
     Args:
         old: the settings of a run.
-        new: the settings that are given.
-        same: settings that differ in their text and mean the same.
+        new: the given settings.
+        same: settings that differ in text but are equivalent.
     """
     flat_old, flat_new = flatten(old), flatten(new)
     keys = sorted(set(flat_old) | set(flat_new))
-    # Monitors that gate the KL or weigh advantages are part of what is learned, as rewards are.
+    # Monitors that gate the KL or weight advantages affect training, as rewards do.
     gated = any(flat_new.get(f"advantage.{name}") is not None for name in ("kl_gate", "diversity"))
     fixed = [key for key in keys if not _is_free(key.replace("monitors", "rewards", 1) if gated else key)]
     return [
@@ -123,7 +122,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, same: Collect
 
 
 def asks_for(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that say what a run shall make, flat; where and how it is made are not among them."""
+    """Return the flat settings that determine a run's results, without those of location and execution."""
     return {
         key: value for key, value in flatten(config).items() if key in _DECIDES or not key.startswith(_CARRYING_OUT)
     }
@@ -138,7 +137,7 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
-    """Fill in defaults, so that an override may reach into a section the file leaves out; as it is if not valid yet."""
+    """Fill in defaults, so that overrides may set keys of absent sections; return invalid data unchanged."""
     try:
         return RunConfig.model_validate(data).model_dump(mode="json")
     except ValidationError:
@@ -155,7 +154,7 @@ def _parse(data: Mapping[str, Any], where: Callable[[Mistake], str]) -> RunConfi
 
 
 def _mistakes(data: Mapping[str, Any]) -> set[Mistake]:
-    """Return where the file alone is wrong, which no override is to blame for."""
+    """Return the locations of the file's own mistakes, which no override caused."""
     try:
         RunConfig.model_validate(data)
     except ValidationError as error:
@@ -181,14 +180,14 @@ def _is_free(key: str) -> bool:
 
 
 def _is_below(parts: Sequence[str], free: Sequence[str]) -> bool:
-    """Return whether a setting is one that is free, or within it; * stands for any place in a list."""
+    """Return whether a setting equals a free setting or is within it; * matches any list index."""
     return len(parts) >= len(free) and all(name in ("*", part) for name, part in zip(free, parts, strict=False))
 
 
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            # A device gives bytes without end.
+            # A device may be endless.
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise ConfigError(f"Config file '{path}' has more than {_MOST_BYTES:,} bytes: it is no config.")
@@ -213,7 +212,7 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with another laid over it: sections are merged, components, lists and values replaced."""
+    """Return a config merged with changes: sections are merged; components, lists and values are replaced."""
     merged = dict(base)
     for key, value in changes.items():
         below = merged.get(key)

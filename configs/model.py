@@ -1,4 +1,4 @@
-"""What a person may write about a model: which it is, where it comes from, and how it is called."""
+"""Settings of a model: its family, its source, and the inputs of its calls."""
 
 from __future__ import annotations
 
@@ -20,42 +20,43 @@ class LoraSection(Section):
     targets: tuple[str, ...] | None = None
     """Module name suffixes to adapt; the published ones of the model family when absent."""
     start: str | None = None
-    """A safetensors file or folder with adapters to begin as, whose rank, alpha and layers are then those trained."""
+    """A safetensors file or folder with initial adapters, which then determine rank, alpha and layers."""
 
     def said(self, name: str) -> Any:
-        """Return a setting of the adapters, or None where the config leaves it to ``start``."""
+        """Return a setting of the adapters, or None if ``start`` determines it."""
         return getattr(self, name) if self.start is None or name in self.model_fields_set else None
 
     def brief(self) -> str:
-        """Return which adapters these are, in a few words."""
+        """Return a short description of the adapters."""
         known = [f"{name} {self.said(name)}" for name in ("rank", "alpha") if self.said(name) is not None]
         return ", ".join([*known, *([] if self.start is None else [f"from {PurePath(self.start).name}"])])
 
     @model_serializer(mode="wrap")
     def _as_said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is left to ``start``, and ``start`` where there is none, as in records of older runs."""
+        """Omit the settings that ``start`` determines, and an absent ``start``, as in records of older runs."""
         written: dict[str, Any] = write(self)
         absent = ("start",) if self.start is None else {"rank", "alpha", "targets"} - self.model_fields_set
         return {name: value for name, value in written.items() if name not in absent}
 
 
 class ModelSection(Section):
-    """The base model and how it is called."""
+    """The base model and the inputs of its calls."""
 
     policy: str
     """Model family: a name from the policies table, or "package.module:Class"."""
     kind: str | None = None
-    """What a family of your own makes: "diffusion" when absent, or "package.module:Class" with a kind of your own."""
+    """Kind of a custom family: "diffusion" when absent, or a custom kind as "package.module:Class"."""
     path: str | None = None
     """A local diffusers folder or a Hugging Face hub id."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     single_file: Annotated[str | dict[str, str] | None, Later()] = None
-    """A safetensors file in the layout of the model's authors, or one by component: used instead of weights of path."""
+    """A safetensors file in the layout of the model's authors, or a mapping of files by component; replaces the weights
+    of path."""
     checkpoint: Annotated[str | None, Later()] = None
-    """A folder that `torch.distributed.checkpoint` wrote: training starts from what it has of what is trained."""
+    """A folder written by `torch.distributed.checkpoint`: its weights initialize the trained parameters."""
     build: Component | None = None
-    """Builds and pre-trains a small base model instead of loading one (the quickstart does)."""
+    """Builds and pre-trains a small base model instead of loading one, as the quickstart does."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of frozen weights and of the forward pass; trained weights stay float32."""
     height: int = Field(512, ge=1, le=1 << 16)
@@ -65,22 +66,23 @@ class ModelSection(Section):
     frames: int = Field(1, ge=1, le=1 << 16)
     """Frames of a clip; 1 for images."""
     guidance_scale: float = Field(1.0, ge=0)
-    """Guidance in rollouts, training and evaluation: classifier-free, 1 is off, or an input of models that take one."""
+    """Guidance in rollouts, training and evaluation: classifier-free (1 is off), or an input of guidance-distilled
+    models."""
     negative_prompt: str = ""
     """Negative prompt for classifier-free guidance."""
     lora: LoraSection | None = None
     """Train low-rank adapters instead of all weights."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time, same gradients."""
+    """Recompute activations in the backward pass: less memory, more time, equal gradients."""
     attention: str | None = None
-    """Attention backend of diffusers (native, flash, sage, ...), of language models one of transformers (sdpa, eager,
-    flash_attention_2, ...); the default of both when absent."""
+    """Attention backend of diffusers (native, flash, sage, ...), or for language models of transformers (sdpa, eager,
+    flash_attention_2, ...); the library's default when absent."""
     device_map: str | None = None
-    """How diffusers places a pipeline's parts (balanced, cuda, ...); all on execution.device when absent."""
+    """Placement of a pipeline's components by diffusers (balanced, cuda, ...); all on execution.device when absent."""
     compile: bool = False
-    """Compile the denoiser's blocks: slower to start, above all the first time on a machine, faster to run on most."""
+    """Compile the denoiser's blocks: slower start, above all the first time on a machine, but usually faster steps."""
     vae_tiling: bool = False
-    """Decode large images and clips in overlapping tiles: less memory, and slightly other images where tiles meet."""
+    """Decode large images and clips in overlapping tiles: less memory, slightly different images at tile borders."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the model family."""
 
@@ -93,18 +95,18 @@ class ModelSection(Section):
         if self.single_file is not None and (self.path is None or not self.single_file):
             raise ValueError(
                 "single_file is a file of weights, or files by component, and needs 'path': the diffusers folder or "
-                "hub id that configs, tokenizers and what it does not hold come from"
+                "hub id with the configs, the tokenizers and all other components"
             )
         return self
 
     @property
     def single_files(self) -> dict[str, str]:
-        """The single files by component; by '' one that is taken for all it holds."""
+        """The single files by component; the key '' means all components that the file contains."""
         return {"": self.single_file} if isinstance(self.single_file, str) else self.single_file or {}
 
     @property
     def base_name(self) -> str:
-        """What the base model is called: as its single file or folder, hub id or builder."""
+        """Name of the base model: that of its single file, folder, hub id or builder."""
         if self.single_files:
             return PurePath(next(iter(self.single_files.values()))).stem
         return self.path.rstrip("/").split("/")[-1] if self.path else str(self.build and self.build.name)

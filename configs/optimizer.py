@@ -1,4 +1,4 @@
-"""Sections inside ``optimize``: the learning rate over the run, and the average of the weights."""
+"""Sections inside ``optimize``: the learning rate schedule, and the average of the weights."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ class EmaSection(Section):
     decay: float = Field(0.9, ge=0, lt=1)
     """Upper bound of the decay; the first updates use (1 + n) / (10 + n)."""
     every: int = Field(1, ge=1)
-    """Update the average every so many optimizer updates."""
+    """Update the average after every this many optimizer updates."""
 
 
 class ScheduleSection(Section):
     """The learning rate over optimizer updates, counted over the whole run."""
 
     name: Literal["constant", "linear", "cosine"] = "constant"
-    """Stays at the learning rate, or falls to ``final`` of it along a line or half a cosine."""
+    """Constant, or decay to the share ``final`` of the learning rate along a line or half a cosine."""
     warmup_updates: int = Field(0, ge=0)
-    """Updates over which the rate rises linearly: 1 / (n + 1), 2 / (n + 1), ... of it."""
+    """Updates n of linear warm-up: 1 / (n + 1), 2 / (n + 1), ... of the rate."""
     total_updates: int | None = Field(None, ge=1)
-    """Updates after which linear and cosine have fallen, warm-up included; the rate then stays. Given, not taken
-    from run.epochs, so that raising run.epochs changes nothing that was trained."""
+    """Update at which the linear or cosine decay ends, including warm-up; the rate stays constant afterwards. Not
+    derived from run.epochs, so that raising run.epochs does not change finished epochs."""
     final: float = Field(0.0, ge=0, le=1)
-    """Share of the rate that is left at the end."""
+    """Share of the rate at the end of the decay."""
 
     @model_validator(mode="after")
     def _has_an_end(self) -> ScheduleSection:

@@ -1,4 +1,4 @@
-"""``section.key=value`` overrides: how they are read, laid over a config, and named in errors they cause."""
+"""``section.key=value`` overrides: parsing, merging into a config, and attribution of errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from configs.errors import ConfigError
 
 #: Parts of an address that messages do not repeat.
 _PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)")
-#: Of the largest config anybody writes, many times over.
+#: Far above the number of values in any realistic config.
 _MOST_VALUES = 100_000
 
 
@@ -37,7 +37,7 @@ def read_yaml(text: str) -> Any:
     """Return the value of a YAML text.
 
     Raises:
-        yaml.YAMLError: it is not YAML, asks for Python objects, or is one thing within another without end.
+        yaml.YAMLError: it is not YAML, constructs Python objects, or is nested without end.
     """
     loader = _Loader(text)
     try:
@@ -55,11 +55,7 @@ def read_yaml(text: str) -> Any:
 
 
 def _check_size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return how many values a node holds, those that aliases repeat included.
-
-    Raises:
-        yaml.YAMLError: there are too many, or it holds itself.
-    """
+    """Return the number of values of a node, including repeated aliases; refuse too many, and recursive aliases."""
     if id(node) in known:
         if not known[id(node)]:
             raise yaml.YAMLError("an alias stands for something that it is part of")
@@ -74,10 +70,10 @@ def _check_size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Lay overrides over a config's data, in place.
+    """Merge overrides into a config's data, in place.
 
     Raises:
-        ConfigError: one is malformed, or reaches into a value or beyond a list.
+        ConfigError: an override is malformed, or its key leads into a value or beyond a list.
     """
     for override in overrides:
         key, separator, text = override.partition("=")
@@ -95,7 +91,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
 
 
 def blamed(location: Sequence[str], overrides: Sequence[str]) -> str | None:
-    """Return ``--set OVERRIDE`` of the last override that set a place, a part of it, or a section around it."""
+    """Return ``--set OVERRIDE`` for the last override that set a location, a part of it, or a section around it."""
     for override in reversed(overrides):
         keys = _keys(override)
         if all(mine == its for mine, its in zip(keys, location, strict=False)):

@@ -1,7 +1,7 @@
 """Types of options that name files, folders or models. An option of such a type is refused if its target is missing.
 
-The target's content is part of the identity. The names of these types are read from the text of components
-(``configs.introspection``), so that nothing heavy is imported.
+The target's content is part of the fingerprint. The names of these types are read from the source text of components
+(``configs.introspection``), which avoids heavy imports.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-#: A folder, or the id of a model on the hub.
+#: A folder, or a model id on the hub.
 ModelPlace: TypeAlias = str
 #: A folder.
 FolderPlace: TypeAlias = str
-#: A folder of which those files count that prompts name, in the column of the option 'column', or 'image'.
+#: A folder of which only the files count that prompts name, in the column named by the option 'column', or 'image'.
 ColumnFolderPlace: TypeAlias = str
 #: A file.
 FilePlace: TypeAlias = str
@@ -22,5 +22,5 @@ RewardOptions: TypeAlias = Mapping[str, Any]
 
 
 def looks_local(path: str) -> bool:
-    """Return whether a model's path can only be a folder, being no hub id like 'owner/name'."""
+    """Return whether a model's path must be a folder, because it is no hub id like 'owner/name'."""
     return path.startswith((".", "/", "~")) or path.count("/") != 1

@@ -1,4 +1,4 @@
-"""Settings that hold a path on this machine, or an id of a hub where no such path exists."""
+"""Settings that hold a path on this machine, or a hub id if no such path exists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-#: All of them but the options of components (``configs.path_types``); * stands for any place in a list.
+#: All such settings except the options of components (``configs.path_types``); * matches any list index.
 PATH_SETTINGS = (
     "prompts.train",
     "prompts.heldout",

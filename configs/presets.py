@@ -10,7 +10,7 @@ from configs.suggestions import did_you_mean
 
 _FOLDER = Path(__file__).parent
 _EXTENDS = re.compile(r"^extends: *(\S+)\.yaml *$", re.MULTILINE)
-#: The smallest GPU that each preset of a published model fits, as docs/gpus.md estimates; the others run on a CPU.
+#: The smallest GPU for each preset of a published model, as estimated in docs/gpus.md; the others run on a CPU.
 _GPUS = {
     "cogvideox_2b": "24 GB",
     "flux1_dance": "48 GB",
@@ -73,12 +73,12 @@ def presets() -> tuple[str, ...]:
 
 
 def preset_gpu(name: str) -> str:
-    """Return the memory of the smallest GPU a preset fits, or 'CPU'."""
+    """Return the memory of the smallest GPU that a preset fits, or 'CPU'."""
     return _GPUS.get(name, "CPU")
 
 
 def preset_line(name: str) -> str:
-    """Return the first sentence of the comment at a preset's head."""
+    """Return the first sentence of a preset's head comment."""
     comment: list[str] = []
     for line in (_FOLDER / f"{name}.yaml").read_text().splitlines():
         if not line.startswith("# ") or line.startswith(("#   ", "# source:", "# deviates:")):
@@ -88,7 +88,7 @@ def preset_line(name: str) -> str:
 
 
 def config_file(given: str | Path) -> Path:
-    """Return the file a person means: the one named if it exists, else the preset of that name, else the one named."""
+    """Return the named file if it exists, else the preset of that name, else the named file."""
     path = Path(given)
     if not path.exists() and path.name == str(given) and path.stem in presets():
         return _FOLDER / f"{path.stem}.yaml"
@@ -96,7 +96,7 @@ def config_file(given: str | Path) -> Path:
 
 
 def preset_files(name: str) -> list[str]:
-    """Return the files of a preset below this folder: it, its bases, and the prompts and images they name.
+    """Return the files of a preset, relative to this folder: itself, its bases, and the prompts and images they name.
 
     Raises:
         ConfigError: there is no such preset.
@@ -113,13 +113,13 @@ def preset_files(name: str) -> list[str]:
 
 
 def copy_preset(name: str, folder: Path) -> list[Path]:
-    """Copy a preset and all it consists of into a folder, and return the files.
+    """Copy a preset and all its files into a folder, and return the copies.
 
     Raises:
-        ConfigError: there is no such preset, a file of another content is in the way, or the folder cannot be written.
+        ConfigError: there is no such preset, a different file already exists, or the folder cannot be written.
     """
     contents = {folder / path: (_FOLDER / path).read_bytes() for path in preset_files(name)}
-    # Its comments name it by where it is now.
+    # Comments name the preset by its path.
     contents = {path: data.replace(b"flowmill run configs/", b"flowmill run ") for path, data in contents.items()}
     for path, data in contents.items():
         if path.exists() and (not path.is_file() or path.read_bytes() != data):

@@ -1,4 +1,4 @@
-"""Which variable of the environment sends a request through a proxy: a failure there names neither."""
+"""Finds the environment variable that sends a request through a proxy; HTTP errors name neither of them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SOCKS = ("socks5", "socks5h")
 
 
 def by_proxy(url: str) -> str:
-    """Return a sentence on the proxy that clients use for an address, to append to an error; '' without one.
+    """Return a sentence about the proxy that clients use for an address, to append to an error; '' without a proxy.
 
     Args:
-        url: the address, or that of its server.
+        url: the address, or its server's address.
     """
     parts = urlsplit(url)
-    # Clients read the one for all if there is none for the scheme.
+    # Clients fall back to ALL_PROXY.
     found = next((name for scheme in (parts.scheme, "all") if (name := _variable(scheme))), None)
     if found is None or not parts.hostname or proxy_bypass(parts.hostname):
         return ""
@@ -38,7 +38,7 @@ def by_proxy(url: str) -> str:
 
 
 def usable(proxy: str) -> bool:
-    """Return whether clients of httpx can use a proxy."""
+    """Return whether httpx can use a proxy."""
     try:
         parts = _parts(proxy)
         place = bool(parts.hostname) and parts.port != 0
@@ -50,7 +50,7 @@ def usable(proxy: str) -> bool:
 
 
 def accept_proxies() -> None:
-    """Let clients be made whichever proxies the environment names: one that cannot be used fails when it is asked."""
+    """Allow clients to be created with any proxy in the environment; an unusable one fails on use."""
     named = (_variable(scheme) for scheme in _SCHEMES)
     if all(usable(os.environ[name]) for name in named if name):
         return
@@ -62,7 +62,7 @@ def accept_proxies() -> None:
 def _variable(scheme: str) -> str | None:
     """Return the variable that names the proxy of a scheme; None without one."""
     lower = f"{scheme}_proxy"
-    # Clients read the lower one first.
+    # Clients read the lowercase name first.
     return next((name for name in (lower, lower.upper()) if os.environ.get(name)), None)
 
 

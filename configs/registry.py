@@ -1,4 +1,4 @@
-"""Tables of components: a name leads to an import string, an import string to a class, options to its dataclass."""
+"""Tables of components: they resolve names to import strings and classes, and build instances from options."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from configs.suggestions import did_you_mean
 
 
 class Table(dict[str, str]):
-    """Names of components and their import strings; the interface that a user's own component must have."""
+    """Names and import strings of components, and the interface that a custom component must have."""
 
     def __init__(self, entries: Mapping[str, str], *, like: str, functions: bool = False) -> None:
         """Make a table.
 
         Args:
             entries: import string by name.
-            like: import string of the protocol or base class that a class of the user's own must fulfill.
-            functions: a function of the user's own will do.
+            like: import string of the protocol or base class that a custom class must implement.
+            functions: whether a custom component may be a function.
         """
         super().__init__(entries)
         self.like, self.functions = like, functions
 
 
 def resolve(table: Table, name: str, *, label: str) -> Any:
-    """Return the class a table entry, or an import string ``package.module:Class``, stands for.
+    """Return the class of a table entry, or of an import string ``package.module:Class``.
 
     Raises:
-        ConfigError: the name is not in the table, the import string leads nowhere, or to something else than such a
-            class; it is not called to find out.
+        ConfigError: the name is not in the table, the import string cannot be resolved, or its object lacks the
+            interface; the check does not call it.
     """
     if name not in table and ":" not in name:
         raise ConfigError(f"{label} '{name}' does not exist. {did_you_mean(name, table)}")
@@ -46,10 +46,10 @@ def resolve(table: Table, name: str, *, label: str) -> Any:
 
 
 def imported(import_string: str, *, label: str) -> Any:
-    """Return the object of an import string of flowmill's own code.
+    """Return the object of an import string in flowmill's own code.
 
     Raises:
-        ConfigError: it leads nowhere.
+        ConfigError: it cannot be imported.
     """
     return _imported(import_string, import_string, label=label)
 
@@ -70,7 +70,7 @@ def _imported(import_string: str, name: str, *, label: str) -> Any:
 
 
 def _check_like(found: Any, table: Table, name: str, *, label: str) -> None:
-    """Check that a user's own component has the table's interface, before it is called."""
+    """Check that a custom component has the table's interface, before it is called."""
     if table.functions and inspect.isfunction(found):
         return
     methods = _methods(table.like)
@@ -84,15 +84,15 @@ def _check_like(found: Any, table: Table, name: str, *, label: str) -> None:
 
 
 def _methods(interface: str) -> list[str]:
-    """Return the names of the methods a protocol or base class asks for."""
+    """Return the names of the methods that a protocol or base class requires."""
     module, _, name = interface.partition(":")
-    asked = getattr(importlib.import_module(module), name)
-    names = getattr(asked, "__abstractmethods__", None) or [name for name in vars(asked) if not name.startswith("_")]
-    return sorted(name for name in names if callable(getattr(asked, name)))
+    base = getattr(importlib.import_module(module), name)
+    names = getattr(base, "__abstractmethods__", None) or [name for name in vars(base) if not name.startswith("_")]
+    return sorted(name for name in names if callable(getattr(base, name)))
 
 
 def missing_module(name: str, module: str, *, label: str) -> ConfigError:
-    """Return the error for an import string whose module, or a module it needs, is nowhere."""
+    """Return the error for an import string whose module, or a module it imports, is missing."""
     hidden = shadows(module) if ":" in name else None
     if hidden is not None:
         return ConfigError(f"{label} '{name}': {hidden}")
@@ -115,10 +115,10 @@ def unknown_option(name: str, option: str, valid: Iterable[str], *, label: str) 
 
 
 def check_options(name: str, options: Iterable[str], valid: Sequence[str], *, label: str) -> None:
-    """Check that a component has all options it is given.
+    """Check that a component has all given options.
 
     Raises:
-        ConfigError: it lacks one.
+        ConfigError: an option does not exist.
     """
     for option in options:
         if option not in valid:

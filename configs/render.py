@@ -11,21 +11,21 @@ from configs.model import ModelSection
 
 
 class RenderSection(Section):
-    """A frozen image model that draws texts; ``execution`` says on which device and in which batches."""
+    """A frozen image model that renders texts; ``execution`` sets its device and batch size."""
 
     model: ModelSection
-    """The image model, and how it is called."""
+    """The image model and the inputs of its calls."""
     steps: int = Field(20, ge=1, le=10_000)
     """Denoising steps of an image."""
     solver: str = "euler"
     """Deterministic solver of these steps."""
     answer: tuple[str, str] | None = None
-    """Marks around the part of a text that is rendered, as <answer> and </answer>: the last such part; nothing, as
-    of an empty text, where one is missing."""
+    """Marks around the rendered part of a text, such as <answer> and </answer>: the last such part is rendered; a text
+    without both marks counts as empty."""
     images: int = Field(1, ge=1, le=100)
-    """Images of each text; its reward is the mean of theirs."""
+    """Images per text; the text's reward is the mean of theirs."""
     same_noise: bool = True
-    """The texts of a prompt are drawn from the same initial noise, so that images of a group differ by texts alone."""
+    """Render the texts of a prompt from the same initial noise, so that images of a group differ only by their text."""
     format: Literal["png", "webp"] = "png"
     """File format of the images: png keeps every value, webp is compressed visually lossless."""
 

@@ -13,13 +13,13 @@ class ServerSection(Section):
     """A server that scores with one reward."""
 
     url: str
-    """Its address, http://127.0.0.1:8600 for one."""
+    """Its address, such as http://127.0.0.1:8600."""
     timeout_s: float = Field(120.0, gt=0)
     """Seconds to wait for an answer."""
     concurrency: int = Field(4, ge=1)
-    """Requests of a process at a time."""
+    """Concurrent requests per process."""
     patience_s: float = Field(120.0, ge=0)
-    """Seconds of failures, each tried again, after which the run stops; it can be resumed."""
+    """Seconds of failing retries after which the run stops; it can be resumed."""
 
     @model_validator(mode="before")
     @classmethod
@@ -35,30 +35,30 @@ class RewardSection(Component):
     label: str | None = None
     """Name in tables, metrics and lineage; the component's name when absent."""
     frames: PositiveInt | Literal["first", "clip"] = 1
-    """Of clips: score every n-th frame, the first frame, or hand over the whole clip."""
+    """For clips: score every n-th frame, the first frame, or the whole clip in one call."""
     reads: Literal["images", "texts"] | None = None
-    """In runs with a section `render`: whether it scores the images, as it does when absent, or the texts."""
+    """In runs with a section `render`: score the images (also when absent) or the texts."""
     sources: tuple[str, ...] = ()
     """Names of `prompts.sources` whose samples it scores; all when empty."""
     over_frames: Literal["mean", "min"] = "mean"
-    """Of clips whose frames are scored: the mean over frames, or that of the worst."""
+    """For clips whose frames are scored: the mean over frames, or the score of the worst frame."""
     modality: str | None = None
-    """The modality it judges, whose log-prob alone its advantage trains: of clips with sound video or audio; all when
-    absent."""
+    """The modality that it judges; its advantage trains only the log-prob of that modality. For clips with sound: video
+    or audio; all modalities when absent."""
     threshold: float | None = None
-    """Optimize whether the score reaches this, 1 or 0, instead of the score."""
+    """Optimize 1 if the score reaches this and 0 otherwise, instead of the score."""
     standardize: bool = False
-    """Divide the score by its standard deviation over the epoch, after taking off its mean, before it is weighted."""
+    """Subtract the mean of the score over the epoch and divide by its standard deviation, before weighting."""
     on_failure: Literal["stop", "exclude_sample", "exclude_group"] = "stop"
-    """Effect of a sample that cannot be scored: stop the run, or leave itself or its whole group out of training."""
+    """Effect of a sample that cannot be scored: stop the run, or exclude the sample or its group from training."""
     device: str | None = None
-    """Torch device of a reward that takes one (cpu, cuda:1); its own choice when absent."""
+    """Torch device of a reward that takes one (cpu, cuda:1); the reward's default when absent."""
     batch_size: PositiveInt | None = None
-    """Rows per call of the reward; its own choice, or a whole shard, when absent."""
+    """Rows per call of the reward; the reward's default, or a whole shard, when absent."""
     spread: bool = False
-    """Each rank holds a part of every layer of its model, and all make its calls together; of rewards that can."""
+    """Shard every layer of its model over the ranks, which then call it together; for rewards that support it."""
     server: ServerSection | None = None
-    """A `flowmill serve-reward` that scores in this reward's place: its address alone, or with how it is asked."""
+    """A `flowmill serve-reward` that scores in this reward's place: its address alone, or a section."""
 
     @property
     def slot(self) -> str:

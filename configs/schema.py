@@ -1,7 +1,7 @@
-"""What a person may write in a config file: one frozen section per concern.
+"""The schema of config files: one frozen section per concern.
 
-A component (sampler, reward, algorithm, ...) is a name and its options; the options are checked by the
-component's own dataclass, so this file does not grow with them. Adding a setting: one field with a docstring.
+A component (sampler, reward, algorithm, ...) is a name and its options; the component's own dataclass checks the
+options, so this file does not grow with them. To add a setting, add one field with a docstring.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from configs.tracking import TrackingSection
 
 
 class RunSection(Section):
-    """Which run this is."""
+    """Name, seed and length of the run."""
 
     name: str | None = None
     """Name of the run in the store and in MLflow; the config file's name when absent."""
@@ -34,7 +34,7 @@ class RunSection(Section):
     """Rollout-score-optimize rounds. May be raised later: finished epochs are kept."""
 
 
-#: Endings of files of prompts.
+#: Extensions of prompt files.
 PROMPT_FILES = (".txt", ".jsonl", ".parquet", ".csv", ".tsv")
 
 
@@ -42,7 +42,7 @@ class PromptSource(Section):
     """One of several lists of prompts."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
-    """What it is called in `rewards[].sources`, figures and the prompts' metadata."""
+    """Its name in `rewards[].sources`, figures and the prompts' metadata."""
     train: str
     """Prompts to train on; paths are relative to the config file."""
     heldout: str | None = None
@@ -52,20 +52,20 @@ class PromptSource(Section):
 
 
 class PromptsSection(Section):
-    """Where prompts come from: a file (.txt, .jsonl, .parquet, or .csv and .tsv with a header), a folder that
-    `save_to_disk` of datasets wrote, or a Hugging Face dataset id."""
+    """Sources of prompts: a file (.txt, .jsonl, .parquet, or .csv and .tsv with a header), a folder written by
+    `save_to_disk` of datasets, or a Hugging Face dataset id."""
 
     train: str | None = None
     """Prompts to train on; paths are relative to the config file."""
     heldout: str | None = None
     """Prompts never trained on, for evaluation."""
     sources: tuple[PromptSource, ...] = ()
-    """Instead of these two: several lists, mixed by weight, each with rewards of its own if wanted."""
+    """Instead of train and heldout: several lists, mixed by weight, optionally with separate rewards."""
     column: str = "prompt"
     """Column or key that holds the prompt; the others become metadata for rewards."""
     image: str | None = None
-    """Column or key with the path of an image to start from, or a list of paths, relative to the prompt file; or of a
-    clip, for models that start from one."""
+    """Column or key with the path of an input image, or a list of paths, relative to the prompt file; or of an input
+    clip, for models that take one."""
     split: str = "train"
     """Split to read when the source is a Hugging Face dataset id, or a folder of `save_to_disk` with several."""
 
@@ -88,12 +88,12 @@ class PromptsSection(Section):
 
 
 class MediaSection(Section):
-    """How generated images and clips are stored; what is stored is what is scored."""
+    """Storage of generated images and clips; rewards score the stored media."""
 
     format: Literal["auto", "png", "webp", "mp4", "none"] = "auto"
     """File format; auto: png for images, mp4 for clips. none: nothing is decoded, for rewards that score latents."""
     latents: Annotated[bool, Later()] = False
-    """Keep every sample's final latents too, for rewards that score latents."""
+    """Also keep every sample's final latents, for rewards that score latents."""
     lossless: bool = True
     """Keep every value; otherwise webp and mp4 are compressed visually lossless."""
     fps: int = Field(16, ge=1)
@@ -106,10 +106,10 @@ class MediaSection(Section):
 
 
 class RolloutSection(Section):
-    """How trajectories are generated."""
+    """Generation of trajectories."""
 
     prompts_per_epoch: int = Field(8, ge=1, le=10_000_000)
-    """Groups per epoch; prompts are taken from a seeded permutation, pass after pass."""
+    """Groups per epoch; prompts are taken from seeded permutations, one per pass over the list."""
     group_size: int = Field(8, ge=1, le=100_000)
     """Samples per prompt."""
     steps: int = Field(10, ge=1, le=10_000)
@@ -119,27 +119,27 @@ class RolloutSection(Section):
     solver: str = "euler"
     """Deterministic solver of the steps without noise."""
     plan: Component = Component(name="all")
-    """Which steps are stochastic and stored for training; 'final' when absent with an algorithm that needs no steps."""
+    """Stochastic steps, which are stored for training; 'final' when absent with an algorithm that needs no steps."""
     same_noise: bool = False
     """All samples of a group start from the same initial noise."""
     own_noise: Annotated[float, Later()] = Field(0.0, ge=0, le=1)
-    """With same_noise: how far each sample starts from it, as a noise_level of the sampler 'cps'; 1 is a start of its
-    own."""
+    """With same_noise: individual noise in each sample's start, as a noise_level of the sampler 'cps'; 1 makes
+    starts independent."""
     groups_per_shard: int | None = Field(None, ge=1)
-    """Groups in one committed shard at most, 4 when absent: what a crash can cost, and the unit scored while rollout
-    goes on. Where several processes would wait for each other shards are smaller, parts of groups too. Changes no
-    result."""
+    """Maximum groups in one committed shard, 4 when absent: the work that a crash can lose, and the unit of scoring
+    during the rollout. Shards are smaller, even parts of groups, if processes would otherwise wait for each other. Does
+    not change results."""
     latents_dtype: Literal["float32", "float16"] = "float32"
     """Storage precision; latents are rounded to it before their log-prob is computed."""
     unconditional: bool = False
-    """Store guidance's predictions for the negative prompt at trained steps, 4 bytes per number, which the first update
-    of an epoch then need not compute again. With ``optimize.guidance_gradient`` conditional."""
+    """Store the predictions for the negative prompt at trained steps, 4 bytes per number, so that the first update of
+    an epoch need not compute them again. Only with ``optimize.guidance_gradient`` conditional."""
     store: str = "webdataset"
     """Trajectory store format: webdataset or parquet."""
     media: MediaSection = MediaSection()
-    """How images and clips are stored."""
+    """Storage of images and clips."""
     tokens: TokensSection | None = None
-    """How texts are sampled, of causal language models alone."""
+    """Sampling of texts; only for causal language models."""
 
 
 class OptimizeSection(Section):
@@ -148,11 +148,11 @@ class OptimizeSection(Section):
     algorithm: Component = Component(name="grpo")
     """The training objective."""
     optimizer: Annotated[str, Later()] = "adamw"
-    """adamw, or adamw8bit: moments of a byte per number, a quarter of the memory; rounded, so other results."""
+    """adamw, or adamw8bit: 8-bit moments, a quarter of the memory; rounding changes the results."""
     learning_rate: float = Field(3e-4, gt=0)
     """AdamW learning rate."""
     schedule: ScheduleSection | None = None
-    """How the learning rate changes over the run; constant when absent."""
+    """Schedule of the learning rate over the run; constant when absent."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW moments."""
     weight_decay: float = Field(1e-4, ge=0)
@@ -166,21 +166,21 @@ class OptimizeSection(Section):
     inner_epochs: int = Field(1, ge=1, le=1_000)
     """Passes over the pairs of an epoch."""
     replay: ReplaySection | None = None
-    """Train on trajectories of earlier epochs too."""
+    """Also train on trajectories of earlier epochs."""
     guidance_gradient: Literal["conditional", "both"] = "both"
-    """With guidance: differentiate both predictions, which is the gradient of the log-prob that is replayed, or the
-    conditional one alone, which is a quarter cheaper and another gradient."""
+    """With guidance: differentiate both predictions, the exact gradient of the replayed log-prob, or only the
+    conditional one, a different gradient that is a quarter cheaper."""
     ema: EmaSection | None = None
-    """Keep an average of the weights; evaluation and export then use it."""
+    """Keep a moving average of the weights; evaluation and export then use it."""
 
 
 class EvaluateSection(Section):
-    """Deterministic evaluation: ODE sampling, fixed seeds, train and held-out prompts apart."""
+    """Deterministic evaluation: ODE sampling, fixed seeds, separate train and held-out prompts."""
 
     every: int = Field(10, ge=1)
-    """Evaluate every so many epochs, besides before the first and after the last."""
+    """Evaluate every this many epochs, and always before the first and after the last."""
     samples: int = Field(64, ge=1, le=10_000_000)
-    """Images per split; prompts repeat with other seeds when there are fewer."""
+    """Images per split; if there are fewer prompts, they repeat with other seeds."""
     steps: int | None = Field(None, ge=1, le=10_000)
     """ODE steps; rollout.steps when absent."""
     solver: str = "euler"
@@ -194,49 +194,49 @@ class EvaluateSection(Section):
     seed: int = Field(0, ge=0, lt=1 << 63)
     """Seed of the initial noise, independent of run.seed so that runs compare."""
     judges: tuple[RewardSection, ...] = ()
-    """Rewards that are only reported, never optimized."""
+    """Rewards that are reported but never optimized."""
     images: int = Field(16, ge=0)
     """Images per split in the logged grid."""
 
 
 class ExportSection(Section):
-    """What the last stage writes."""
+    """Output of the last stage."""
 
     format: Literal["auto", "lora", "full"] = "auto"
-    """A LoRA file, or a full pipeline folder; auto follows what was trained."""
+    """A LoRA file, or a full pipeline folder; auto: lora if adapters were trained, else full."""
 
 
 class StoreSection(Section):
-    """Where artifacts live."""
+    """Location of the artifacts."""
 
     root: str = "flowmill-store"
     """Folder of the artifact store, or s3://bucket/prefix."""
     cache: str | None = None
-    """Folder for local copies of what lies on S3; a folder in the user's cache when absent."""
+    """Folder for local copies of files on S3; a folder in the user's cache when absent."""
     cache_size: int = Field(20_000_000_000, ge=64_000_000)
-    """Bytes of local copies to keep; those not used for longest go first."""
+    """Maximum bytes of local copies; the least recently used are removed first."""
     single_writer: bool = False
-    """Only one process ever writes to this store: commit on S3 servers without conditional writes too."""
+    """Only one process ever writes to this store, which allows S3 servers without conditional writes."""
 
 
 class AlgorithmNeeds(NamedTuple):
-    """What of an algorithm's requirements decides which stages a run has and what they are made from."""
+    """The requirements of an algorithm that determine a run's stages and their inputs."""
 
     old_means: bool
     """Rollouts store the means of the behavior policy's steps."""
     gradients: bool
-    """There are stages of gradients of the rewards."""
+    """The run has stages for gradients of the rewards."""
     rewards: int
-    """How often the rewards are asked of a row while training."""
+    """Number of reward calls per row during training."""
 
 
 class RunConfig(Section):
     """One training run."""
 
     run: RunSection = RunSection()
-    """Which run this is."""
+    """Name, seed and length of the run."""
     store: StoreSection = StoreSection()
-    """Where artifacts live."""
+    """Location of the artifacts."""
     model: ModelSection
     """The base model."""
     prompts: PromptsSection
@@ -244,17 +244,17 @@ class RunConfig(Section):
     rollout: RolloutSection = RolloutSection()
     """Trajectory generation."""
     rewards: tuple[RewardSection, ...] = Field(min_length=1)
-    """What is optimized: one or more rewards."""
+    """The optimized rewards, one or more."""
     monitors: tuple[RewardSection, ...] = ()
-    """Rewards that are scored on every rollout and plotted, never optimized: what should not fall while they rise."""
+    """Rewards that are scored on every rollout and plotted but never optimized; a fall reveals reward hacking."""
     advantage: AdvantageSection = AdvantageSection()
-    """From rewards to advantages."""
+    """Computation of advantages from rewards."""
     optimize: OptimizeSection = OptimizeSection()
     """The training objective and optimizer."""
     critic: CriticSection = CriticSection()
     """The critic of algorithms that learn values, such as ppo."""
     render: RenderSection | None = None
-    """An image model that is never trained and draws the texts of a language model, which rewards then look at."""
+    """A frozen image model that renders the texts of a language model for the rewards."""
     evaluate: EvaluateSection = EvaluateSection()
     """Evaluation."""
     export: ExportSection = ExportSection()
@@ -262,24 +262,24 @@ class RunConfig(Section):
     tracking: TrackingSection = TrackingSection()
     """MLflow."""
     execution: ExecutionSection = ExecutionSection()
-    """How the work is carried out."""
+    """Devices, processes and batch sizes."""
 
-    # No setting: what a run wrote down of an algorithm, so that who reads the run need not import it.
+    # Not a setting: the algorithm's requirements as recorded by a run, so that a reader need not import the algorithm.
     _needs: tuple[Component, AlgorithmNeeds] | None = PrivateAttr(default=None)
 
     def knowing(self, algorithm: Component, needs: AlgorithmNeeds) -> Self:
-        """Return the config with what is known of an algorithm without importing it."""
+        """Return the config with the known requirements of an algorithm."""
         known = self.model_copy()
         known._needs = (algorithm, needs)
         return known
 
     def like(self, other: RunConfig) -> Self:
-        """Return the config with what another knows of algorithms."""
+        """Return the config with another config's known requirements."""
         return self if other._needs is None else self.knowing(*other._needs)
 
     @property
     def known_needs(self) -> AlgorithmNeeds | None:
-        """What is known of this config's algorithm without importing it, if anything."""
+        """The known requirements of this config's algorithm, or None if it must be imported."""
         return self._needs[1] if self._needs is not None and self._needs[0] == self.optimize.algorithm else None
 
     @model_validator(mode="before")
@@ -289,5 +289,5 @@ class RunConfig(Section):
 
     @property
     def scored(self) -> tuple[RewardSection, ...]:
-        """What every rollout is scored with: rewards and monitors."""
+        """The rewards and monitors, which score every rollout."""
         return (*self.rewards, *self.monitors)

@@ -23,9 +23,9 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
 
 
 def nearest(name: str, valid: Iterable[str], *, most: int = 2) -> list[str]:
-    """Return the names most like one that does not exist: misspelled, abbreviated, initials, a part; best first.
+    """Return the names most similar to an unknown one: misspelled, abbreviated, initials, a part; best first.
 
-    Of names that are equally like it up to four, whatever ``most`` says, unless that is 1.
+    Unless ``most`` is 1, up to four equally similar names are returned even if ``most`` is smaller.
     """
     scored = sorted(((_likeness(name, candidate), candidate) for candidate in valid), key=lambda item: (-item[0], item))
     best = scored[0][0] if scored else 0.0
@@ -35,11 +35,11 @@ def nearest(name: str, valid: Iterable[str], *, most: int = 2) -> list[str]:
 
 
 def near_path(path: str, folders: Sequence[Path], *, only_folders: bool = False) -> str | None:
-    """Return the path that exists and is nearest to one that does not, spelled like it; None if nothing is near.
+    """Return the existing path most similar to a missing one, in the same notation; None if none is similar.
 
     Args:
         path: the missing path.
-        folders: where relative paths may begin, in order.
+        folders: base folders of relative paths, in order.
         only_folders: whether the last part must be a folder.
     """
     for folder in dict.fromkeys(folders):
@@ -50,7 +50,7 @@ def near_path(path: str, folders: Sequence[Path], *, only_folders: bool = False)
 
 
 def _likeness(name: str, candidate: str) -> float:
-    """Return 0..1; letters that changed places and abbreviations count as much as small misspellings."""
+    """Return a similarity in 0..1; transposed letters and abbreviations count as small misspellings."""
     left, right = (text.casefold().replace("-", "_") for text in (name, candidate))
     if left == right:
         return 1.0
@@ -79,7 +79,7 @@ def _abbreviates(short: str, long: str) -> bool:
 
 
 def _walk(path: Path, folder: Path, *, only_folders: bool) -> Path | None:
-    """Follow a path from a folder, taking the nearest entry wherever a part does not exist."""
+    """Follow a path from a folder, replacing each missing part by the most similar entry."""
     spelled = Path(path.anchor) if path.is_absolute() else Path()
     here = spelled if path.is_absolute() else folder
     parts = path.parts[1:] if path.is_absolute() else path.parts

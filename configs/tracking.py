@@ -15,9 +15,9 @@ class TrackingSection(Section):
     registered_model: str | None = None
     """Name in the model registry; "flowmill-<run name>" when absent."""
     parent: str | None = None
-    """Id of the MLflow run this one is shown below, such as that of a sweep."""
+    """Id of the parent MLflow run, such as that of a sweep."""
     report: bool | None = None
-    """Log 'flowmill report' of a run that has ended; absent: where a lasting Prefect server carries it out."""
+    """Log the 'flowmill report' of a finished run; when absent, only if it runs on a lasting Prefect server."""
 
     assets: bool = False
     """Report every committed artifact to Prefect as a materialized asset, with its inputs."""

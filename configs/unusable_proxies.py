@@ -1,6 +1,7 @@
-"""Lets HTTP clients be made though a proxy of the environment is of a kind that they cannot use.
+"""Allows HTTP clients to be created although the environment names a proxy that they cannot use.
 
-httpx raises while a client is made, even of one that asks this machine alone. Here a request through the proxy fails.
+httpx raises when a client is created, even for requests to this machine. With this patch only a request through the
+proxy fails.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-#: The client of Prefect and of flowmill, and its successor, which the Hub's client uses.
+#: The HTTP library of Prefect and flowmill, and its successor, which the Hub's client uses.
 _LIBRARIES = ("httpx", "httpx2")
-#: Stands for a proxy that cannot be used; no name server knows it (RFC 2606).
+#: Placeholder host of an unusable proxy; the domain is reserved and never resolves (RFC 2606).
 _NOWHERE = "proxy.invalid"
 
 
 def tolerate(usable: Callable[[str], bool]) -> None:
-    """Have clients take any proxy of the environment.
+    """Make clients accept any proxy in the environment.
 
     Args:
-        usable: of the address of a proxy, whether they can use it.
+        usable: returns whether clients can use the proxy at an address.
     """
     for name in _LIBRARIES:
         if find_spec(name) is not None:

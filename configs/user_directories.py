@@ -1,4 +1,4 @@
-"""Folders of the user's own that files outside any store go to."""
+"""The user's folders for files outside any store."""
 
 from __future__ import annotations
 
@@ -9,21 +9,17 @@ from configs.errors import ConfigError
 
 
 def user_cache() -> Path:
-    """Return where things are kept that can be made again: XDG_CACHE_HOME or ~/.cache, below flowmill/."""
+    """Return the folder of reproducible files: flowmill/ in XDG_CACHE_HOME or ~/.cache."""
     return _folder("XDG_CACHE_HOME", ".cache")
 
 
 def user_state() -> Path:
-    """Return where logs and notes are kept: XDG_STATE_HOME or ~/.local/state, below flowmill/."""
+    """Return the folder of logs and notes: flowmill/ in XDG_STATE_HOME or ~/.local/state."""
     return _folder("XDG_STATE_HOME", ".local/state")
 
 
 def _folder(variable: str, below: str) -> Path:
-    """Return a folder of the user's own.
-
-    Raises:
-        ConfigError: this user has no home.
-    """
+    """Return a user folder; raise ConfigError if the user has no home."""
     named = os.environ.get(variable)
     try:
         return Path(named or Path.home() / below) / "flowmill"

@@ -14,13 +14,13 @@ from configs.suggestions import did_you_mean
 
 
 def place(item: Mapping[str, Any]) -> tuple[int | str, ...]:
-    """Return where an error item is, without the member of a union that pydantic adds."""
+    """Return the location of an error item, without the union member that pydantic appends."""
     location = tuple(item["loc"])
     return location[:-1] if location and _UNION_MEMBER.search(str(location[-1])) else location
 
 
 def relevant(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Leave out that a list is too short where one of its entries was refused."""
+    """Omit the error that a list is too short if one of its entries was refused."""
     return [
         item
         for item in items
@@ -57,7 +57,7 @@ _REMEDIES = {
 
 
 def _suggest(location: Sequence[int | str]) -> str:
-    """Name the setting of that very name in another section, else the nearest of this one."""
+    """Suggest the setting of the same name in another section, else the most similar one in this section."""
     leaf, valid = str(location[-1]), list(_section_at(location[:-1], RunConfig).model_fields)
     elsewhere = [name for name in _settings(RunConfig) if name.rpartition(".")[2] == leaf]
     if elsewhere:
@@ -75,7 +75,7 @@ def _settings(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _section_at(location: Sequence[int | str], default: Any = None) -> Any:
-    """Return the section at a location of the schema, or the innermost one around it when a default is given."""
+    """Return the section at a location of the schema, or the innermost one around it if a default is given."""
     section: type[BaseModel] = RunConfig
     for part in location:
         if isinstance(part, int) or str(part).isdecimal():

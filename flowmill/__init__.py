@@ -1,11 +1,11 @@
-"""flowmill from Python: stores and runs as tables and images, and stages from a notebook or a Prefect flow of your own.
+"""flowmill from Python: read stores and runs as tables and images, and run stages from a notebook or a Prefect flow.
 
     import flowmill
 
     run = flowmill.open("flowmill-store").run("digits")
     run.samples(3).to_pandas()          # every sample of epoch 3, with rewards and advantage
 
-Reading loads neither torch nor Prefect before something needs it, and changes nothing.
+Reading changes nothing, and imports torch and Prefect only when needed.
 """
 
 from __future__ import annotations

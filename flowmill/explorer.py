@@ -1,4 +1,4 @@
-"""The page of ``flowmill view``: a run's trajectories, browsed. Streamlit runs it again for every click."""
+"""The page of ``flowmill view``, which browses a run's trajectories. Streamlit reruns it for every click."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from configs.escaping import in_cell, in_markdown, visible
 
 _VIEWS = ("Samples", "Group", "Sample", "Table")
 _COLUMNS = 6
-#: Small images are shown enlarged, each pixel as a square, up to about so many pixels.
+#: Small images are enlarged by an integer factor up to about this width in pixels.
 _WIDTH = 240
 
 
@@ -114,7 +114,7 @@ def _as_cells(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def _in_order(columns: Iterable[str]) -> list[str]:
-    """Return columns in reading order: rewards, prompt and text, then identity."""
+    """Return columns in reading order: rewards, prompt and text, then all others."""
     known = list(columns)
     first = [name for name in ("reward", "advantage", "prompt", "text") if name in known]
     return list(dict.fromkeys([*first, *_numbers(known), *known]))
@@ -157,7 +157,7 @@ def _sample(run: flowmill.Run, epoch: int, everything: pd.DataFrame, shown: pd.D
         facts |= {name: row[name] for name in _numbers(row.index)}
         for name, about in found.get("rewards", {}).items():
             facts[f"reward.{name}"] = f"{facts[f'reward.{name}']}  {about['note']}"
-        # Names of rewards too may be of anybody.
+        # Names of rewards are untrusted text too.
         st.table(pd.DataFrame({"value": {in_markdown(name): in_markdown(str(value)) for name, value in facts.items()}}))
         st.markdown("**Updates it entered**")
         st.dataframe(found.get("updates", []), hide_index=True)

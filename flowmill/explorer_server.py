@@ -1,6 +1,6 @@
 """The server of ``flowmill view``: Streamlit's application behind the guard against pages of other origins.
 
-``streamlit run`` finds ``app`` in this file's text and serves it.
+``streamlit run`` detects ``app`` in this file's source and serves it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stored images and clips as pictures of Pillow."""
+"""Converts stored images and clips to Pillow images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def pictures(store: ArtifactStore, ref: ArtifactRef, samples: Collection[str] | None) -> dict[str, Image | list[Image]]:
-    """Return images, or the frames of clips, of the samples of an artifact by their ids; all when None."""
+    """Return the images, or frames of clips, of an artifact by sample id; all samples when None."""
     from tasks.reports.reading import media_of
 
     return {sample: picture(media) for sample, media in media_of(store, ref, samples).items()}

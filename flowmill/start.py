@@ -1,4 +1,4 @@
-"""Runs started from a person's own program."""
+"""Starts runs from a user's program."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ def start(
     overrides: Collection[str] = (),
     rewind: bool = False,
 ) -> Run:
-    """Return a run, made or found, to run stages of; nothing is computed yet.
+    """Return a new or existing run, whose stages can then be run; nothing is computed yet.
 
     Args:
         config: a preset, such as 'digits', or a config file.
         root: folder or s3://bucket/prefix of the store; FLOWMILL_ROOT, else the config's, when absent.
         name: name of the run; the config's, else the file's, when absent.
-        overrides: settings laid over the config, 'section.key=value' each.
-        rewind: shorten a run that has more epochs than the config; else it keeps them.
+        overrides: settings that override the config, 'section.key=value' each.
+        rewind: shorten a run that has more epochs than the config; otherwise it keeps them.
 
     Raises:
-        FlowmillError: something in the config cannot work, or a run of this name has other settings.
+        FlowmillError: a setting cannot work, or a run of this name has other settings.
     """
     from configs.load import load_config
     from flows.environment import as_overrides, prepare_environment
 
-    asked = load_config(config, [*overrides, *as_overrides(root, name)])
-    prepare_environment(asked.execution.threads)
+    loaded = load_config(config, [*overrides, *as_overrides(root, name)])
+    prepare_environment(loaded.execution.threads)
     from flows.process_state import begin
     from tasks.checks.check import check_config
     from tasks.inputs.store_trust import remember
     from tasks.runs.epoch_count import kept_length
 
-    given = kept_length(asked, rewind=rewind)
+    given = kept_length(loaded, rewind=rewind)
     check_config(given, rewards=False)
     remember(given)
     return Run(begin(given))

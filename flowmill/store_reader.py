@@ -1,4 +1,4 @@
-"""Stores and runs, as a person reads them."""
+"""Read access to stores and runs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def open(root: str | None = None) -> Store:
-    """Return a store that exists.
+    """Return an existing store.
 
     Args:
         root: its folder or s3://bucket/prefix; FLOWMILL_ROOT, else 'flowmill-store', when absent.
 
     Raises:
-        FlowmillError: there is none.
+        FlowmillError: the store does not exist.
     """
     from storage.commit import ArtifactStore
 
@@ -44,7 +44,7 @@ class Store:
 
     @property
     def root(self) -> str:
-        """Where it is."""
+        """Its location."""
         return self._store.root.uri
 
     @property
@@ -62,7 +62,7 @@ class Store:
             trust_store: let its stages run code and commands that only the store's record of the run names.
 
         Raises:
-            FlowmillError: there is none of this name.
+            FlowmillError: the run does not exist.
         """
         from tasks.runs.opening import open_run
 
@@ -80,10 +80,10 @@ class Store:
         """Return all rows of an artifact of samples, prompts, rewards or advantages.
 
         Args:
-            artifact: kind/id; the kind may be left out and the id shortened.
+            artifact: kind/id; the kind may be omitted and the id shortened.
 
         Raises:
-            FlowmillError: there is none of this name, it has no rows, or a file of it is damaged.
+            FlowmillError: the artifact does not exist, has no rows, or has a damaged file.
         """
         from tasks.reports.reading import artifact_table
 
@@ -175,18 +175,18 @@ class Run:
         return self._table(epoch, "value")
 
     def gradients(self, epoch: int, slot: str | None = None) -> pa.Table:
-        """Return sizes of the gradients of one reward at an epoch's samples, of runs that train on such."""
+        """Return the sizes of one reward's gradients at an epoch's samples, for runs that train on stored gradients."""
         return self._table(epoch, "gradient", slot or self.config.rewards[0].slot)
 
     def images(
         self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
     ) -> dict[str, Image | list[Image]]:
-        """Return images, or the frames of clips, by sample id; where texts are drawn several times, a list of each.
+        """Return images, or the frames of clips, by sample id; a list if each text is rendered several times.
 
         Args:
             epoch: the epoch.
             samples: ids, as in the column 'sample_id'; all when absent.
-            evaluation: those of the run's evaluation of the epoch, not of its rollout.
+            evaluation: read the run's evaluation of the epoch, not its rollout.
         """
         from tasks.reports.reading import pictures_of
 
@@ -196,15 +196,15 @@ class Run:
     def films(
         self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
     ) -> dict[str, bytes]:
-        """Return clips that have sound as mp4 files that every player takes, by sample id; see ``images``."""
+        """Return clips with sound as portable mp4 files by sample id; see ``images``."""
         from tasks.reports.clips import films_of
 
         return films_of(self._context.chain, epoch, samples, evaluation=evaluation)
 
     def references(self, epoch: int, samples: Collection[str], *, evaluation: bool = False) -> dict[str, list[Image]]:
-        """Return the images that the prompts of samples start from, in order, by sample id; see ``images``.
+        """Return the input images of the samples' prompts, in order, by sample id; see ``images``.
 
-        None of runs whose prompts start from none, or were made by a version that kept none.
+        Empty if the prompts have no images, or if the run is from a version that did not store them.
         """
         from PIL import Image
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-# The packages have plain names: a user's own configs/ or tasks.py that comes first on the path must not be found.
+# The package names are common words: a user's configs/ or tasks.py earlier on the path must not be imported instead.
 _ROOT = str(Path(__file__).resolve().parent.parent)
 sys.path.insert(0, _ROOT)
 from configs.import_paths import own_packages_first  # noqa: E402

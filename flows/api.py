@@ -1,4 +1,4 @@
-"""What a Prefect server that somebody named answers, as messages: errors of HTTP are for programs."""
+"""Client of the user's Prefect server; its HTTP errors become readable messages."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _UNAUTHORIZED = (401, 403)
 
 @contextlib.contextmanager
 def named_server() -> Iterator[SyncPrefectClient]:
-    """Give a client of the server that PREFECT_API_URL or the profile names.
+    """Yield a client of the server that PREFECT_API_URL or the profile names.
 
     Raises:
-        ConfigError: none is named, it does not answer, or what it answers is a refusal.
+        ConfigError: no server is named, or it does not answer, or it refuses the request.
     """
     url = get_current_settings().api.url
     if not url:
@@ -34,17 +34,17 @@ def named_server() -> Iterator[SyncPrefectClient]:
             "Deployments live on a Prefect server, and PREFECT_API_URL names none. Start one with 'flowmill ui', and "
             "set PREFECT_API_URL=http://127.0.0.1:4200/api."
         )
-    # Prefect's client looks into the text of refusals.
+    # Prefect's client reads the text of error responses.
     read: dict[str, Any] = {"event_hooks": {"response": [read_as_utf8]}}
     with answers(url), get_client(httpx_settings=read, sync_client=True) as client:
         yield client
 
 
 def check_server() -> None:
-    """Check that the server that is named answers and is of a version that runs can use: flows end with tracebacks.
+    """Check that the configured server answers and has a compatible version; a flow would end with a traceback.
 
     Raises:
-        ConfigError: it does not, or is not.
+        ConfigError: it does not answer, or its version differs.
     """
     with named_server() as client:
         failure = client.api_healthcheck()
@@ -58,11 +58,7 @@ def check_server() -> None:
 
 @contextlib.contextmanager
 def answers(url: str) -> Iterator[None]:
-    """Turn what goes wrong with a server inside into messages.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Convert errors of the server inside the block into a ConfigError."""
     where = f"Prefect's server at PREFECT_API_URL={url}"
     try:
         yield
@@ -83,11 +79,11 @@ def answers(url: str) -> Iterator[None]:
 
 
 def _refusal(response: httpx.Response) -> str:
-    """Return what a server said instead of doing what it was asked."""
-    asked = f"{response.request.method} {response.request.url.path}"
+    """Return the error response as the rest of a sentence."""
+    call = f"{response.request.method} {response.request.url.path}"
     if response.status_code in _UNAUTHORIZED:
-        return f"lets nobody in who has no password ({response.status_code}). Set PREFECT_API_AUTH_STRING."
-    return f"refuses {asked} ({response.status_code}): {_short(_detail(response))}"
+        return f"requires a password ({response.status_code}). Set PREFECT_API_AUTH_STRING."
+    return f"refuses {call} ({response.status_code}): {_short(_detail(response))}"
 
 
 def _detail(response: httpx.Response) -> str:
@@ -104,6 +100,6 @@ def _detail(response: httpx.Response) -> str:
 
 
 def _short(text: str) -> str:
-    """Return a text on one line, cut where a server quotes all it was sent."""
+    """Return a text on one line, truncated because a server may quote the whole request."""
     line = " ".join(text.split())
     return line if len(line) <= _MOST else f"{line[:_MOST]} ..."

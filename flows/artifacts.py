@@ -1,4 +1,4 @@
-"""What a flow run shows in the Prefect UI (progress, evaluations, the way to MLflow and the report), and its events."""
+"""Artifacts of a flow run in the Prefect UI (progress, evaluations, links to MLflow and the report), and its events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TABLE_EVERY_S = 30.0
 
 
 class Progress:
-    """A progress bar in the UI, updated every few seconds at most."""
+    """A progress bar in the UI, updated at most every few seconds."""
 
     def __init__(self) -> None:
         """Create the bar at zero."""
@@ -56,16 +56,16 @@ def evaluation_table(run: str, epoch: int, figures: Mapping[str, Mapping[str, Ma
 
 
 class EpochTable:
-    """One row per trained epoch, shown anew every half minute at most."""
+    """A table with one row per trained epoch, updated at most every 30 seconds."""
 
     def __init__(self, run: str, chain: Chain) -> None:
-        """Show nothing yet."""
+        """Bind to a run; no table is created yet."""
         self._run, self._chain = run, chain
         self._rows: dict[int, dict[str, float]] = {}
         self._shown = float("-inf")
 
     def update(self, epoch: int, *, last: bool) -> None:
-        """Show all epochs up to one, at once if it is the last."""
+        """Show all epochs up to ``epoch``, immediately if it is the last."""
         if not has_lasting_api() or not (last or time.monotonic() - self._shown > _TABLE_EVERY_S):
             return
         for trained in range(1, epoch + 1):
@@ -79,7 +79,7 @@ class EpochTable:
 
 
 def evaluation_images(run: str, epoch: int, grids: Mapping[str, Path]) -> None:
-    """Show the images of an evaluation, each prompt list as one picture."""
+    """Show the images of an evaluation, one grid per prompt list."""
     if not has_lasting_api() or not grids:
         return
     pictures = [
@@ -104,7 +104,7 @@ def evaluation_texts_table(run: str, epoch: int, texts: Mapping[str, Sequence[Te
 
 
 def tracking_link(run: str, uri: str, url: str | None) -> None:
-    """Show where the MLflow run is."""
+    """Show a link to the MLflow run."""
     if url is None:
         return
     markdown = f"**{in_markdown(run)}**: {_mlflow_run(uri, url)}"
@@ -112,14 +112,14 @@ def tracking_link(run: str, uri: str, url: str | None) -> None:
 
 
 def report_link(run: str, uri: str, url: str | None) -> None:
-    """Show where the report of a run is."""
+    """Show the location of a run's report."""
     logged = f"`{REPORT}` among the artifacts of the {_mlflow_run(uri, url)}" if url else None
     place = logged or in_code(command("flowmill", "report", run, "--root", uri))
     create_markdown_artifact(markdown=f"**{in_markdown(run)}**: {place}", key=_key(run, "report"), description="Report")
 
 
 def _mlflow_run(uri: str, url: str) -> str:
-    """Return a link to an MLflow run; of a store's own tracker to the pages that 'flowmill ui' serves."""
+    """Return a link to an MLflow run; for the store's own tracker, to the pages that 'flowmill ui' serves."""
     if url.startswith("http"):
         return in_link("MLflow run", url)
     return (
@@ -128,7 +128,7 @@ def _mlflow_run(uri: str, url: str) -> str:
 
 
 def announce(label: str, run: str, **payload: Any) -> None:
-    """Emit an event of a run that automations can wait for, with the deployment that carries it out."""
+    """Emit an event of a run for automations, related to the deployment that executes the run."""
     if not has_lasting_api():
         return
     related = []
@@ -141,13 +141,13 @@ def announce(label: str, run: str, **payload: Any) -> None:
 
 
 def _key(run: str, label: str) -> str:
-    """Return the key of an artifact: Prefect takes only these letters."""
+    """Return the key of an artifact; Prefect allows only these characters."""
     return re.sub("[^a-z0-9]+", "-", f"{run.lower()}-{label}").strip("-")
 
 
 def flow_run_tags() -> dict[str, str]:
     """Return the tags that link an MLflow run to this flow run."""
     tags = {"prefect.flow_run_id": str(flow_run.id or "")}
-    # The temporary API of a run without a server serves no UI that a link could open.
+    # The temporary API of a run without a server has no UI to link to.
     url = flow_run.ui_url if has_lasting_api() else None
     return {**tags, "prefect.flow_run_url": str(url)} if url else tags

@@ -1,4 +1,4 @@
-"""What a run says while it goes on: to MLflow, to Prefect's pages and events, and to whoever watches."""
+"""Reports the progress of a run to MLflow, to Prefect's UI and events, and to the terminal or log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tasks.tracking.tracker import Tracker
 
 
 class RunCallbacks:
-    """Tells of what was committed; nothing here decides anything."""
+    """Reports committed work; takes no decisions."""
 
     def __init__(self, context: RunContext, tracker: Tracker) -> None:
         """Bind to a run and to its MLflow run."""
@@ -38,7 +38,7 @@ class RunCallbacks:
         self._progress, self._table = Progress(), EpochTable(context.run.name, context.chain)
 
     def evaluated(self, epoch: int) -> None:
-        """Show the figures of an evaluation; with the first, where they are tracked."""
+        """Show the figures of an evaluation; with the first, also the link to the tracker."""
         chain = self._context.chain
         self._tracker.log_evaluation(epoch)
         evaluation_table(self._run, epoch, evaluation_figures(chain, epoch))
@@ -49,12 +49,12 @@ class RunCallbacks:
             tracking_link(self._run, self._context.store.root.uri, self._tracker.url())
 
     def trained(self, epoch: int) -> None:
-        """Log an epoch, and warn of alerts that begin with it."""
+        """Log an epoch, and report alerts that begin with it."""
         self._tracker.log_epoch(epoch)
         self._warn(self._watcher.trained(epoch))
 
     def _warn(self, alerts: Sequence[Alert]) -> None:
-        """Print alerts where they begin, and emit an event of each for automations."""
+        """Print new alerts, and emit an event for each."""
         for alert in alerts:
             self._context.reporter.message(f"warning: {alert.text}")
             announce("alert", self._run, rule=alert.rule, subject=alert.subject, epoch=alert.epoch, text=alert.text)
@@ -62,13 +62,13 @@ class RunCallbacks:
                 announce("suspicion", self._run, monitor=alert.subject, epoch=alert.epoch, text=alert.text)
 
     def ended(self, epoch: int) -> None:
-        """Say how far the run is."""
+        """Report the progress of the run."""
         self._progress.update(epoch, self._epochs)
         self._table.update(epoch, last=epoch == self._epochs)
-        said, times = earned(self._context.chain, epoch), self._context.ledger.times("optimize")
+        rewards, times = earned(self._context.chain, epoch), self._context.ledger.times("optimize")
         how, self._times = "pipeline" if times > self._times else "found", times
         waited = waited_in_words(self._context.ledger.waited_share())
-        self._context.reporter.progress(how, epoch, epoch, self._epochs, f"{said}{waited}")
+        self._context.reporter.progress(how, epoch, epoch, self._epochs, f"{rewards}{waited}")
 
     def exported(self, epoch: int) -> None:
         """Register the exported model."""
@@ -76,7 +76,7 @@ class RunCallbacks:
         announce("exported", self._run, epoch=epoch)
 
     def report(self) -> None:
-        """Log the run's report, if it is to have one, and show where it is."""
+        """Log the run's report, if the config enables it, and show its location."""
         wanted = self._context.config.tracking.report
         if has_lasting_api() if wanted is None else wanted:
             try:

@@ -1,7 +1,7 @@
-"""Notices that the current flow run was cancelled in the UI or API, and stops at the next shard.
+"""Detects that the current flow run was cancelled in the UI or API, and stops at the next shard.
 
-A Prefect worker ends the process of a cancelled run by itself; a run started from the command line has no worker, so
-it looks. With the temporary API of a run without a server there is nobody who could cancel, and nothing is asked.
+A Prefect worker kills the process of a cancelled run. A run started from the command line has no worker, so it polls
+the API. No other process can reach the temporary API of a run without a server, so that API is not polled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def check_cancelled() -> None:
     """Ask the API, at most every two seconds, whether this flow run is being cancelled.
 
     Raises:
-        CancelledError: it is.
+        CancelledError: the flow run is being cancelled.
     """
     now = time.monotonic()
     if not has_lasting_api() or now - _last[0] < _EVERY_S or not flow_run.id:
@@ -38,9 +38,9 @@ def check_cancelled() -> None:
 
 
 def signal_behind(error: BaseException) -> KeyboardInterrupt | SystemExit | TerminationSignal | None:
-    """Return the stop by a signal that an error came from, if it did.
+    """Return the signal's exception among the causes of an error; None if no signal caused it.
 
-    A signal that arrives while Prefect sets up a task comes out as whatever its clean-up stumbles over.
+    A signal that arrives while Prefect sets up a task surfaces as an error of the task's clean-up.
     """
     link: BaseException | None = error
     while link is not None:

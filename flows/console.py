@@ -1,4 +1,4 @@
-"""The console: tables of one line for each entry, and JSON alone."""
+"""Console output: tables with one line per entry, and plain JSON."""
 
 from __future__ import annotations
 
@@ -19,53 +19,51 @@ from configs.escaping import visible
 
 
 class _Console(Console):
-    """A console that prints texts of others as they are: no markup, no emoji's name, no control character of them."""
+    """A console that prints untrusted text literally: it interprets no markup, emoji names or control characters."""
 
     def __init__(self, **how: Any) -> None:
         """Create it, see ``rich.console.Console``."""
         super().__init__(highlight=False, soft_wrap=True, markup=False, emoji=False, **how)
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """Return a text, or a table's cell, as it is drawn, see ``rich.console.Console``."""
+        """Return the rendered form of a text or a table's cell, see ``rich.console.Console``."""
         return super().render_str(visible(text, keep="\n\t"), **how)
 
 
 console = _Console()
 _UNLIMITED = 100_000
-#: Columns of a terminal between two columns of a table without a frame.
+#: Spaces between two columns of a table without a frame.
 _GAP = 2
-#: Fewest that a header is folded to, and that a cell is cut to.
+#: Minimum width of a folded header and of a truncated cell.
 _FEWEST = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
-    """A column of a table, whose cells are one line each."""
+    """A column of a table; each cell is one line."""
 
     header: str
-    """Its header."""
     cells: Sequence[Text]
-    """Its cells."""
     width: int
-    """Columns of the terminal that it takes."""
+    """Width in terminal columns."""
     cut: bool = False
-    """Whether its cells may be cut."""
+    """Whether cells may be truncated."""
 
 
 def print_table(
     table: Table, *, cut: Collection[str] = (), optional: Sequence[str] = (), complete: bool = False
 ) -> None:
-    """Print a table: on a terminal one line for each entry, elsewhere plain lines with tabs between the cells.
+    """Print a table: on a terminal one line per entry, elsewhere tab-separated lines.
 
-    Where a terminal is too narrow, the frame goes first; then headers are folded, cells of ``cut`` end with an
-    ellipsis, and columns of ``optional`` are left out. Nothing else is: an entry that still has no room takes several
-    lines. In a file or a pipe all cells are complete, and none is padded.
+    On a narrow terminal the frame is dropped first; then headers are folded, cells of ``cut`` columns are truncated
+    with an ellipsis, and ``optional`` columns are omitted. An entry that still does not fit takes several lines. In a
+    file or a pipe all cells are complete and unpadded.
 
     Args:
-        table: the table; line breaks and control characters in its cells are made visible.
-        cut: headers of columns whose cells may be cut.
-        optional: headers of columns that may be left out, the first of them first.
-        complete: cut nothing, and leave out no column.
+        table: the table; line breaks and control characters in its cells are escaped.
+        cut: headers of columns whose cells may be truncated.
+        optional: headers of columns that may be omitted, in order of omission.
+        complete: truncate no cell and omit no column.
     """
     columns = [_column(column, cut=not complete and column.header in cut) for column in table.columns]
     if not console.is_terminal:
@@ -102,7 +100,7 @@ def _framed(table: Table, columns: Sequence[_Column]) -> Table:
 
 
 def _print_plain(table: Table, columns: Sequence[_Column]) -> None:
-    """Print the title, the headers and each entry as one line, with tabs between cells."""
+    """Print the title, the headers and each entry as one tab-separated line."""
     title = [] if table.title is None else [visible(str(table.title))]
     entries = ("\t".join(cell.plain for cell in row) for row in _rows(columns))
     for line in (*title, "\t".join(column.header for column in columns), *entries):
@@ -110,7 +108,7 @@ def _print_plain(table: Table, columns: Sequence[_Column]) -> None:
 
 
 def _narrowed(columns: Sequence[_Column], width: int, optional: Sequence[str]) -> list[_Column]:
-    """Return columns that fit a width without a frame; none where names and figures alone are wider."""
+    """Return columns that fit a width without a frame; empty if the columns that cannot be truncated are wider."""
     folded = [replace(column, width=_folded_width(column)) for column in columns]
     for left_out in range(len(optional) + 1):
         kept = [column for column in folded if column.header not in optional[:left_out]]
@@ -121,7 +119,7 @@ def _narrowed(columns: Sequence[_Column], width: int, optional: Sequence[str]) -
 
 
 def _shared(columns: Sequence[_Column], room: int) -> list[_Column]:
-    """Return columns of which those that may be cut share some room; the shortest take what they need."""
+    """Return the columns after distributing the room among those that may be truncated; the shortest fit in full."""
     cut = sorted((number for number, each in enumerate(columns) if each.cut), key=lambda each: columns[each].width)
     shared = list(columns)
     for place, number in enumerate(cut):
@@ -131,13 +129,13 @@ def _shared(columns: Sequence[_Column], room: int) -> list[_Column]:
 
 
 def _folded_width(column: _Column) -> int:
-    """Return the width of a column whose header may take several lines."""
+    """Return the width of a column whose header is folded."""
     cells = max((cell.cell_len for cell in column.cells), default=0)
     return max(cells, min(cell_len(column.header), _FEWEST))
 
 
 def _print_narrow(table: Table, columns: Sequence[_Column]) -> None:
-    """Print a table without a frame, each column as wide as it says."""
+    """Print a table without a frame, with the given column widths."""
     if table.title is not None:
         console.print(table.title)
     headers = [wrap(column.header, column.width) for column in columns]
@@ -158,7 +156,7 @@ def _line(cells: Sequence[Text], columns: Sequence[_Column]) -> Text:
 
 
 def _print_entries(table: Table, columns: Sequence[_Column]) -> None:
-    """Print the rows of a table one below the other; names and values are never cut."""
+    """Print each row on several lines; names and values are never truncated."""
     if table.title is not None:
         console.print(table.title)
     for first, *others in _rows(columns):
@@ -173,13 +171,13 @@ def _print_entries(table: Table, columns: Sequence[_Column]) -> None:
 
 
 def _packed(facts: Iterable[Text], width: int) -> Iterator[Text]:
-    """Yield lines of whole facts, as many to a line as there is room for; one that is longer is cut between words."""
+    """Yield lines of whole facts, as many per line as fit; a longer fact wraps between words."""
     short = (part for fact in facts for part in _joined(fact.split(" "), " ", width - 2))
     return (Text("  ").append_text(line) for line in _joined(short, "; ", width - 2))
 
 
 def _joined(parts: Iterable[Text], by: str, width: int) -> Iterator[Text]:
-    """Yield lines of parts, as many to a line as there is room for."""
+    """Yield lines of joined parts, as many per line as fit."""
     line: Text | None = None
     for part in parts:
         if line is not None and line.cell_len + len(by) + part.cell_len > width:
@@ -191,5 +189,5 @@ def _joined(parts: Iterable[Text], by: str, width: int) -> Iterator[Text]:
 
 
 def print_json(data: Any) -> None:
-    """Print data as JSON and nothing else."""
+    """Print data as JSON."""
     console.file.write(json.dumps(data, indent=2, sort_keys=False) + "\n")

@@ -1,4 +1,4 @@
-"""What a deployment that is on the server has other than it was told, and how it is given just that."""
+"""Differences between a deployment on the server and a request, and an update of only those settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from flows.deployment_list import OWN_TAGS, tags
 from flows.schedule_parser import Rule, told
 
-#: Of the schedule that ``deploy`` gives; all others are somebody's, or of the file.
+#: Slug of the schedule that ``deploy`` sets; the user or ``prefect.yaml`` set all others.
 SLUG = "flowmill"
 _FOLDER = "prefect.deployments.steps.set_working_directory"
 _MISSING = "-"
@@ -22,17 +22,17 @@ _MISSING = "-"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that would be other than it is."""
+    """One setting of a deployment that would change."""
 
     deployment: str
     label: str
     before: str
     after: str
     asks: bool
-    """Whether it is somebody's choice that would be lost, so that they are asked first."""
+    """Whether the change replaces a user's setting and therefore needs confirmation."""
 
     def __str__(self) -> str:
-        """Return it as a line for a person."""
+        """Return the change as one readable line."""
         return f"{self.deployment}: {self.label} {self.before} -> {self.after}"
 
 
@@ -43,17 +43,17 @@ class Found:
     name: str
     there: DeploymentResponse
     entry: Mapping[str, Any]
-    """What the file says of it."""
+    """Its entry in ``prefect.yaml``."""
 
     @property
     def asked(self) -> Mapping[str, Any]:
-        """What its flow is asked for."""
+        """Its flow's request parameters."""
         found = (self.there.parameters or {}).get("request")
         return found if isinstance(found, dict) else {}
 
     @property
     def folder(self) -> str | None:
-        """The folder it works in, unless somebody has it begin otherwise."""
+        """Its working directory; None if its pull steps are customized."""
         steps = self.there.pull_steps or []
         only = steps[0] if len(steps) == 1 and isinstance(steps[0], dict) else {}
         place = only.get(_FOLDER) or {}
@@ -61,12 +61,12 @@ class Found:
 
     @property
     def scheduled(self) -> bool:
-        """Whether a schedule of it is switched on."""
+        """Whether one of its schedules is active."""
         return any(each.active for each in self.there.schedules)
 
     @property
     def own_schedule(self) -> DeploymentSchedule | None:
-        """The schedule that ``deploy`` gave it; earlier versions gave theirs no slug."""
+        """The schedule that ``deploy`` set; earlier versions set it without a slug."""
         schedules = self.there.schedules
         named = [each for each in schedules if each.slug == SLUG]
         unnamed = [each for each in schedules if each.slug is None]
@@ -75,7 +75,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a deployment is told to be; None: whatever it is."""
+    """Requested settings of a deployment; None leaves a setting unchanged."""
 
     parameters: Mapping[str, Any]
     schedule: Rule | None
@@ -83,11 +83,11 @@ class Told:
     image: str | None
     folder: str | None
     form: Mapping[str, Any]
-    """Of the flow's parameters."""
+    """Schema of the flow's parameters."""
 
 
 def changes(found: Found, wanted: Told) -> Iterator[Change]:
-    """Yield what would be other than it is; what the file says of one that no schedule starts is nobody's choice."""
+    """Yield the settings that would change; the file's values are no user's choice while no schedule is active."""
     usual = found.entry["parameters"]["request"]
     for name, value in wanted.parameters.items():
         before = found.asked.get(name)
@@ -118,7 +118,7 @@ def _schedule_changes(found: Found, rule: Rule | None) -> Iterator[Change]:
 
 
 def _is_due_by(found: Found, rule: Rule) -> bool:
-    """Return whether a deployment starts by a rule already, whoever gave it that."""
+    """Return whether any active schedule of a deployment already has this rule."""
     return any(
         each.active and isinstance(each.schedule, Rule) and told(each.schedule) == told(rule)
         for each in found.there.schedules
@@ -126,14 +126,14 @@ def _is_due_by(found: Found, rule: Rule) -> bool:
 
 
 def change(client: SyncPrefectClient, found: Found, wanted: Told) -> None:
-    """Give a deployment what it was told, and the form of its flow as it is now; all else stays."""
+    """Apply the requested settings and the flow's current parameter schema to a deployment; keep all others."""
     there = found.there
-    asked = {**(found.asked or found.entry["parameters"]["request"]), **wanted.parameters}
+    parameters = {**(found.asked or found.entry["parameters"]["request"]), **wanted.parameters}
     given: dict[str, Any] = {"parameter_openapi_schema": wanted.form, "entrypoint": found.entry["entrypoint"]}
-    if asked != found.asked:
+    if parameters != found.asked:
         others = [tag for tag in there.tags if not tag.startswith(OWN_TAGS)]
-        given["parameters"] = {**(there.parameters or {}), "request": asked}
-        given["tags"] = [*others, *tags(asked)]
+        given["parameters"] = {**(there.parameters or {}), "request": parameters}
+        given["tags"] = [*others, *tags(parameters)]
     if wanted.pool is not None and wanted.pool != there.work_pool_name:
         given["work_pool_name"] = wanted.pool
     if wanted.image is not None:

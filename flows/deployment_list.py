@@ -1,4 +1,4 @@
-"""Deployments as a person looks for them: which run, which config, by which schedule, when next."""
+"""Lists deployments with their run, config, schedule and next start."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from configs.errors import ConfigError
 from configs.load import load_config
 from flows.schedule_parser import Rule, next_start, told
 
-#: Tags that say what a deployment is for begin so; all others are somebody's.
+#: Prefixes of the tags that flowmill sets; all other tags are the user's.
 OWN_TAGS = ("run:", "config:")
-#: What is shown where there is nothing.
+#: Shown in place of a missing value.
 UNKNOWN = "-"
 _PAGE = 100
 _MODULE = "flows."
@@ -33,13 +33,13 @@ class Listed:
     run: str
     config: str
     schedule: str
-    """All of them; '(off)' behind those that rest."""
+    """All schedules; '(off)' follows an inactive one."""
     next_start: str
     pool: str
 
 
 def listed(client: SyncPrefectClient, names: Sequence[str] | None) -> list[Listed]:
-    """Return deployments by name; all of flowmill's flows when names are absent."""
+    """Return the named deployments, or all deployments of flowmill's flows when ``names`` is None."""
     if names is not None:
         return [_row(name, client.read_deployment_by_name(name)) for name in names]
     found: list[DeploymentResponse] = []
@@ -53,20 +53,20 @@ def listed(client: SyncPrefectClient, names: Sequence[str] | None) -> list[Liste
 
 
 def tags(asked: Mapping[str, Any]) -> list[str]:
-    """Return the tags that say which run and config a deployment is for, by which Prefect's pages find it."""
+    """Return tags with the run and config of a deployment, for searches in Prefect's UI."""
     found = {"run:": _run(asked), "config:": asked.get("config")}
     return [f"{key}{value}" for key, value in found.items() if value]
 
 
 def _run(asked: Mapping[str, Any]) -> str:
-    """Return the name of the run that a deployment works on, as far as it can be known here."""
+    """Return the name of a deployment's run, as far as it is known on this machine."""
     named = asked.get("run") or asked.get("name")
     config = asked.get("config")
     if named or not config:
         return str(named or "")
     try:
         return str(load_config(config, asked.get("overrides") or ()).run.name)
-    # Of a config that only the worker sees.
+    # Only the worker can read this config.
     except (ConfigError, OSError):
         return Path(config).stem
 

@@ -1,6 +1,6 @@
-"""Deployments on a Prefect server: ``prefect.yaml`` beside this file, with a person's settings laid over it.
+"""Deployments on a Prefect server: ``prefect.yaml`` next to this file, merged with the user's settings.
 
-A deployment that is there keeps all it was not told to change: what somebody set in Prefect's UI is theirs.
+An existing deployment keeps every setting that the request does not name, such as those made in Prefect's UI.
 """
 
 from __future__ import annotations
@@ -37,57 +37,57 @@ from flows.subjects import Wanted, check_subjects, usual_subject
 _FILE = Path(__file__).parent / "prefect.yaml"
 _POOL, _KIND = "flowmill", "process"
 _LONGEST = 100
-#: An entry of the file, with the deployment that is there.
+#: An entry of the file, with the existing deployment if there is one.
 Entry = tuple[Mapping[str, Any], Found | None]
 _NAME = re.compile(rf"(?!\s)[^\x00-\x1f/%&<>]{{1,{_LONGEST}}}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployRequest:
-    """What a person wants deployed."""
+    """A user's request to deploy."""
 
     only: Sequence[str] = ()
     """Names of flows; all when empty."""
     name: str | None = None
-    """Name of the deployments; the flows' when absent. Those of other names stay as they are."""
+    """Name of the deployments; the flows' names when absent. Deployments of other names stay unchanged."""
     parameters: Mapping[str, Any]
-    """Fields of the flows' requests; each flow takes those it has."""
+    """Fields of the flows' requests; each flow takes the fields it has."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """The same for deployments that are made; those that are there keep theirs."""
+    """Fields for new deployments only; existing ones keep theirs."""
     schedule: str | None = None
-    """Cron, 'every 30 s', or an RRULE; None: those that are there, or of the file, which rest until switched on."""
+    """Cron, 'every 30 s', or an RRULE; None: existing schedules, or those of the file, which are inactive at first."""
     timezone: str = "UTC"
-    """Of the schedule."""
+    """Time zone of the schedule."""
     pool: str | None = None
-    """Work pool; made if there is none. None: that of each deployment, of new ones 'flowmill'."""
+    """Work pool, created if missing. None: each deployment's own pool, 'flowmill' for new ones."""
     kind: str | None = None
-    """Type of the pool, process, docker or kubernetes; None: what it is, process if it is made."""
+    """Type of the pool, process, docker or kubernetes; None: the existing type, process for a new pool."""
     image: str | None = None
-    """Image of containers."""
+    """Container image."""
     gpu_slots: int | None = None
-    """Size to give the limit that all flow runs share."""
+    """New size of the limit that all flow runs share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a request comes to on a server."""
+    """The changes that a request makes on a server."""
 
     request: DeployRequest
     schedule: Rule | None
     entries: Sequence[Entry]
     changes: Sequence[Change]
-    """What would be other than it is."""
+    """Settings that would change."""
     left_out: Sequence[str] = ()
-    """Deployments that cannot be made, as nothing says of which config."""
+    """Deployments that cannot be created because no config is given."""
 
 
 def plan(request: DeployRequest) -> Plan:
-    """Look at what is on the server, and return what a request would change there; change nothing.
+    """Compare a request with the server and return the changes, without making them.
 
     Raises:
         ConfigError: no lasting server is named or it does not answer; there is no such deployment, or none that takes
-            what is given; the schedule cannot be read; a config cannot run, or nothing says which run is meant.
-        StoreError: a run is not there.
+            an option; the schedule cannot be read; a config cannot run, or the run is ambiguous.
+        StoreError: a run does not exist.
     """
     entries = _chosen(request.only)
     _check_used(request, entries)
@@ -99,13 +99,13 @@ def plan(request: DeployRequest) -> Plan:
         request = replace(request, defaults={**request.defaults, **usual})
         found, left_out = _with_config(found, request)
         check_subjects(_wanted(found, request), here=here)
-        differ = [each for entry, there in found if there for each in changes(there, _told(entry, request, schedule))]
+        differ = [each for entry, there in found if there for each in changes(there, _goal(entry, request, schedule))]
         changed = [*differ, *_slots(client, request)]
         return Plan(request=request, schedule=schedule, entries=found, changes=changed, left_out=left_out)
 
 
 def carry_out(planned: Plan) -> list[Listed]:
-    """Make or change deployments, and their pool; return them as they are then.
+    """Create or change deployments and their pool; return the resulting deployments.
 
     Raises:
         ConfigError: the server does not answer, or refuses something.
@@ -120,12 +120,12 @@ def carry_out(planned: Plan) -> list[Listed]:
             if there is None:
                 _make(entry, request, planned.schedule)
             else:
-                change(client, there, _told(entry, request, planned.schedule))
+                change(client, there, _goal(entry, request, planned.schedule))
         return listed(client, [_full_name(entry, request) for entry, _ in planned.entries])
 
 
 def workers(rows: Sequence[Listed]) -> list[str]:
-    """Return the commands that carry deployments out, one for each of their pools.
+    """Return the worker commands that execute deployments, one per pool.
 
     Raises:
         ConfigError: no lasting server is named, or it does not answer.
@@ -186,10 +186,7 @@ def _wanted(found: Sequence[Entry], request: DeployRequest) -> list[Wanted]:
 
 
 def _with_config(found: Sequence[Entry], request: DeployRequest) -> tuple[list[Entry], list[str]]:
-    """Return the entries without those whose config is of another run than the others', and the names of these.
-
-    Where all deployments are made for a run that is there, the usual config is not its.
-    """
+    """Return the entries to deploy, and the names of new ones whose default config belongs to another run."""
     run = request.parameters.get("run") or request.defaults.get("run")
     kept, left_out = [], []
     for entry, there in found:
@@ -202,8 +199,8 @@ def _with_config(found: Sequence[Entry], request: DeployRequest) -> tuple[list[E
     return kept, left_out
 
 
-def _told(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | None) -> Told:
-    """Return what a deployment that is there was told, and what is the product's alone."""
+def _goal(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | None) -> Told:
+    """Return the requested settings of an existing deployment, and its flow's current parameter schema."""
     return Told(
         parameters=_taken(entry, request.parameters),
         schedule=schedule,
@@ -226,11 +223,7 @@ def _slots(client: SyncPrefectClient, request: DeployRequest) -> list[Change]:
 
 
 def _check_pool(client: SyncPrefectClient, request: DeployRequest) -> str:
-    """Return the type of the pool; one that is there must be of the type that was given.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Return the type of the pool; refuse a requested type that differs from an existing pool's."""
     pool = request.pool or _POOL
     try:
         found = client.read_work_pool(pool)
@@ -253,21 +246,21 @@ def _make_pool(client: SyncPrefectClient, request: DeployRequest) -> None:
 
 
 def _make(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | None) -> None:
-    """Make a deployment that is not there."""
+    """Create a deployment."""
     given = _taken(entry, {**request.defaults, **request.parameters})
-    asked = {**entry["parameters"]["request"], **given}
+    parameters = {**entry["parameters"]["request"], **given}
     common = entry["work_pool"]["job_variables"]
     deployment = RunnerDeployment.from_entrypoint(
         entry["entrypoint"],
         name=request.name or entry["name"],
         description=entry["description"],
-        tags=tags(asked),
-        parameters={"request": asked},
+        tags=tags(parameters),
+        parameters={"request": parameters},
         concurrency_limit=ConcurrencyLimitConfig.model_validate(entry["concurrency_limit"]),
         job_variables=dict(common) if request.image is None else {**common, "image": request.image},
     )
     own = [DeploymentScheduleCreate(schedule=schedule, slug=SLUG)] if schedule else _of_file(entry)
-    # Else a worker would copy its whole working directory, and the store in it, for every flow run.
+    # Otherwise a worker would copy its whole working directory, including the store, for every flow run.
     deployment.storage = LocalStorage(str(Path.cwd()) if request.kind in (None, "process") else "/")
     deployment.apply(
         schedules=[each.model_dump(exclude_unset=True) for each in own], work_pool_name=request.pool or _POOL
@@ -288,28 +281,24 @@ def _flow(entry: Mapping[str, Any]) -> Flow[..., Any]:
 
 
 def _fields(entry: Mapping[str, Any]) -> Collection[str]:
-    """Return what can be asked of a deployment's flow."""
+    """Return the request fields of a deployment's flow."""
     (form,) = (parameter_schema(_flow(entry)).definitions or {}).values()
     return form["properties"]  # type: ignore[no-any-return]
 
 
 def _taken(entry: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of some parameters that a deployment's flow takes."""
+    """Return the given parameters that a deployment's flow takes."""
     fields = _fields(entry)
     return {name: value for name, value in given.items() if name in fields}
 
 
 def _check_used(request: DeployRequest, entries: Sequence[Mapping[str, Any]]) -> None:
-    """Check that what is given is taken by something.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Check that at least one deployment takes each option."""
     for name in request.parameters:
         if not any(name in _fields(entry) for entry in entries):
             raise ConfigError(f"--{name} is for none of the deployments {', '.join(each['name'] for each in entries)}.")
     if request.schedule is not None and not request.only:
-        raise ConfigError("--schedule is for deployments named with --only: all at once would be in each other's way.")
+        raise ConfigError("--schedule is for deployments named with --only: all at once would block each other.")
     if request.image is not None and request.kind in (None, "process"):
         raise ConfigError("--image is for containers; give --type docker or kubernetes too.")
     if request.name is not None and not _NAME.fullmatch(request.name):

@@ -1,5 +1,4 @@
-"""What the environment says: settings that must be in place before Prefect, MLflow or torch are imported, and where
-a store is when nobody names one."""
+"""Environment variables that must be set before Prefect, MLflow or torch is imported, and the default store."""
 
 from __future__ import annotations
 
@@ -22,21 +21,21 @@ _DEFAULTS = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "TRANSFORMERS_VERBOSITY": "error",
     "DIFFUSERS_VERBOSITY": "error",
-    # Spinning OpenMP threads slow small models many times over on a busy machine.
+    # Spinning OpenMP threads slow small models down several times on a busy machine.
     "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",
     "GIT_PYTHON_REFRESH": "quiet",
-    # Clusters say what goes wrong through the tasks that fail.
+    # The failing tasks report the errors of clusters.
     "DASK_LOGGING__DISTRIBUTED": "critical",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
-#: What is on this machine.
+#: Hosts of this machine.
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def prepare_environment(threads: int = 1) -> None:
-    """Set what the user has not set."""
+    """Set the variables that the user has not set."""
     for name, value in {**_DEFAULTS, "OMP_NUM_THREADS": str(threads)}.items():
         os.environ.setdefault(name, value)
     _spare_loopback()
@@ -44,12 +43,12 @@ def prepare_environment(threads: int = 1) -> None:
 
 
 def _spare_loopback() -> None:
-    """Let no proxy of the environment capture what is on this machine, whichever client asks."""
+    """Exclude this machine's own addresses from the environment's proxies, for every HTTP client."""
     if not any(name.lower().endswith("_proxy") and name.lower() != "no_proxy" for name in os.environ):
         return
     given = [os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY")]
     hosts = [host.strip() for host in ",".join([*given, *_LOOPBACK]).split(",")]
-    # Clients differ in which of the two they read.
+    # Some clients read the lowercase name, others the uppercase name.
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys(filter(None, hosts)))
 
 
@@ -62,7 +61,7 @@ def default_root(root: str | None) -> str:
     """Return the given root, else FLOWMILL_ROOT, else the default folder.
 
     Raises:
-        ConfigError: an empty one is given.
+        ConfigError: the given root is empty.
     """
     if root == "":
         raise ConfigError("The root of the store is empty: it names nothing. Leave it out, or give a folder or URI.")
@@ -80,7 +79,7 @@ def as_overrides(root: str | None, name: str | None) -> list[str]:
 
 
 def existing_root(root: str | None) -> str:
-    """Return where a store is that must exist; commands that only read make no folder.
+    """Return the location of an existing store; commands that only read create no folder.
 
     Raises:
         StoreError: there is no such folder, or it holds no store.

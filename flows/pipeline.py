@@ -1,4 +1,4 @@
-"""The pipeline: which stage follows which. No arithmetic and no tensors here."""
+"""The pipeline: the order of the stages. It contains no arithmetic and no tensors."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def pipeline(request: PipelineRequest) -> Any:
 @flow(name="continue", flow_run_name=process_state.flow_run_name, persist_result=False)
 @scheduled
 def bring_up_to_date(request: ContinueRequest) -> Any:
-    """Do what a run lacks under the config it was last started with: what is missing, and what is stale."""
+    """Complete a run under the config it was last started with: compute its missing and stale artifacts."""
     context = open_run(request.root, request.run, reporter=process_state.reporter(), trusted=request.trust_store)
     return carry_out(context, request)
 
 
 def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -> Any:
-    """Execute a run: hold its lock, train, track, and say how it ended."""
+    """Execute a run: hold its lock, train, track, and record its final state."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(turn(context, request))
         context = grown(context, request.advance)
@@ -52,10 +52,10 @@ def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -
         stack.enter_context(executing(context))
         execution = stack.enter_context(process_state.opened(context))
         tracker = Tracker(context, orchestrator=flow_run_tags())
-        telling, status = RunCallbacks(context, tracker), "FAILED"
+        callbacks, status = RunCallbacks(context, tracker), "FAILED"
         note_state(context, "running")
         try:
-            train(RunStages(execution), telling, context.config)
+            train(RunStages(execution), callbacks, context.config)
             status = "FINISHED"
         except BaseException as error:
             if isinstance(error, CancelledError) or signal_behind(error) is not None:
@@ -66,31 +66,31 @@ def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -
             tracker.close(status)
         mark_finished(context, describe_result(context))
         note_state(context, "done")
-        telling.report()
+        callbacks.report()
     return context.chain.digest()
 
 
-def train(stages: RunStages, telling: RunCallbacks, config: RunConfig) -> None:
+def train(stages: RunStages, callbacks: RunCallbacks, config: RunConfig) -> None:
     """Chain the stages over all epochs."""
     for node in first_nodes(config):
         stages.run(node.stage, node.epoch, node.slot)
-    evaluate(stages, telling, config, epoch=0)
+    evaluate(stages, callbacks, config, epoch=0)
     rollouts = Rollouts(stages, config)
     for epoch in range(1, config.run.epochs + 1):
         stages.begin_epoch()
         rollouts.complete(epoch)
         for node in training_nodes(config, epoch):
             stages.run(node.stage, node.epoch, node.slot)
-        telling.trained(epoch)
+        callbacks.trained(epoch)
         if is_evaluated(config, epoch):
-            evaluate(stages, telling, config, epoch=epoch)
-        telling.ended(epoch)
+            evaluate(stages, callbacks, config, epoch=epoch)
+        callbacks.ended(epoch)
     stages.run("export", config.run.epochs)
-    telling.exported(config.run.epochs)
+    callbacks.exported(config.run.epochs)
 
 
-def evaluate(stages: RunStages, telling: RunCallbacks, config: RunConfig, *, epoch: int) -> None:
+def evaluate(stages: RunStages, callbacks: RunCallbacks, config: RunConfig, *, epoch: int) -> None:
     """Sample with the policy after an epoch, score the samples, and show the figures."""
     for node in evaluation_nodes(config, epoch):
         stages.run(node.stage, node.epoch, node.slot)
-    telling.evaluated(epoch)
+    callbacks.evaluated(epoch)

@@ -1,4 +1,4 @@
-"""Committed artifacts told to Prefect as assets, for whoever watches those: an opt-in mirror that decides nothing."""
+"""Opt-in: reports committed artifacts to Prefect as assets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.stages.stage_run import StageRun
 
 
 def tell(run: StageRun, manifest: Manifest) -> None:
-    """Tell Prefect what a stage has made."""
+    """Report the artifact of a stage to Prefect."""
     stage, context = run.stage, run.stage.context
     key = _key(run, stage.node)
     about = f"{stage.name} of run {context.run.name}, in {context.store.root.uri}"
@@ -34,7 +34,7 @@ def tell(run: StageRun, manifest: Manifest) -> None:
 
 
 def _key(run: StageRun, node: Node) -> str:
-    """Return the key of what a stage makes: the same for all epochs, each of which materializes it anew."""
+    """Return the asset key of a stage's artifact; all epochs share it, and each materializes it again."""
     identity = run.stage.context.chain.identity(node)
     parts = [run.stage.context.run.name, identity.spec.artifact, *([node.slot] if node.slot else [])]
     return "flowmill://" + "/".join(re.sub("[^A-Za-z0-9_.-]+", "-", part) for part in parts)

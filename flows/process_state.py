@@ -1,4 +1,4 @@
-"""What the flows and tasks of one process share: the runs that are open in it, and who shows progress."""
+"""State shared by the flows and tasks of one process: its open runs and its progress reporter."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from tasks.runs.progress import Reporter
 
 
 class LogReporter:
-    """Progress as log lines, for runs under a Prefect worker."""
+    """Reports progress as log lines, for runs under a Prefect worker."""
 
     def __init__(self) -> None:
         """Log to Prefect's run logger, which the UI shows."""
         self._log = logging.getLogger("prefect.flow_runs.flowmill")
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
-        """Log finished stages only."""
+        """Log a stage when it is finished."""
         if done == total:
             self._log.info("epoch %d %s %d/%d %s", epoch, stage, done, total, visible(detail))
 
@@ -49,19 +49,19 @@ class LogReporter:
 
 
 class Open:
-    """A run that flows of this process work on."""
+    """A run that flows of this process execute."""
 
     def __init__(self, execution: Execution) -> None:
-        """Bind to what its stages work with; no runner is started yet."""
+        """Bind to a run's execution; no runner is started yet."""
         self.execution = execution
         self._stack = ExitStack()
         self._runner: Any = None
         self.scorers = RewardPool(execution.context)
-        """Processes that score beside this one."""
+        """Additional processes that score."""
 
     @property
     def runner(self) -> Any:
-        """Prefect's task runner as ``execution.runner`` asks for it, started when it is needed first."""
+        """Prefect's task runner as configured by ``execution.runner``, started on first use."""
         if self._runner is None:
             execution = self.execution.context.config.execution
             chosen = make_runner(execution)
@@ -70,12 +70,12 @@ class Open:
                 self._runner = self._stack.enter_context(kind(**chosen.arguments(execution)))
                 chosen.connect(self._runner)
             except (OSError, RuntimeError, ValueError, TypeError) as error:
-                said = f"{type(error).__name__}: {error}".strip()
-                raise ConfigError(f"execution.runner '{execution.runner.name}' cannot be started. {said}") from error
+                cause = f"{type(error).__name__}: {error}".strip()
+                raise ConfigError(f"execution.runner '{execution.runner.name}' cannot be started. {cause}") from error
         return self._runner
 
     def close(self) -> None:
-        """Let workers, ranks and models go."""
+        """Release workers, ranks and models."""
         self.scorers.close()
         self._stack.close()
         self._runner = None
@@ -87,13 +87,13 @@ _reporter: list[Reporter] = []
 
 
 def use_reporter(reporter: Reporter) -> None:
-    """Show the progress of every run opened from here on with this reporter."""
+    """Use this reporter for every run opened from now on."""
     _reporter[:] = [reporter]
 
 
 @contextmanager
 def shown_by(reporter: Reporter) -> Iterator[None]:
-    """Show the progress of runs opened inside with this reporter; errors inside are for who called."""
+    """Use this reporter for runs opened inside the block, and pass their errors on to the caller."""
     before = [*_reporter]
     use_reporter(reporter)
     try:
@@ -103,54 +103,54 @@ def shown_by(reporter: Reporter) -> Iterator[None]:
 
 
 def reporter() -> Reporter:
-    """Return who shows progress."""
+    """Return the progress reporter."""
     return _reporter[0] if _reporter else LogReporter()
 
 
 def flow_run_name() -> str:
-    """Return the name of this flow run in Prefect's UI, from what it was asked."""
-    asked = flow_run.parameters["request"]
-    asked = asked if isinstance(asked, dict) else asked.model_dump()
-    name = asked.get("run") or asked.get("name") or Path(asked["config"]).stem
-    # The pipeline is the run.
+    """Return the name of this flow run in Prefect's UI, built from its request."""
+    request = flow_run.parameters["request"]
+    request = request if isinstance(request, dict) else request.model_dump()
+    name = request.get("run") or request.get("name") or Path(request["config"]).stem
+    # The pipeline's flow run has the name of the run alone.
     flow = "" if flow_run.flow_name == "pipeline" else str(flow_run.flow_name)
-    about = [flow, f"e{asked['epoch']}" if "epoch" in asked else "", asked.get("slot", "")]
+    about = [flow, f"e{request['epoch']}" if "epoch" in request else "", request.get("slot", "")]
     return " ".join([name, *filter(None, about)])
 
 
 def is_called() -> bool:
-    """Return whether a program called the flow and shows what happens, rather than Prefect's UI alone."""
+    """Return whether a program called the flow and reports its progress itself; otherwise only Prefect's UI does."""
     return bool(_reporter)
 
 
 def configured(request: PipelineRequest, *, says: bool = False) -> RunConfig:
-    """Return the config a run is started with: file, overrides, then root and name; it is trusted from now on.
+    """Return the config of a run: file, overrides, then root and name; it is trusted from now on.
 
-    A run that has more epochs than that asks for keeps them, unless it is to be rewound.
+    A run that has more epochs than the config keeps them, unless the request rewinds it.
 
     Args:
-        request: what is asked for.
-        says: tell the reporter where the run keeps its length.
+        request: the request.
+        says: report when the run keeps more epochs than the config has.
 
     Raises:
-        ConfigError: something in it cannot work.
+        ConfigError: a setting cannot work.
     """
     extra = [*request.overrides]
     if request.root is not None:
         extra.append(text_override("store.root", request.root))
     if request.name is not None:
         extra.append(text_override("run.name", request.name))
-    asked = load_config(request.config, extra)
-    given = kept_length(asked, rewind=request.rewind)
-    note = length_note(asked, given)
+    config = load_config(request.config, extra)
+    kept = kept_length(config, rewind=request.rewind)
+    note = length_note(config, kept)
     if says and note is not None and request.advance is None:
         reporter().message(note)
-    remember(given)
-    return given
+    remember(kept)
+    return kept
 
 
 def begin(config: RunConfig) -> RunContext:
-    """Return the context of a run that is started or continued in this process; one that is open already stays."""
+    """Return the context of a run that is started or continued in this process, or its context if already open."""
     context = begin_run(config, reporter=reporter())
     found = _open.get(_key(context))
     return context if found is None else found.execution.context
@@ -158,9 +158,9 @@ def begin(config: RunConfig) -> RunContext:
 
 @contextmanager
 def opened(context: RunContext) -> Iterator[Execution]:
-    """Give what a run's stages work with, and let the tasks of this process find it, inside.
+    """Yield the execution of a run, and register it for the tasks of this process inside the block.
 
-    Of a run that is open already it is what that has; else workers, ranks and models are released afterwards.
+    A run that is already open shares its execution; otherwise workers, ranks and models are released at the end.
     """
     key, before = _key(context), _open.get(_key(context))
     kept = before.execution if before is not None and before.execution.context is context else None
@@ -181,27 +181,27 @@ def task_runner(context: RunContext) -> Any:
 
 
 def scorers(context: RunContext) -> RewardPool:
-    """Return the processes that score for an open run."""
+    """Return the scoring processes of an open run."""
     return _open[_key(context)].scorers
 
 
 def scorers_of(order: JobSpec, execution: Execution) -> RewardPool:
-    """Return the processes that score what is ordered, of an open run; of one that another process leads, none."""
+    """Return the scoring processes for a job of an open run; an empty pool if another process leads the run."""
     found = _open.get((order.root, order.run))
     return RewardPool(execution.context) if found is None else found.scorers
 
 
 _visited = JobExecution()
-#: Held while models are used: tasks of different policies must not exchange them under each other.
+#: Held while models are used: concurrent tasks of different policies must not swap each other's models.
 _visiting = threading.Lock()
 
 
 @contextmanager
 def execution_of(order: JobSpec) -> Iterator[Execution]:
-    """Give what an order's run works with: what is open here, else this process's own, one task at a time.
+    """Yield the execution for a job: the open run's, else this process's own, which serves one task at a time.
 
     Raises:
-        WorkerError: this process is another program than the one that gave the order.
+        WorkerError: this process runs another version of flowmill than the sender of the job.
     """
     found = _open.get((order.root, order.run))
     if found is not None:

@@ -26,7 +26,7 @@ class Display(Reporter, Protocol):
 
 
 def display(*, quiet: bool, epochs: int) -> Display:
-    """Return bars on a terminal, lines elsewhere, nothing but messages of failure when quiet."""
+    """Return bars on a terminal, lines elsewhere, and no output when quiet."""
     if quiet:
         return Quiet()
     return Bars(epochs) if console.is_terminal else Lines(epochs)
@@ -50,10 +50,10 @@ class Quiet:
 
 
 class Bars:
-    """Two bars: epochs with the time left and the rollouts' reward, and the stage at work."""
+    """Two bars: epochs, with the time left and the rollouts' reward, and the current stage."""
 
     def __init__(self, epochs: int) -> None:
-        """Lay the bars out."""
+        """Create the bars."""
         self._progress = Progress(
             TextColumn("{task.description:<12}", markup=False),
             BarColumn(bar_width=32),
@@ -96,10 +96,10 @@ class Bars:
 
 
 class Lines:
-    """One line per epoch and per long stage, for logs; epochs that are only found share one."""
+    """One line per epoch and per long stage, for logs; epochs that were already committed share one line."""
 
     def __init__(self, epochs: int) -> None:
-        """Begin to count time."""
+        """Start the clock."""
         self._epochs = epochs
         self._begun = time.monotonic()
         self._first_epoch: tuple[int, float] | None = None

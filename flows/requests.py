@@ -1,4 +1,4 @@
-"""What a person asks of a flow: the parameters of deployments, which are forms in Prefect's UI, and of commands."""
+"""Requests of flows: parameters of deployments, which Prefect's UI shows as forms, and of commands."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from configs.base import Section
 from configs.escaping import command
 from configs.presets import presets
 
-#: Of Prefect: GPUs that all flow runs of a server share.
+#: Prefect's concurrency limit for the GPUs that all flow runs of a server share.
 GPU_SLOTS = "flowmill-gpu"
 
 Epoch = Annotated[int, Field(ge=0, title="number")] | Annotated[Literal["next", "latest"], Field(title="by progress")]
 
 
 def _suggests(kind: str, names: tuple[str, ...], others: str) -> dict[str, Any]:
-    """Return a schema of a text for which a form offers names of some kind, and takes others."""
+    """Return a JSON schema of a string for which a form offers names and accepts others."""
     return {"anyOf": [{"type": "string", "title": kind, "enum": list(names)}, {"type": "string", "title": others}]}
 
 
 def _own_first(schema: dict[str, Any]) -> None:
-    """Put what requests have in common at the end of the form."""
+    """Move the fields common to all requests to the end of the form."""
     for name in Request.model_fields:
         schema["properties"][name] = schema["properties"].pop(name)
 
 
 class Request(Section, ABC):
-    """What every flow takes."""
+    """Fields that every flow takes."""
 
     # Prefect's forms show the docstrings.
     model_config = ConfigDict(json_schema_extra=_own_first, use_attribute_docstrings=True)
@@ -39,15 +39,15 @@ class Request(Section, ABC):
     wait_minutes: float = Field(default=0, ge=0)
     """How long to wait while another process executes the run; 0 refuses at once."""
     gpu_slots: int = Field(default=0, ge=0)
-    """Slots of Prefect's global concurrency limit 'flowmill-gpu' to hold while it works."""
+    """Slots of Prefect's global concurrency limit 'flowmill-gpu' to hold while the flow runs."""
 
     @abstractmethod
     def command(self, flow: str, deployment: str | None = None) -> str:
-        """Return what a person types to have the same done, or gone on with.
+        """Return the shell command that does or continues the same work.
 
         Args:
             flow: the flow.
-            deployment: the name of the deployment that started it; the flow's when absent.
+            deployment: the name of the deployment that started it; the flow's name when absent.
         """
 
 
@@ -63,12 +63,12 @@ class PipelineRequest(Request):
     overrides: list[str] = Field(default_factory=list)
     """Settings laid over the config, 'section.key=value' each."""
     advance: int | None = Field(default=None, ge=1)
-    """Train so many epochs more than the run has, whatever the config says; absent: as many as it says."""
+    """Train this many epochs more than the run has, instead of the config's number."""
     rewind: bool = False
-    """End a run that has more epochs than the config says where that says; else it keeps what it has."""
+    """Shorten a run that has more epochs than the config; otherwise it keeps them."""
 
     def arguments(self) -> list[str]:
-        """Return the arguments of flowmill that ask for the same."""
+        """Return the equivalent arguments of the ``flowmill`` command."""
         return [
             "run",
             self.config,
@@ -80,7 +80,7 @@ class PipelineRequest(Request):
         ]
 
     def below(self, parent: str) -> PipelineRequest:
-        """Return the same with its MLflow run below another, which has the report."""
+        """Return the request with its MLflow run nested below another, which holds the report."""
         shown = [f"tracking.parent={parent}", "tracking.report=false"]
         return self.model_copy(update={"overrides": [*self.overrides, *shown]})
 
@@ -95,22 +95,22 @@ class SweepRequest(Request):
     config: str = Field(json_schema_extra=_suggests("preset", presets(), "config file"))
     """A preset, or the path of a config file as the worker sees it."""
     name: str
-    """Of the sweep; the names of its runs begin with it."""
+    """Name of the sweep; the names of its runs begin with it."""
     root: str | None = None
     """Folder or s3://bucket/prefix of the artifact store; the config's when absent."""
     grid: list[str] = Field(default_factory=list)
     """'section.key=value,value' each; every combination is a variant."""
     listed: list[str] = Field(default_factory=list)
-    """Variants of their own: 'section.key=value section.key=value' each, combined with the grid."""
+    """Explicit variants: 'section.key=value section.key=value' each, combined with the grid."""
     overrides: list[str] = Field(default_factory=list)
     """Settings of all variants, 'section.key=value' each."""
     parallel: int = Field(default=1, ge=1)
-    """Variants at a time; several run in processes of their own."""
+    """Variants at a time; with more than one, each runs in a separate process."""
     final: str | None = None
-    """Prompts that chose nothing, a file as the worker sees it: the best variant is evaluated on them in the end."""
+    """Test prompts not used for selection, a file as the worker sees it: the best variant is evaluated on them."""
 
     def command(self, flow: str, deployment: str | None = None) -> str:
-        """Return 'flowmill sweep ...'; the lines of a list are in a file, which only the person knows."""
+        """Return 'flowmill sweep ...', without the list of variants, whose file is not known here."""
         given = [self.config, "--name", self.name, *_option("--root", self.root), "--parallel", str(self.parallel)]
         given += [part for each in self.grid for part in ("--grid", each)]
         given += _option("--final", self.final)
@@ -125,15 +125,15 @@ class ContinueRequest(Request):
     root: str = "flowmill-store"
     """Folder or s3://bucket/prefix of the artifact store."""
     advance: int | None = Field(default=None, ge=1)
-    """Train so many epochs more than the run has; absent: what it lacks."""
+    """Train this many epochs more than the run has; complete the run when absent."""
     trust_store: bool = False
-    """Carry out code and commands that only the store's record of the run names."""
+    """Run code and commands that only the store's record of the run names."""
 
     def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'prefect deployment run ...': the config file of the run is not known here."""
-        asked = self.model_dump(exclude_defaults=True)
+        request = self.model_dump(exclude_defaults=True)
         name = f"{flow}/{deployment or flow}"
-        return command("prefect", "deployment", "run", name, "-p", f"request={json.dumps(asked)}")
+        return command("prefect", "deployment", "run", name, "-p", f"request={json.dumps(request)}")
 
 
 class StageRequest(Request):
@@ -144,20 +144,20 @@ class StageRequest(Request):
     root: str = "flowmill-store"
     """Folder or s3://bucket/prefix of the artifact store."""
     epoch: Epoch = "latest"
-    """An epoch; 'next': the first that lacks this stage; 'latest': the newest that was rolled out (evaluate, judge and
-    export: trained)."""
+    """An epoch; 'next': the first without this stage; 'latest': the newest with rollouts (evaluate, judge and export:
+    the newest trained)."""
     slot: str = Field(
         default="", json_schema_extra=_suggests("reward", ("", *introspection.table("models.rewards:REWARDS")), "label")
     )
-    """Of score, gradient and judge: one reward; all of them when empty."""
+    """For score, gradient and judge: one reward; all rewards when empty."""
     force: bool = False
     """Do the work again, as a new attempt."""
     evaluation: str = ""
-    """Of evaluate and judge: the name of an evaluation beside the run's own."""
+    """For evaluate and judge: the name of an additional evaluation, separate from the run's own."""
     overrides: list[str] = Field(default_factory=list)
-    """Settings of this stage alone, 'section.key=value' each; the result stands beside the run."""
+    """Settings of this stage alone, 'section.key=value' each; the result is a side result of the run."""
     trust_store: bool = False
-    """Carry out code and commands that only the store's record of the run names."""
+    """Run code and commands that only the store's record of the run names."""
 
     def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'flowmill stage ...'."""

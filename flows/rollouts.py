@@ -1,4 +1,4 @@
-"""Rollouts and their scores: each shard is scored while others are rolled out, maybe epochs ahead of training."""
+"""Rollouts and their scores: shards are scored while others are rolled out, possibly epochs ahead of training."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tasks.stages.score import ScoreStage
 from tasks.stages.stage import Shard
 from tasks.stages.stage_run import StageRun
 
-#: Shards that are scored in less share a task: slow rewards are asked side by side.
+#: Shards scored in less time than this share a task; slower ones get a task each, so that they run concurrently.
 _QUICK_S = 0.2
 
 
 class Rollouts:
-    """The rollouts of a run, with their scores."""
+    """The rollouts of a run and their scores."""
 
     def __init__(self, stages: RunStages, config: RunConfig) -> None:
-        """Bind to a run's stages; nothing is begun."""
+        """Bind to a run's stages; no rollout is started."""
         self._stages, self._config = stages, config
         self._begun: dict[int, EpochRollout] = {}
 
     def complete(self, epoch: int) -> None:
-        """Make an epoch's rollouts and scores; begin those of epochs ahead that other processes make meanwhile.
+        """Complete an epoch's rollouts and scores; start those of later epochs that other processes make meanwhile.
 
-        What rewards look at only once it is drawn follows the rollouts.
+        Rewards that read rendered images are scored after the rollouts.
         """
         for upcoming in rolled_out_by(self._config, epoch):
             if upcoming not in self._begun:
@@ -46,7 +46,7 @@ class EpochRollout:
     """The rollout of one epoch, and its scores."""
 
     def __init__(self, stages: RunStages, epoch: int, rewards: Sequence[RewardSection]) -> None:
-        """Bind to an epoch whose policy is made; where other processes do the work, they begin."""
+        """Bind to an epoch whose policy exists; if other processes do the work, they start."""
         self._stages, self._ledger = stages, stages.ledger
         self._stage = cast(RolloutStage, stages.stage("rollout", epoch))
         self._rollout = StageRun(self._stage)
@@ -57,7 +57,7 @@ class EpochRollout:
             self._begin()
 
     def finish(self) -> None:
-        """Do what is left, and complete the artifacts."""
+        """Do the remaining work and complete the artifacts."""
         if self._stages.is_elsewhere(self._rollout):
             with self._ledger.work(self._rollout.stage.name):
                 await_shards(self._rollout, self._shards)
@@ -72,19 +72,19 @@ class EpochRollout:
             finish(run)
 
     def _begin(self) -> None:
-        """Hand out all shards; each score waits for its rollout."""
+        """Submit all shards; each score waits for its rollout."""
         self._shards = {shard.name: submit(self._rollout, [shard]) for shard in self._rollout.pending()}
         for run, futures in zip(self._scores, self._scored, strict=True):
             futures |= {each.name: submit(run, [each], after=self._made_before(run, each)) for each in run.pending()}
 
     def _made_before(self, run: StageRun, shard: Shard) -> list[Future]:
-        """Return what must be rolled out before a shard is scored, of what is due."""
+        """Return the pending rollouts that a score shard depends on."""
         return [self._shards[name] for name in cast(ScoreStage, run.stage).parts_of(shard) if name in self._shards]
 
     def _work(self) -> None:
-        """Roll out here or on the ranks, and score each shard on threads or by processes as soon as it is made.
+        """Roll out here or on the ranks, scoring each shard on threads or processes once it is committed.
 
-        Rewards that work on the ranks have their turn after it.
+        Rewards that run on the ranks are scored afterwards.
         """
         rollout, futures = self._rollout, list[Future]()
         together = [run for run in self._scores if self._stages.is_spread(run)]
@@ -106,7 +106,7 @@ class EpochRollout:
         score([made.name for made in rollout.stage.shards() if made not in due])
         self._stages.work(rollout, due, on_commit=score)
         finish(rollout)
-        # What is scored as one of several shards that were rolled out.
+        # Score shards that combine several rollout shards.
         score([name for waiting in left.values() for name in waiting])
         with self._ledger.waiting():
             for run in together:
@@ -116,7 +116,7 @@ class EpochRollout:
                 future.result()
 
     def _following(self, epoch: int, slot: str) -> ScoreStage:
-        """Return the stage that scores the rollout while it goes on."""
+        """Return the stage that scores the rollout while it is running."""
         stage = cast(ScoreStage, self._stages.stage("score", epoch, slot))
         stage.follow(self._stage)
         return stage

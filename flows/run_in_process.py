@@ -1,4 +1,4 @@
-"""Flows that a program calls and whose result it wants: a command, a notebook, or somebody's own Prefect flow."""
+"""Runs flows for a caller that needs their result: a command, a notebook, or a user's own Prefect flow."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _LOGGERS = (
 
 
 def call(flow: Any, request: Request, *, threads: int = 1) -> Any:
-    """Run a flow from a person's program and return its result: below their own flow run, else on a server for it.
+    """Run a flow from a user's program and return its result: as a subflow of their flow, else on a temporary server.
 
     Raises:
-        FlowmillError: it failed, with what it says.
-        CancelledError: it was cancelled.
+        FlowmillError: the flow failed.
+        CancelledError: the flow was cancelled.
     """
     prepare_environment(threads)
     from prefect.context import FlowRunContext
@@ -50,9 +50,9 @@ def call(flow: Any, request: Request, *, threads: int = 1) -> Any:
 
 @functools.cache
 def _server() -> LocalApi | None:
-    """Return the server of this process, started once: what Prefect has to send goes to the first it met.
+    """Return this process's server, started once because Prefect keeps sending events to the first server it used.
 
-    None where somebody's is named.
+    None if the user names a server.
     """
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
@@ -61,7 +61,7 @@ def _server() -> LocalApi | None:
 
 @contextlib.contextmanager
 def on_server(api: LocalApi | None) -> Iterator[None]:
-    """Have flows inside use a server that was started for them; errors are for who called, not for Prefect's log."""
+    """Run flows inside the block on the given server, with Prefect's log silenced: the caller gets the errors."""
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     before = {name: logging.getLogger(name).level for name in _LOGGERS}
@@ -80,11 +80,11 @@ def on_server(api: LocalApi | None) -> Iterator[None]:
 
 
 def outcome(flow: Any, request: Request) -> Any:
-    """Run a flow and return its result; our own errors, and signals, come out as they are.
+    """Run a flow and return its result; flowmill's own errors and signals propagate unchanged.
 
     Raises:
-        FlowmillError: it failed.
-        CancelledError: it was cancelled.
+        FlowmillError: the flow failed.
+        CancelledError: the flow was cancelled.
     """
     state = flow(request, return_state=True)
     if state.is_cancelled():
@@ -100,11 +100,11 @@ def outcome(flow: Any, request: Request) -> Any:
 
 
 def stop_if_interrupted(error: BaseException) -> None:
-    """End as Ctrl-C or SIGTERM would if one of them is behind an error.
+    """Stop as Ctrl-C or SIGTERM would if one of them caused an error.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C is.
-        SystemExit: a signal is.
+        KeyboardInterrupt: Ctrl-C caused it.
+        SystemExit: a signal caused it.
     """
     from flows.cancellation import signal_behind
 
@@ -116,7 +116,7 @@ def stop_if_interrupted(error: BaseException) -> None:
 
 
 def _explain(error: BaseException) -> str:
-    told = in_words(error)
+    message = in_words(error)
     if hasattr(error, "__notes__") or (isinstance(error, OSError) and error.errno is not None):
-        return f"{told} What is committed stays; mend the cause and run the same command again."
-    return f"{told} This is not a known mistake; FLOWMILL_TRACEBACK=1 shows where it happened. What is committed stays."
+        return f"{message} Committed data stays; fix the cause and run the same command again."
+    return f"{message} This is not a known mistake; FLOWMILL_TRACEBACK=1 shows where it happened. Committed data stays."

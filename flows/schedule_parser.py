@@ -1,4 +1,4 @@
-"""When deployments start: schedules as a person writes them, how they are told again, and when the next one is due."""
+"""Parses and formats the schedules of deployments, and computes their next start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_schedule(text: str, timezone: str) -> Rule:
     """Return a schedule: five cron fields, 'every 30 s' (s, min, h, d), or an RRULE.
 
     Raises:
-        ConfigError: it is none of them, never starts anything, or the time zone is not known.
+        ConfigError: it is none of them, it never occurs, or the time zone is unknown.
     """
     _check_timezone(timezone)
     rule = text.strip()
@@ -50,7 +50,7 @@ def read_schedule(text: str, timezone: str) -> Rule:
 
 
 def told(rule: Rule | NoSchedule) -> str:
-    """Return a schedule as a person would write it, with its time zone where that matters."""
+    """Return a schedule in the format that ``read_schedule`` takes, with its time zone where that matters."""
     if isinstance(rule, NoSchedule):
         return "never"
     if isinstance(rule, IntervalSchedule):
@@ -61,7 +61,7 @@ def told(rule: Rule | NoSchedule) -> str:
 
 
 def next_start(*rules: Rule | NoSchedule) -> datetime | None:
-    """Return when the first of some schedules is due next, in its own time zone; None if none ever is."""
+    """Return the earliest next start of some schedules, in the schedule's time zone; None if there is none."""
     starts = [(due, rule.timezone) for rule in rules if not isinstance(rule, NoSchedule) for due in _dates(rule)]
     if not starts:
         return None
@@ -70,7 +70,7 @@ def next_start(*rules: Rule | NoSchedule) -> datetime | None:
 
 
 def _dates(rule: Rule) -> Iterable[datetime]:
-    """Return the next date of a schedule, as Prefect's server finds it."""
+    """Return the next date of a schedule, computed as Prefect's server does."""
     from prefect.server.schemas import schedules as served
 
     kinds: dict[type[Any], Any] = {
@@ -85,7 +85,7 @@ def _dates(rule: Rule) -> Iterable[datetime]:
 def _check_timezone(name: str) -> None:
     try:
         ZoneInfo(name)
-    # Of a folder of zones, of a name with a NUL, of a name that leads elsewhere.
+    # A folder of zones, a name with a NUL, or a path outside the zone database.
     except (KeyError, ValueError, OSError):
         raise ConfigError(
             f"--timezone '{name}' cannot be read: it is no name of a time zone. Name one as in Europe/Vienna, or UTC."
@@ -93,23 +93,15 @@ def _check_timezone(name: str) -> None:
 
 
 def _interval(seconds: int, timezone: str) -> IntervalSchedule:
-    """Return an interval.
-
-    Raises:
-        ValueError: it is empty, or longer than anyone waits.
-    """
+    """Return an interval schedule; refuse one below 1 s or above the maximum."""
     if not 0 < seconds <= _LONGEST.total_seconds():
         raise ValueError(f"an interval is 1 s at least and {_LONGEST.days} d at most")
-    # Anchored now: the first tick is one interval away, on every server alike.
+    # Anchored now: on every server the first tick is one interval away.
     return IntervalSchedule(interval=timedelta(seconds=seconds), anchor_date=datetime.now(UTC), timezone=timezone)
 
 
 def _cron(text: str, timezone: str) -> CronSchedule:
-    """Return a cron schedule of five fields; words as @daily and a sixth field mean other things elsewhere.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return a cron schedule of five fields; @daily and a sixth field are refused: their meaning varies."""
     fields = text.split()
     if len(fields) != _CRON_FIELDS:
         raise ValueError(f"{len(fields)} fields instead of {_CRON_FIELDS}")
@@ -117,22 +109,14 @@ def _cron(text: str, timezone: str) -> CronSchedule:
 
 
 def _rrule(text: str, timezone: str) -> RRuleSchedule:
-    """Return a schedule of an RRULE.
-
-    Raises:
-        ValueError: it is none, or stands still: iterating over it would not end.
-    """
+    """Return an RRULE schedule; refuse an INTERVAL of 0, whose iteration would not end."""
     if re.search(r"INTERVAL=0*(;|\s|$)", text):
         raise ValueError("its INTERVAL is 0")
     return RRuleSchedule(rrule=text, timezone=timezone)
 
 
 def _soon(rule: Rule) -> datetime | None:
-    """Return when a schedule is due next, unless finding out takes too long: the server would look as long.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Return the next start of a schedule; raise ValueError if the search takes too long, as on the server."""
     found: Future[datetime | None] = Future()
 
     def look() -> None:
@@ -141,7 +125,7 @@ def _soon(rule: Rule) -> datetime | None:
         except (ValueError, KeyError, OverflowError, TypeError) as error:
             found.set_exception(error)
 
-    # A daemon: the process may end while it looks.
+    # A daemon thread: the process may end during the search.
     threading.Thread(target=look, daemon=True).start()
     try:
         return found.result(_PATIENCE_S)

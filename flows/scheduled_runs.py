@@ -1,4 +1,4 @@
-"""Flows as a worker carries them out: missed ticks, runs that are busy, GPUs that are shared, and how they fail."""
+"""Flows under a Prefect worker: missed ticks, busy runs, shared GPUs, and failures."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _Asked = TypeVar("_Asked", bound=Request)
 
 
 def scheduled(work: Callable[[_Asked], Any]) -> Callable[[_Asked], Any]:
-    """Have a flow's function make up for missed ticks at once, and fail with a message that says how to go on.
+    """Decorate a flow's function: handle missed ticks, and fail with a message that names the command to continue.
 
-    Where a program called the flow, errors come out as they are: it is told what is wrong.
+    If a program called the flow, errors propagate unchanged to it.
     """
 
     def carried_out(request: _Asked) -> Any:
@@ -62,37 +62,36 @@ def scheduled(work: Callable[[_Asked], Any]) -> Callable[[_Asked], Any]:
             return _failed(error, request)
 
     functools.update_wrapper(carried_out, work)
-    # Prefect makes the form of what the annotations name, and looks for the names in this module.
+    # Prefect builds the form from the annotations, and resolves their names in this module.
     carried_out.__annotations__ = get_type_hints(work)
     del carried_out.__wrapped__  # type: ignore[attr-defined]
     return carried_out
 
 
 def _failed(error: Exception, request: Request) -> State[Any]:
-    """Log what went wrong and how to go on, and return it as the state of the flow run."""
+    """Log the error and the command to continue, and return both as the state of the flow run."""
     known = isinstance(error, FlowmillError)
-    said = str(error) if known else in_words(error)
+    cause = str(error) if known else in_words(error)
     command = request.command(str(flow_run.flow_name), deployment.name)
-    message = f"{said}\nWhat is committed stays. To go on: {command}"
-    # Of a bug, maybe of somebody's reward, or a connection that did not come back, the traceback is of use.
+    message = f"{cause}\nCommitted data stays. To go on: {command}"
+    # The traceback helps with a bug, possibly in a user's reward, and with a lost connection.
     get_run_logger().error(message, exc_info=not known)
     for logger in _ENGINE:
-        # The engine would add the traceback of the failure it is handed here.
+        # The engine would log the failure's traceback again.
         logging.getLogger(logger).addFilter(_is_news)
     return Failed(message=message)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether a record is other than the traceback of a failure that was told already."""
+    """Return whether a record is not the traceback of a failure that was already logged."""
     return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
 
 
 def make_up_for_missed() -> None:
-    """End other scheduled flow runs of the own deployment that are due by now as ``Skipped``; this one does the work.
+    """End the other due scheduled flow runs of this deployment as ``Skipped``; this flow run does their work.
 
-    Ticks that were missed while no worker ran, or while a flow run was longer than the interval, are so caught up once.
-    The one that began ends those that did not, instead of giving way: where ticks come faster than processes start,
-    all would give way.
+    One run thus catches up on all ticks missed while no worker ran, or while a flow run outlasted the interval. A
+    started run ends the waiting ones, not vice versa: if ticks came faster than processes start, every run would yield.
     """
     if not flow_run.id:
         return
@@ -120,14 +119,14 @@ def make_up_for_missed() -> None:
 
 @contextlib.contextmanager
 def turn(context: RunContext, request: Request) -> Iterator[None]:
-    """Wait until no other process executes the run, as long as was asked for, and hold GPU slots inside.
+    """Wait up to the requested time until no other process executes the run, and hold GPU slots inside the block.
 
     Raises:
-        RunConflictError: another process still does.
-        ConfigError: the server's limit is missing or smaller.
+        RunConflictError: another process still executes the run.
+        ConfigError: the server's limit is missing or smaller than the request.
         CancelledError: the flow run was cancelled meanwhile.
     """
-    # First: who waits for a run should keep no GPU from others.
+    # Before the slots: a flow that waits for a run must not hold GPUs.
     _await_turn(context, request.wait_minutes * 60)
     if not request.gpu_slots:
         yield
@@ -138,7 +137,7 @@ def turn(context: RunContext, request: Request) -> Iterator[None]:
 
 
 def _require_slots(count: int) -> None:
-    """Check that the server has the limit: without it, Prefect would let all go on at once, or none ever."""
+    """Check that the server's limit is large enough; otherwise Prefect would admit all flows at once, or none."""
     try:
         with get_client(sync_client=True) as client:
             limit = client.read_global_concurrency_limit_by_name(GPU_SLOTS).limit

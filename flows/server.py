@@ -1,7 +1,7 @@
-"""The Prefect API of a run without a server of its own.
+"""The temporary Prefect API of a run without a configured server.
 
-Prefect starts a temporary server by itself, but only when the first flow begins, and it outlives a killed parent.
-This one starts while models are still being imported, and dies with us.
+Prefect's own temporary server starts only with the first flow, and it outlives a killed parent. This one starts while
+libraries are being imported, and ends with its parent.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from tasks.execution.parent_death import die_with_parent
 
 @contextmanager
 def local_api() -> Iterator[LocalApi | None]:
-    """Start a temporary Prefect API server unless PREFECT_API_URL (or the profile) names one; stop it in the end.
+    """Start a temporary Prefect API server unless PREFECT_API_URL (or the profile) names one; stop it at the end.
 
-    Inside another it is the one that runs: what Prefect's client has not told a server that is gone by then, it goes on
-    telling it for minutes.
+    Nested calls share the outer server: Prefect's client retries unsent events for minutes if its server is gone.
 
     Raises:
-        ConfigError: the one that is named does not answer.
-        FlowmillError: none can be started.
+        ConfigError: the named server does not answer.
+        FlowmillError: no server can be started.
     """
     from prefect.settings import get_current_settings
 
@@ -58,10 +57,10 @@ def local_api() -> Iterator[LocalApi | None]:
 
 
 def check_home() -> None:
-    """Check that Prefect's server can keep its database: it would end with pages of its own about it.
+    """Check that Prefect's server can write its database; the server itself would fail with a long traceback.
 
     Raises:
-        FlowmillError: nothing can be written there.
+        FlowmillError: Prefect's home is not writable.
     """
     from prefect.settings import get_current_settings
 
@@ -78,21 +77,21 @@ def check_home() -> None:
 
 
 def has_lasting_api() -> bool:
-    """Return whether the Prefect API is one that somebody else can reach and outlives this process."""
+    """Return whether the Prefect API is reachable by other processes and outlives this one."""
     return not _temporary
 
 
 _temporary: list[LocalApi] = []
-#: ``python -m uvicorn``, which is a third sooner at work.
+#: ``python -m uvicorn`` with rare garbage collection, which starts a third faster.
 _UVICORN = (
     f"import gc, runpy; gc.set_threshold{RARELY}; runpy.run_module('uvicorn', run_name='__main__', alter_sys=True)"
 )
-#: How often a server is started; one that ends again and again will not get better.
+#: Maximum number of starts of the server; repeated failures are permanent.
 _STARTS = 4
 
 
 def prefect_command(port: int) -> list[str]:
-    """Return what starts Prefect's server on the loopback interface, such that it answers no foreign page."""
+    """Return the command that starts Prefect's server on the loopback interface, guarded against foreign pages."""
     command = [sys.executable, "-c", _UVICORN, "--factory", "flows.guard:prefect_app"]
     return [*command, "--host", "127.0.0.1", "--port", str(port), "--lifespan", "on"]
 
@@ -104,9 +103,9 @@ def prefect_environment(port: int) -> dict[str, str]:
 
 
 def own_environment() -> dict[str, str]:
-    """Return the environment of a process that imports flowmill's packages, wherever it is started."""
+    """Return the environment of a process that imports flowmill's packages from any working directory."""
     tree, others = str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")
-    # Safe path: the working directory is the user's, and what lies there must not hide the server's libraries.
+    # Safe path: files in the user's working directory must not shadow the server's libraries.
     return {**os.environ, "PYTHONPATH": os.pathsep.join([tree, *([others] if others else [])]), "PYTHONSAFEPATH": "1"}
 
 
@@ -117,7 +116,7 @@ class LocalApi:
         """Start the process; ``wait`` before using it.
 
         Raises:
-            FlowmillError: the machine starts no process any more.
+            FlowmillError: the process cannot be started.
         """
         self._answered = False
         with socket.socket() as probe:
@@ -128,21 +127,21 @@ class LocalApi:
         self._environment = prefect_environment(port) | {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
         self._stopping, self._begun = threading.Event(), threading.Event()
         self._failure: OSError | None = None
-        # The parent-death signal is that of the thread that forks, which must live as long as the server.
+        # The parent-death signal follows the forking thread, which must live as long as the server.
         threading.Thread(target=self._keep, daemon=True, name="prefect-server").start()
         self._begun.wait()
         if self._failure is not None:
             raise FlowmillError(f"Prefect's API server cannot be started: {self._failure}.")
 
     def _keep(self) -> None:
-        """Run the server, and run it again at the same address if it ends while it is needed; its database stays."""
+        """Run the server, and restart it at the same address if it ends early; its database is kept."""
         for left in reversed(range(_STARTS)):
             try:
                 self._process = subprocess.Popen(
                     self._command,
                     env=self._environment,
                     text=True,
-                    # What a second one says is of events that the first left unfinished.
+                    # A restarted server reports only events that its predecessor left unfinished.
                     stderr=subprocess.DEVNULL if self._answered else None,
                     start_new_session=True,
                     preexec_fn=die_with_parent,

@@ -1,4 +1,4 @@
-"""Each stage wrapped once for Prefect: tasks of one or more shards, and a flow per stage."""
+"""Prefect wrappers of the stages: tasks of one or more shards, and a flow per stage."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from tasks.tracking.tracker import log_side_evaluations
 
 Future = PrefectFuture[int]
 OnCommit = Callable[[Sequence[str]], None]
-#: Seconds between two looks at a shard that is made elsewhere.
+#: Seconds between two polls of a shard that another process makes.
 _LOOK_S = 0.5
-#: Shards that take less share a task until so much time has passed, as a task costs a few hundredths of a second.
+#: Seconds of shards per task: short shards share a task, as each task costs a few hundredths of a second.
 _TASK_S = 1.0
 _TRANSIENT = {
     errno.EAGAIN,
@@ -60,7 +60,7 @@ _TRANSIENT = {
 
 
 def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """Return whether a failed shard is worth another try: connections and I/O, never a wrong config or a bug."""
+    """Return whether a failed shard is retried: after connection and I/O errors, never a wrong config or a bug."""
     error = state.result(raise_on_failure=False)
     if isinstance(error, FlowmillError) or not isinstance(error, OSError):
         return False
@@ -69,10 +69,10 @@ def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> 
 
 @task(name="shards", cache_policy=NO_CACHE, persist_result=False, retry_condition_fn=is_transient)
 def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: float = math.inf) -> int:
-    """Run and commit shards one after the other until some time has passed; return how many, at least one.
+    """Run and commit shards one after the other for up to ``seconds``; return their number, at least one.
 
-    Our manifests decide what is skipped, so Prefect caches nothing. Everything is named, nothing is handed over, so
-    that any process that reaches the store can do it.
+    The manifests decide which shards are skipped, so Prefect's caching is off. All arguments are names rather than
+    data, so any process that reaches the store can run the task.
     """
     parsed, began = JobSpec.parse(order), time.monotonic()
     with process_state.execution_of(parsed) as execution:
@@ -94,16 +94,16 @@ def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: floa
 
 
 class RunStages:
-    """The stages of one run, carried out one after the other."""
+    """Runs the stages of one run, one after the other."""
 
     def __init__(self, execution: Execution) -> None:
-        """Bind to what the stages work with."""
+        """Bind to the execution of a run."""
         self._execution = execution
         self.ledger = execution.context.ledger
-        """Counts the time of each."""
+        """Records the time of each stage."""
 
     def run(self, name: str, epoch: int, slot: str = "", *, force: bool = False) -> ArtifactRef:
-        """Run what is left of a stage, here or under torchrun, and complete its artifact.
+        """Run the pending shards of a stage, here or under torchrun, and complete its artifact.
 
         Raises:
             ConfigError: there is no such stage, or it does not exist for this epoch or slot.
@@ -115,28 +115,28 @@ class RunStages:
         return run.ref
 
     def stage(self, name: str, epoch: int, slot: str = "") -> Stage:
-        """Return a stage, with what it works with."""
+        """Return a stage, bound to the execution."""
         return self._execution.stage(name, epoch, slot)
 
     def begin_epoch(self) -> None:
-        """Start the ranks anew if they have stayed long enough."""
+        """Restart the ranks after ``execution.resident_epochs`` epochs."""
         self._execution.begin_epoch()
 
     def is_spread(self, run: StageRun) -> bool:
-        """Return whether the run's ranks carry out a stage together."""
+        """Return whether the run's ranks execute a stage together."""
         return run.stage.on_ranks and run.stage.config.execution.ranks > 1 and not self.is_elsewhere(run)
 
     def is_elsewhere(self, run: StageRun) -> bool:
-        """Return whether the shards of a stage go to other processes one by one."""
+        """Return whether the shards of a stage are sent to other processes individually."""
         return run.stage.separable and self._execution.elsewhere
 
     def work(self, run: StageRun, due: Sequence[Shard], *, on_commit: OnCommit = lambda names: None) -> None:
-        """Run the pending shards of a stage, if there are any: here, on the ranks, or by processes that score.
+        """Run the pending shards of a stage, if there are any: here, on the ranks, or in scoring processes.
 
         Args:
             run: the stage.
-            due: the shards; the ranks of a run ask the store themselves.
-            on_commit: hears the names of those that are committed, as soon as they are.
+            due: the shards; the ranks of a run query the store themselves.
+            on_commit: called with the names of committed shards immediately after their commit.
         """
         if not due:
             return
@@ -162,7 +162,7 @@ class RunStages:
 
 
 def finish(run: StageRun) -> None:
-    """Complete the artifact of a stage; with ``tracking.assets`` tell Prefect what was made."""
+    """Complete the artifact of a stage; with ``tracking.assets`` report it to Prefect."""
     found = run.found
     manifest = run.finish()
     if manifest is not None and not found and run.stage.config.tracking.assets:
@@ -170,14 +170,14 @@ def finish(run: StageRun) -> None:
 
 
 def submit(run: StageRun, shards: Sequence[Shard], *, after: Sequence[Future] = ()) -> Future:
-    """Start shards as one task on the run's task runner, or once others are made, and return its future."""
+    """Submit shards as one task to the run's task runner, to start after other tasks, and return its future."""
     parameters = {"order": order_of(run), "shards": list(map(astuple, shards))}
     runner = process_state.task_runner(run.stage.context)
     return runner.submit(shards_task(run, shards), parameters, wait_for=[*after] or None)  # type: ignore[no-any-return]
 
 
 def await_shards(run: StageRun, started: Mapping[str, Future], *, on_commit: OnCommit = lambda names: None) -> None:
-    """Wait for shards in their order, with an eye on cancellation; the first that failed raises."""
+    """Wait for shards in order, checking for cancellation; the first failed shard raises."""
     stage = run.stage
     for done, (name, future) in enumerate(started.items(), 1):
         while not future.state.is_final():
@@ -189,7 +189,7 @@ def await_shards(run: StageRun, started: Mapping[str, Future], *, on_commit: OnC
 
 
 def shards_task(run: StageRun, shards: Sequence[Shard]) -> Task[..., int]:
-    """Return the task of some shards with the run's retry settings and a readable name."""
+    """Return the task for some shards with the run's retry settings and a readable name."""
     execution = run.stage.config.execution
     slot = f" {run.stage.slot}" if run.stage.slot else ""
     more = " ..." if len(shards) > 1 else ""
@@ -201,13 +201,13 @@ def shards_task(run: StageRun, shards: Sequence[Shard]) -> Task[..., int]:
 
 
 def order_of(run: StageRun) -> str:
-    """Return what identifies a stage's work in any process."""
+    """Return the serialized description of a stage's work, for any process."""
     return JobSpec.of(run).line()
 
 
 @task(name="ranks", cache_policy=NO_CACHE, persist_result=False)
 def carry_out(run: StageRun, crew: WorkerGroup, on_commit: OnCommit) -> None:
-    """Have the run's ranks carry out one stage."""
+    """Execute one stage on the run's ranks."""
     stage = run.stage
     with stage.context.ledger.work(stage.name):
         crew.carry_out(run, Listener(on_commit=lambda name: on_commit([name]), on_look=check_cancelled))

@@ -1,4 +1,4 @@
-"""What deployments work on: a config that can run and a run that is there, checked before anything is made."""
+"""The configs and runs that deployments work on, checked before any deployment is created."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from configs.schema import RunConfig
 from flows.environment import as_overrides, existing_root
 from flows.requests import StageRequest
 
-#: What decides on which config or run a deployment works.
+#: Parameters that select the config or run of a deployment.
 _SUBJECTS = ("config", "run", "root")
-#: Runs that a message names.
+#: Maximum number of runs that a message names.
 _NAMED = 10
 _ROOT: str = StageRequest.model_fields["root"].default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """One deployment as a command asks for it."""
+    """The flow parameters of one requested deployment."""
 
     usual: Mapping[str, Any]
-    """What the file of deployments asks its flow for."""
+    """Parameters in ``prefect.yaml``."""
     there: Mapping[str, Any] | None
-    """What the deployment asks its flow for now; None where it is made."""
+    """Current parameters of an existing deployment; None for a new one."""
     given: Mapping[str, Any]
-    """What the command names, of what the flow takes."""
+    """Parameters of the command that the flow takes."""
     defaults: Mapping[str, Any]
-    """What is taken where the command names nothing and the deployment is made."""
+    """Fallback parameters of a new deployment."""
 
     @property
     def asked(self) -> Mapping[str, Any]:
-        """What the flow will be asked for."""
+        """The resulting parameters of the flow."""
         before = {**self.usual, **self.defaults} if self.there is None else self.there
         return {**before, **self.given}
 
     @property
     def changes(self) -> bool:
-        """Whether the command decides what the deployment works on."""
+        """Whether the command selects the deployment's config or run."""
         return self.there is None or any(name in self.given for name in _SUBJECTS)
 
 
 def usual_subject(wanted: Sequence[Wanted], *, here: bool) -> Mapping[str, Any]:
-    """Return the run, and its root, of deployments that are made where the command names no run.
+    """Return the default run, and its root, of new deployments when the command names no run.
 
     It is the run of the config that the command names, else the only run in the store.
 
     Args:
         wanted: the deployments.
-        here: whether their workers see the files of this folder; containers do not.
+        here: whether their workers see this machine's files; containers do not.
 
     Raises:
-        ConfigError: the config cannot run, or the store holds no run, or several.
+        ConfigError: the config cannot run, or the store holds no run or several.
         StoreError: there is no store.
     """
     made = [each for each in wanted if each.there is None and "run" in each.usual and "run" not in each.given]
@@ -73,18 +73,18 @@ def usual_subject(wanted: Sequence[Wanted], *, here: bool) -> Mapping[str, Any]:
 
 
 def check_subjects(wanted: Sequence[Wanted], *, here: bool) -> None:
-    """Check that what deployments are to work on is there; what a command does not touch is not looked at.
+    """Check that the configs and runs that a command selects exist; unchanged deployments are not checked.
 
-    A run need not be there yet where the same command deploys the config that makes it.
+    A run may be missing if the same command deploys the config that makes it.
 
     Args:
         wanted: the deployments.
-        here: see ``usual_subject``; configs and stores that cannot be read here are taken as they are.
+        here: see ``usual_subject``; configs and stores that cannot be read here are not checked.
 
     Raises:
-        ConfigError: a config is not there, cannot be read, or cannot run.
-        PromptError: a prompt source of it cannot be used.
-        StoreError: a run is not there, or no store.
+        ConfigError: a config is missing, unreadable, or cannot run.
+        PromptError: a prompt source cannot be used.
+        StoreError: a run or the store is missing.
     """
     touched = [each.asked for each in wanted if each.changes]
     configs = [asked for asked in _distinct(touched, "config") if _can_read(asked, here=here)]
@@ -96,10 +96,10 @@ def check_subjects(wanted: Sequence[Wanted], *, here: bool) -> None:
 
 
 def checked_config(asked: Mapping[str, Any]) -> RunConfig:
-    """Return the config a pipeline is asked to run, if ``flowmill check`` would say that it can.
+    """Return the config of a pipeline's request, after the checks of ``flowmill check``.
 
     Raises:
-        ConfigError: it is not there, cannot be read, or cannot run.
+        ConfigError: it is missing, unreadable, or cannot run.
         PromptError: a prompt source cannot be used.
     """
     path, overrides = str(asked["config"]), list(asked.get("overrides") or ())
@@ -113,7 +113,7 @@ def checked_config(asked: Mapping[str, Any]) -> RunConfig:
 
 
 def _distinct(touched: Sequence[Mapping[str, Any]], subject: str) -> Iterator[Mapping[str, Any]]:
-    """Yield requests that name a subject, one of those that name the same."""
+    """Yield the requests with distinct subjects, the first of each."""
     seen = set()
     for asked in touched:
         key = tuple(str(asked.get(name)) for name in (subject, "root", "name", "overrides"))
@@ -123,12 +123,12 @@ def _distinct(touched: Sequence[Mapping[str, Any]], subject: str) -> Iterator[Ma
 
 
 def _can_read(asked: Mapping[str, Any], *, here: bool) -> bool:
-    """Return whether a config can be read as the worker reads it."""
+    """Return whether this machine can read the config as the worker does."""
     return here or asked["config"] in presets()
 
 
 def _can_look(root: str, *, here: bool) -> bool:
-    """Return whether a store can be looked into as the worker does."""
+    """Return whether this machine can read the store as the worker does."""
     return here or "://" in root
 
 
@@ -154,5 +154,5 @@ def _only_run(root: str) -> str:
         )
     raise ConfigError(
         f"'{where}' holds {len(found)} runs: {', '.join(found[:_NAMED])}{', ...' if len(found) > _NAMED else ''}. Say "
-        "with --run which one the deployments are for; those of another get a name of their own with --name."
+        "with --run which one the deployments are for; --name gives those of another run a separate name."
     )

@@ -1,4 +1,4 @@
-"""A sweep: variants of a run, one after the other in this process, or several beside each other in their own."""
+"""A sweep: variants of a run, one after the other in this process, or concurrently in separate processes."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ _TAIL = 5
 @flow(name="sweep", flow_run_name=process_state.flow_run_name, persist_result=False)
 @scheduled
 def sweep(request: SweepRequest) -> Any:
-    """Run every variant, compare them, and return what became of them, best first, with the report."""
+    """Run every variant, compare them, and return their outcomes, best first, and the report."""
     found = variants(request.name, request.grid, request.listed)
     asked = {variant.name: _asked(request, variant) for variant in found}
     first = begin_run(_config(asked[found[0].name]))
     tracked = SweepRun(first, request.name)
     asked = {name: each.below(tracked.run_id) for name, each in asked.items()}
-    failed = _beside(asked, request.parallel) if request.parallel > 1 else _in_turn(asked)
+    failed = _concurrently(asked, request.parallel) if request.parallel > 1 else _in_turn(asked)
     contexts = {name: begin_run(_config(each)) for name, each in asked.items()}
     outcomes = best_first([outcome(contexts[each.name], each) for each in found])
     if request.final is not None and outcomes[0].reward is not None:
@@ -72,7 +72,7 @@ def sweep(request: SweepRequest) -> Any:
 
 
 def _evaluated_again(prompts: str, best: Outcome, asked: PipelineRequest) -> Outcome:
-    """Evaluate the best on prompts that chose nothing, beside its run."""
+    """Evaluate the best variant on prompts not used for selection, as a side result of its run."""
     config, name = _config(asked), best.variant.name
     process_state.reporter().message(f"variant {name}, the best, on {prompts}")
     FLOWS["evaluate"](
@@ -88,11 +88,7 @@ def _evaluated_again(prompts: str, best: Outcome, asked: PipelineRequest) -> Out
 
 
 def _asked(request: SweepRequest, variant: Variant) -> PipelineRequest:
-    """Return what is asked of the pipeline for a variant.
-
-    Raises:
-        ConfigError: something in its config cannot work.
-    """
+    """Return the pipeline request of a variant, after checking its config."""
     asked = PipelineRequest(
         config=request.config,
         root=request.root,
@@ -113,7 +109,7 @@ def _config(asked: PipelineRequest) -> RunConfig:
 
 
 def _in_turn(asked: Mapping[str, PipelineRequest]) -> dict[str, str]:
-    """Run variants one after the other, and return why some failed."""
+    """Run variants one after the other, and return the errors of those that failed."""
     failed = {}
     for name, request in asked.items():
         check_cancelled()
@@ -130,11 +126,11 @@ def _in_turn(asked: Mapping[str, PipelineRequest]) -> dict[str, str]:
     return failed
 
 
-def _beside(asked: Mapping[str, PipelineRequest], count: int) -> dict[str, str]:
-    """Run variants in processes of their own, some at a time, and return why some failed."""
+def _concurrently(asked: Mapping[str, PipelineRequest], count: int) -> dict[str, str]:
+    """Run variants in separate processes, ``count`` at a time, and return the errors of those that failed."""
     failed, stop = {}, threading.Event()
     runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=count)
-    # The event first: the runner waits for what it has begun.
+    # The event is set before the runner exits: the runner waits for its started tasks.
     with runner, _set_in_the_end(stop):
         started = {
             name: runner.submit(
@@ -162,14 +158,14 @@ def _set_in_the_end(event: threading.Event) -> Iterator[None]:
 
 @task(name="variant", cache_policy=NO_CACHE, persist_result=False)
 def run_variant(arguments: Sequence[str], stop: threading.Event) -> None:
-    """Carry out one variant in a process of its own, with this process's Prefect server.
+    """Run one variant in a separate process, with this process's Prefect server.
 
     Args:
-        arguments: of flowmill.
-        stop: set when the sweep is over: the process is then ended, or not begun.
+        arguments: arguments of the ``flowmill`` command.
+        stop: set when the sweep is over: the process is then stopped, or not started.
 
     Raises:
-        WorkerError: it failed, or was stopped.
+        WorkerError: the variant failed or was stopped.
     """
     if stop.is_set():
         raise WorkerError("the sweep was stopped before it")
@@ -185,8 +181,8 @@ def run_variant(arguments: Sequence[str], stop: threading.Event) -> None:
     try:
         while process.poll() is None and not stop.is_set():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                _, said = process.communicate(timeout=_LOOK_S)
+                _, errors = process.communicate(timeout=_LOOK_S)
                 if process.returncode:
-                    raise WorkerError("\n".join(said.splitlines()[-_TAIL:]).removeprefix("flowmill: "))
+                    raise WorkerError("\n".join(errors.splitlines()[-_TAIL:]).removeprefix("flowmill: "))
     finally:
         stop_trees([process], grace=10)

@@ -1,4 +1,4 @@
-"""The ``flowmill`` command. Heavy imports happen inside commands, so that ``--help`` is instant."""
+"""The ``flowmill`` command. Heavy imports happen inside commands, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["app", "main", "run_commands", "view_commands"]
 
 
 def main() -> None:
-    """Run the command line; a mistake is one message on standard error and exit code 1, without a traceback."""
+    """Run the command line; a known error is one message on standard error and exit code 1, without a traceback."""
     prepare_environment()
     collect_rarely()
-    # Rewards and models of your own are found in the folder you work in, after all else.
+    # Custom rewards and models are imported from the working directory, last in the path.
     user_folder_last()
     with report_errors():
         refuse_empty(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""The application that commands belong to."""
+"""The Typer application of all commands."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def options(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Take the options every command shares."""
+    """Handle the options that all commands share."""

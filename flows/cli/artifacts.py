@@ -19,12 +19,12 @@ _LONG = ("epoch", "stage", "artifact", "shards", "rows", "size", "age", "state",
 
 
 def list_command(store: ArtifactStore, runs: Sequence[str], listed: EntryFilter, *, as_json: bool) -> None:
-    """Print one line for each artifact of the newest epochs, and one for each stage of those before.
+    """Print one line for each artifact of the newest epochs, and one for each stage of earlier epochs.
 
     Args:
         store: the store.
-        runs: artifacts of these alone; of all when empty.
-        listed: which of them.
+        runs: only artifacts of these runs; of all runs when empty.
+        listed: filter of the entries.
         as_json: print JSON, of all epochs.
 
     Raises:
@@ -45,7 +45,7 @@ def list_command(store: ArtifactStore, runs: Sequence[str], listed: EntryFilter,
 
 
 def _of_runs(item: dict[str, Any], runs: Sequence[str]) -> dict[str, Any]:
-    """Return an artifact with its epochs in some runs alone."""
+    """Return an artifact with only its epochs in the given runs."""
     return {**item, "epochs": {run: epochs for run, epochs in item["epochs"].items() if not runs or run in runs}}
 
 
@@ -78,7 +78,7 @@ def _print(found: Sequence[dict[str, Any]], listed: EntryFilter) -> None:
         _add(table, columns, _together(group, short), whole=False)
     print_table(table, cut=("runs",), optional=("rows", "state", "size"), complete=listed.long)
     if rest:
-        console.print(f"{len(rest)} artifacts are summed up; --long lists each.")
+        console.print(f"{len(rest)} artifacts are summarized; --long lists each.")
 
 
 def _uses(item: dict[str, Any]) -> Iterable[tuple[str, int]]:
@@ -107,7 +107,7 @@ def _groups(rest: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _together(group: Sequence[dict[str, Any]], short: Mapping[str, str]) -> dict[str, Any]:
-    """Return artifacts of a kind as one entry."""
+    """Return the sum of artifacts of one kind as one entry."""
     kind, one = group[0]["artifact"].partition("/")[0], short[group[0]["artifact"]]
     epochs: dict[str, list[int]] = {}
     for item in group:

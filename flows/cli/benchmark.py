@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRequest:
-    """What to measure."""
+    """Settings of a measurement."""
 
     name: str
     """Benchmark, or its file."""
     models: Sequence[str]
-    """RUN@EPOCH or folders; the first is what others are compared with."""
+    """RUN@EPOCH or folders; the others are compared with the first."""
     against: Sequence[Path]
-    """Results of before, which come first."""
+    """Result files of earlier measurements, listed before the models."""
     prompts: str | None
-    """Other prompts than the benchmark's."""
+    """Prompts that replace the benchmark's."""
     config: Path | None
-    """Config of folders."""
+    """Config of models that are folders."""
     out: Path
-    """Folder of the results."""
+    """Folder for the results."""
     processes: int = 1
-    """How many of this machine share the work."""
+    """Number of processes on this machine that share the work."""
     trust_store: bool = False
-    """Carry out code that only the store names."""
+    """Run code that only the store names."""
 
 
 def benchmark_command(request: BenchmarkRequest, *, root: str | None, quiet: bool) -> None:

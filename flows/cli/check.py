@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def check_command(
     path: Path, overrides: Sequence[str], *, as_json: bool, gpu_memory: float | None, deep: bool = False
 ) -> None:
-    """Print the resolved config, the cost and the memory it needs, and whether it can run; or refuse it."""
+    """Print the resolved config, its cost and memory, and whether it can run; or refuse it."""
     config = load_config(path, overrides)
     from tasks.checks.names import check_names, check_places
 
@@ -50,8 +50,8 @@ def check_command(
         ),
     ]
     changed = _changed(config) if deep else None
-    memory, told = memory_and_notes(config, reference=cost.reference)
-    notes += told
+    memory, memory_notes = memory_and_notes(config, reference=cost.reference)
+    notes += memory_notes
     if as_json:
         needs = None if memory is None else memory.as_dict()
         data = {
@@ -77,13 +77,13 @@ def check_command(
         console.print(f"note: {note}")
     counts = ", ".join(f"{split} {count}" for split, count in cost.prompts.items() if count)
     console.print(f"prompts: {counts}.")
-    # What a config takes can be asked before all that it names is there.
+    # Last: the cost of a config can be estimated before all files that it names exist.
     check_places(config)
     console.print("The config can run.")
 
 
 def _print_cost(cost: Cost, epochs: int) -> None:
-    table = Table("what", "per epoch", "whole run", title="Cost", title_justify="left")
+    table = Table("quantity", "per epoch", "whole run", title="Cost", title_justify="left")
     rows = [
         ("samples generated", cost.samples_per_epoch),
         ("model rows, rollout", cost.rollout_forwards),
@@ -134,7 +134,7 @@ def _print_idle(config: RunConfig, found: Sequence[Idle]) -> None:
 
 
 def _changed(config: RunConfig) -> list[str] | None:
-    """Return what of the model's files, and of those that options name, changed unnoticed; None where none is local."""
+    """Return local files of the model and of options that changed with equal size and time; None if none is local."""
     from tasks.inputs.option_paths import changed_places
     from tasks.inputs.prompts import source_prompts
     from tasks.inputs.weight_sources import changed_files
@@ -149,12 +149,12 @@ def _changed(config: RunConfig) -> list[str] | None:
 
 def _print_changed(changed: list[str] | None) -> None:
     if changed is None:
-        console.print("local files: none is named, so there are no file times to distrust.")
+        console.print("local files: the config names none, so there are no file times to verify.")
     elif changed:
         names = ", ".join(changed)
         console.print(f"local files: {names} changed without a change of size or time; runs see it from now on.")
     else:
-        console.print("local files: every byte is as it was when last read.")
+        console.print("local files: unchanged since last read.")
 
 
 def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -> None:
@@ -170,7 +170,7 @@ def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -
     print_table(table)
     if memory.host:
         parts = ", ".join(f"{label} {size(count)}" for label, count in memory.host.items())
-        console.print(f"host memory per rank, at most, beside what Python and the driver take: {parts}")
+        console.print(f"host memory per rank, at most, in addition to Python and the driver: {parts}")
     if gpu_memory is None:
         return
     changes = memory.advice(config, int(gpu_memory * 1e9))

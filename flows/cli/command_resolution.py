@@ -1,4 +1,4 @@
-"""What a person asks of a run, understood once, so that ``run`` and ``run --dry`` speak of the same."""
+"""Resolves the request for a run, in the same way for ``run`` and ``run --dry``."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A run that is to be made or gone on with."""
+    """A resolved request to start or continue a run."""
 
     config: RunConfig
-    """With the epochs the run will have."""
+    """The config, with the epochs that the run will have."""
     request: PipelineRequest
-    """The same for the flow."""
+    """The equivalent request of the flow."""
     found: RunContext | None
     """The run, if it exists with the same settings."""
     conflicts: tuple[str, ...]
-    """Settings in which the run of that name differs: it is another."""
+    """Settings that differ from those of the existing run of that name."""
     note: str | None
-    """What is to be said about its length."""
+    """A note on the run's length, if there is one."""
 
 
 def understood(request: PipelineRequest, *, claim: ExitStack | None = None) -> Asked:
-    """Return what is asked for; nothing is made, and no heavy library is loaded before another process is seen.
+    """Return the resolved request; nothing is created, and the lock is checked before heavy libraries are loaded.
 
     Args:
-        request: what a person wrote.
-        claim: holds the run's lock from now on, where the run is to be executed. A run that was finished may have
-            nothing to do, which writes nothing: its lock is looked at.
+        request: the user's request.
+        claim: holds the run's lock from now on, if the run is to be executed. The lock of a finished run is only
+            checked, since there may be no work, and then nothing is written.
 
     Raises:
         ConfigError: something in the config cannot work.

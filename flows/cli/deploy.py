@@ -20,15 +20,15 @@ from flows.deployments import DeployRequest, carry_out, every_deployment, plan, 
 
 
 def deploy_command(request: DeployRequest, *, sure: bool) -> None:
-    """Make or change deployments, after asking where somebody's choice would be lost, and say how they go on.
+    """Create or change deployments, after confirmation if a user's setting would be replaced; print their workers.
 
     Args:
-        request: What is wanted.
-        sure: Ask nothing.
+        request: the request.
+        sure: skip the confirmation.
 
     Raises:
-        ConfigError: see ``plan`` and ``carry_out``; or something would have to be asked, and nobody is there.
-        CancelledError: the answer was no.
+        ConfigError: see ``plan`` and ``carry_out``; or confirmation is needed and standard input is no terminal.
+        CancelledError: the user declined.
     """
     planned = plan(request)
     for each in planned.changes:
@@ -40,7 +40,7 @@ def deploy_command(request: DeployRequest, *, sure: bool) -> None:
     rows = carry_out(planned)
     _print(rows)
     for line in workers(rows):
-        console.print(f"carried out by: {line}")
+        console.print(f"run the worker: {line}")
 
 
 def list_command() -> None:
@@ -53,26 +53,21 @@ def list_command() -> None:
     if rows:
         _print(rows)
     else:
-        console.print("There are no deployments. Make some with: flowmill deploy --all --config CONFIG")
+        console.print("There are no deployments. Create some with: flowmill deploy --all --config CONFIG")
 
 
 def _ask(lost: Sequence[Change]) -> None:
-    """Ask whether what somebody chose may be replaced.
-
-    Raises:
-        ConfigError: nobody is there to answer.
-        CancelledError: the answer was no.
-    """
+    """Ask whether to replace a user's settings; raise if the user declines or standard input is no terminal."""
     if not lost:
         return
     if not sys.stdin.isatty():
-        told = "; ".join(map(str, lost))
+        listed = "; ".join(map(str, lost))
         raise ConfigError(
-            f"This would replace what is set on the server, and nothing is changed yet: {told}. Give --yes to have it "
-            "so, or --name NAME for a deployment beside it."
+            f"This would replace settings on the server, and nothing is changed yet: {listed}. Give --yes to replace "
+            "them, or --name NAME for a separate deployment."
         )
-    if not typer.confirm("Replace what is set there?"):
-        raise CancelledError("Nothing was changed. --name NAME makes a deployment beside the one that is there.")
+    if not typer.confirm("Replace these settings?"):
+        raise CancelledError("Nothing was changed. --name NAME creates a separate deployment.")
 
 
 def _print(rows: Sequence[Listed]) -> None:
@@ -85,16 +80,16 @@ def _print(rows: Sequence[Listed]) -> None:
 
 
 def worker_command(pool: str, *, kind: str, limit: int | None) -> NoReturn:
-    """Become a worker of Prefect's.
+    """Replace this process with a Prefect worker.
 
     Raises:
         ConfigError: no server is named, or it does not answer.
     """
     with named_server() as client:
         client.read_work_pools(limit=1)
-    # What a shell starts in the background has Ctrl-C ignored, and a worker that inherits this does not end by SIGTERM.
+    # Shells start background processes with SIGINT ignored, and a worker that inherits this does not stop on SIGTERM.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # On a terminal warnings are enough; here the UI shows what is logged.
+    # Other commands log only warnings; Prefect's UI shows a worker's log.
     os.environ["PREFECT_LOGGING_LEVEL"] = "INFO"
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", kind]
     os.execv(sys.executable, [*command, *([] if limit is None else ["--limit", str(limit)])])

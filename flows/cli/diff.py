@@ -1,4 +1,4 @@
-"""``flowmill diff``: two runs beside each other."""
+"""``flowmill diff``: a comparison of two runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def diff_command(first: str, second: str, *, root: str, as_json: bool) -> None:
-    """Print in what two runs differ, what they share and what came of each.
+    """Print the settings in which two runs differ, the artifacts they share, and their evaluations.
 
     Args:
         first: a run.

@@ -1,4 +1,4 @@
-"""``flowmill run --dry``: what would be computed, why, and what it costs."""
+"""``flowmill run --dry``: the artifacts to compute, the reasons, and the cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flows.console import console, print_table
 
 
 def dry_command(asked: Asked) -> None:
-    """Print the forecast of a run; nothing is made, no model is loaded."""
+    """Print the forecast of a run, without creating anything or loading a model."""
     with brief():
         from tasks.checks.stage_forecast import forecast
 

@@ -1,4 +1,4 @@
-"""The first and the last words of a command, written before and after anything heavy."""
+"""The first message and the error messages of a command, printed without heavy imports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SETTING = re.compile(rf"\+{{0,2}}({_SECTIONS})(\.\w+)*=")
 
 
 def say(text: str, *, quiet: bool = False) -> None:
-    """Write a line at once, so that a person knows the command is at work before its libraries are there."""
+    """Write a line immediately, to show that the command is running before its libraries are loaded."""
     if not quiet:
         sys.stdout.write(f"{visible(text)}\n")
         sys.stdout.flush()
@@ -32,21 +32,17 @@ def say(text: str, *, quiet: bool = False) -> None:
 
 @contextlib.contextmanager
 def brief() -> Iterator[None]:
-    """Let a command that reads, prints and ends do nothing else inside.
+    """Defer heavy imports and garbage collection in a command that only reads and prints.
 
-    What it reads names what computes with torch and holds tables, and does neither; and it ends before its garbage
-    matters.
+    Such a command imports modules that refer to torch, pyarrow and numpy without using them, and ends before garbage
+    collection matters.
     """
     with without_collecting(), deferred("torch"), deferred("pyarrow"), deferred("numpy"):
         yield
 
 
 def refuse_bare_settings(arguments: Sequence[str]) -> None:
-    """Refuse ``section.key=value`` without ``--set``, as other programs take it.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse ``section.key=value`` without ``--set``, the syntax of other programs, with a ConfigError."""
     for before, given in pairwise(["", *arguments]):
         if _SETTING.match(given) and not before.startswith("-"):
             setting = given.lstrip("+")
@@ -54,21 +50,17 @@ def refuse_bare_settings(arguments: Sequence[str]) -> None:
 
 
 def refuse_empty(arguments: Sequence[str]) -> None:
-    """Refuse arguments and options that are empty: a path that is would be the working folder.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse empty arguments and options with a ConfigError: an empty path would mean the working directory."""
     for before, given in pairwise(["", *arguments]):
         if not given or _EMPTY.fullmatch(given):
             option = given.rstrip("=") or (before if before.startswith("-") else "")
             label = f"{option} is empty" if option else "An argument is empty"
-            raise ConfigError(f"{label}: it names nothing. Leave it out, or give it a value; a variable may be unset.")
+            raise ConfigError(f"{label}: it names nothing. Omit it, or give it a value; a variable may be unset.")
 
 
 @contextlib.contextmanager
 def report_errors() -> Iterator[None]:
-    """End a command: a mistake is one message and exit code 1; a signal says what stays and how to go on."""
+    """Print errors inside the block as one message with exit code 1, and after a signal the command to continue."""
     try:
         with terminable():
             yield
@@ -89,12 +81,12 @@ def report_errors() -> Iterator[None]:
 
 
 def _stopped(end: SystemExit) -> NoReturn:
-    """Say what a stopped command leaves and how to go on, and exit."""
+    """Print the progress of a stopped command and how to continue it, and exit."""
     arguments = sys.argv[1:]
     works = arguments[:1] in (["run"], ["stage"], ["store"])
     lines = [f"flowmill: stopped by {STOPPED[int(end.code or 0)]}.", *getattr(end, "__notes__", [])]
     if works:
-        lines.append("What is committed stays. To go on, give the same command again:")
+        lines.append("Committed data stays. To go on, give the same command again:")
         lines.append(f"  {command('flowmill', *arguments)}")
     sys.stderr.write(visible("\n".join(lines), keep=_LINES) + "\n")
     raise end

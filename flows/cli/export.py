@@ -1,4 +1,4 @@
-"""``flowmill export``: a run's model in a folder of yours."""
+"""``flowmill export``: copies a run's model into a folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tasks.runs.opening import open_run
 
 
 def export_command(model: str, to: Path, *, form: str, root: str) -> None:
-    """Copy the exported model of RUN or RUN@EPOCH, or write its policy as a checkpoint; print where it is.
+    """Copy the exported model of RUN or RUN@EPOCH, or write its policy as a checkpoint; print the location.
 
     Raises:
-        ConfigError: the address is none, or something is in the way.
+        ConfigError: the address is malformed, or the target already exists.
         StoreError: there is no such run.
         NotCommittedError: the epoch was not exported, or not trained.
     """

@@ -1,4 +1,4 @@
-"""Which stages and epochs a command lists, and epochs in few words."""
+"""Filters of the stages and epochs that a command lists, and short formats of epochs."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from dataclasses import dataclass
 
 from configs.errors import ConfigError
 
-#: Epochs whose entries are listed one by one; those of earlier epochs are summed up.
+#: Number of newest epochs whose entries are listed individually; earlier ones are summarized.
 RECENT = 3
-#: Ranges that a list of epochs is written as; a list of more is counted.
+#: Maximum number of ranges in a list of epochs; a list with more is given as a count.
 _RANGES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryFilter:
-    """Which entries to list."""
+    """A filter of listed entries."""
 
     stages: Collection[str] = ()
     """Names of stages; all when empty."""
     epochs: Collection[int] = ()
     """Epochs; all when empty."""
     long: bool = False
-    """List every epoch, and every column."""
+    """List every epoch and every column."""
 
     def takes(self, stage: str, epochs: Iterable[int]) -> bool:
-        """Return whether an entry of a stage and of any of some epochs is to be listed."""
+        """Return whether to list an entry of a stage and some epochs."""
         return (not self.stages or stage in self.stages) and (
             not self.epochs or not set(epochs).isdisjoint(self.epochs)
         )
 
     def recent(self, epochs: Iterable[int]) -> set[int]:
-        """Return the epochs whose entries are listed one by one: the newest, or all where they were asked for."""
+        """Return the epochs whose entries are listed individually: the newest, or all if requested."""
         found = sorted(set(epochs), reverse=True)
-        # Summing up one epoch alone saves no line.
+        # A summary of a single epoch saves no line.
         whole = self.long or self.epochs or len(found) <= RECENT + 1
         return set(found if whole else found[:RECENT])
 
     def check_stages(self, known: Iterable[str]) -> None:
-        """Refuse names of stages that nothing is of.
+        """Refuse names of stages without entries.
 
         Raises:
-            ConfigError: there is one.
+            ConfigError: a stage has no entries.
         """
         names = sorted({name for name in known if name})
         for stage in self.stages:
@@ -50,7 +50,7 @@ class EntryFilter:
 
 
 def span(epochs: Collection[int]) -> str:
-    """Return the first and the last of some epochs as text, such as ``0-9``; empty where there is none."""
+    """Return the first and the last of some epochs as text, such as ``0-9``; empty if there are none."""
     if not epochs:
         return ""
     first, last = min(epochs), max(epochs)
@@ -58,7 +58,7 @@ def span(epochs: Collection[int]) -> str:
 
 
 def ranges(epochs: Collection[int]) -> str:
-    """Return some epochs as text: ``0-2, 5``, or ``7 of 0-12`` where there are many gaps."""
+    """Return some epochs as text: ``0-2, 5``, or ``7 of 0-12`` if there are many gaps."""
     found: list[list[int]] = []
     for epoch in sorted(epochs):
         if found and found[-1][-1] == epoch - 1:
@@ -69,7 +69,7 @@ def ranges(epochs: Collection[int]) -> str:
 
 
 def short_names(artifacts: Sequence[str], length: int = 12) -> dict[str, str]:
-    """Return the beginning of each ``kind/id`` that leads to it alone, with so many characters of the id or all."""
+    """Return an unambiguous prefix of each ``kind/id``: ``length`` characters of the id, or the whole id."""
     short = {artifact: artifact[: artifact.index("/") + 1 + length] for artifact in artifacts}
     named = list(short.values())
     return {artifact: name if named.count(name) == 1 else artifact for artifact, name in short.items()}

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take."""
+"""Arguments and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Stages = Annotated[list[str] | None, typer.Option("--stage", help="Only this sta
 Epochs = Annotated[list[int] | None, typer.Option("--epoch", help="Only this epoch.", metavar="N")]
 Pool = Annotated[str, typer.Option("--pool", help="Work pool.", metavar="NAME")]
 Kinds = Literal["process", "docker", "kubernetes"]
-Kind = Annotated[Kinds, typer.Option("--type", help="Type of the pool, if it is made.")]
+Kind = Annotated[Kinds, typer.Option("--type", help="Type of the pool, if it is created.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 TrustStore = Annotated[
-    bool, typer.Option("--trust-store", help="Carry out code and commands that only the store's record names.")
+    bool, typer.Option("--trust-store", help="Run code and commands that only the store's record names.")
 ]

@@ -1,4 +1,4 @@
-"""``flowmill presets``: what configs come with flowmill."""
+"""``flowmill presets``: the configs that come with flowmill."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tasks.inputs.policy_kind import kind_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetFilter:
-    """Which presets to list; None means all."""
+    """A filter of presets; None matches all."""
 
     kind: str | None = None
     """Kind of policy."""
     model: str | None = None
-    """Part of the model's name or of its family's, in upper or lower case."""
+    """Part of the name of the model or its family; case is ignored."""
     memory: float | None = None
-    """GB of a GPU that they must fit; 0: those that need none."""
+    """GPU memory in GB that suffices for the presets; 0: presets that need no GPU."""
 
     def takes(self, preset: _Preset) -> bool:
-        """Return whether a preset is to be listed."""
+        """Return whether to list a preset."""
         named = f"{preset.model} {preset.family}".casefold()
         return (
             self.kind in (None, preset.kind)
@@ -50,7 +50,7 @@ def presets_command(wanted: PresetFilter, *, long: bool, as_json: bool) -> None:
     """Print each preset on a line: name, model, algorithm and memory.
 
     Args:
-        wanted: which.
+        wanted: the filter.
         long: also print kind, family and description, and the model with its organization.
         as_json: print JSON.
 
@@ -66,7 +66,7 @@ def presets_command(wanted: PresetFilter, *, long: bool, as_json: bool) -> None:
         print_json([asdict(preset) for preset in found])
         return
     if not found:
-        console.print("No preset is like that. 'flowmill presets' lists all.")
+        console.print("No preset matches. 'flowmill presets' lists all.")
         return
     columns = ("preset", "model", "algorithm", "memory", *(("kind", "family", "description") if long else ()))
     table = Table(*columns, box=None, pad_edge=False)

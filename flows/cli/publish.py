@@ -1,4 +1,4 @@
-"""``flowmill publish``: a finished export to the Hugging Face Hub."""
+"""``flowmill publish``: uploads a finished export to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tasks.runs.opening import open_run
 def publish_command(
     model: str, repo: str, *, epoch: int | None, private: bool, token_env: str | None, root: str | None
 ) -> None:
-    """Publish the export of RUN or RUN@EPOCH and print where it is.
+    """Publish the export of RUN or RUN@EPOCH and print its address.
 
     Raises:
-        PublishError: the variable holds no token, or the Hub refused.
-        ConfigError: the address is none, or names another epoch than the option.
+        PublishError: the variable holds no token, or the Hub refused the upload.
+        ConfigError: the address is malformed, or names another epoch than the option.
     """
     run, named = model_address(model)
     if epoch is not None and named not in (None, epoch):

@@ -1,4 +1,4 @@
-"""``flowmill report``: what runs came to, as one HTML file."""
+"""``flowmill report``: the results of runs as one HTML file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flows.console import console
 def report_command(
     names: Sequence[str], *, root: str, out: Path | None, price: float | None = None, track: bool = False
 ) -> None:
-    """Write the report of one run, or of several beside each other, and print where it is.
+    """Write the report of one run, or a comparison of several, and print its location.
 
     Raises:
         StoreError: there is no such run, or the file cannot be written.
@@ -35,7 +35,7 @@ def report_command(
 
 
 def save_report(html: str, file: Path) -> None:
-    """Write a report and print where it is.
+    """Write a report and print its location.
 
     Raises:
         StoreError: the file cannot be written.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run_command(asked: Asked, *, quiet: bool) -> None:
-    """Start or continue a run and print what came of it.
+    """Start or continue a run and print its results.
 
     Raises:
         RunConflictError: a run of this name exists with other settings, or another process executes it.
@@ -65,14 +65,14 @@ def _train(asked: Asked, api: LocalApi | None, *, quiet: bool) -> None:
             remember_length(context.run, asked.config.run.epochs)
         with process_state.opened(context) as execution, _progress_noted(context):
             execution.host.rewards = rewards
-            # How long the run is to be is in its overrides by now.
+            # The overrides already contain the number of epochs.
             run_flow(pipeline, api, asked.request.model_copy(update={"advance": None}))
     print_summary(context, describe_result(context), quiet=quiet)
 
 
 @contextlib.contextmanager
 def _progress_noted(context: RunContext) -> Iterator[None]:
-    """Add to a signal what the run has by now."""
+    """Add the run's progress to the exit of a signal."""
     try:
         yield
     except SystemExit as stop:
@@ -85,11 +85,11 @@ def _progress_noted(context: RunContext) -> Iterator[None]:
 
 
 def run_flow(flow: Any, api: LocalApi | None, request: Request) -> Any:
-    """Run a flow in this process; our own errors come out as they are.
+    """Run a flow in this process; flowmill's own errors propagate unchanged.
 
     Raises:
-        FlowmillError: it failed.
-        CancelledError: it was cancelled.
+        FlowmillError: the flow failed.
+        CancelledError: the flow was cancelled.
         SystemExit: a signal stopped it.
     """
     from flows.run_in_process import on_server, outcome
@@ -99,5 +99,5 @@ def run_flow(flow: Any, api: LocalApi | None, request: Request) -> Any:
         try:
             return outcome(flow, request)
         except KeyboardInterrupt:
-            # Where a library put Python's own handler back.
+            # A library restored Python's default handler.
             sys.exit(128 + signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Commands that make something: runs, sweeps, stages, deployments, and what serves them."""
+"""Commands that start work: runs, sweeps, stages, deployments, workers and reward servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _epoch(text: Any) -> Any:
     if str(text) in ("next", "latest"):
         return text
     if not str(text).isdecimal():
-        raise typer.BadParameter(f"'{text}' is no epoch. It is a number from 0 on, or next, or latest.")
+        raise typer.BadParameter(f"'{text}' is no epoch. Give a number from 0 on, or next, or latest.")
     return int(text)
 
 
@@ -32,15 +32,15 @@ def run(
     name: Annotated[str | None, typer.Option("--name", help="Name of the run.", metavar="RUN")] = None,
     overrides: Overrides = None,
     advance: Annotated[
-        int | None, typer.Option("--advance", help="Train so many epochs more than the run has.", min=1, metavar="N")
+        int | None, typer.Option("--advance", help="Train N epochs more than the run has.", min=1, metavar="N")
     ] = None,
     rewind: Annotated[
-        bool, typer.Option("--rewind", help="End a run that has more epochs than the config says where that says.")
+        bool, typer.Option("--rewind", help="Shorten a run that has more epochs than the config.")
     ] = False,
-    dry: Annotated[bool, typer.Option("--dry", help="List what would be computed, why, and what it costs.")] = False,
+    dry: Annotated[bool, typer.Option("--dry", help="List the work to compute, the reasons, and the cost.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a training run, or continue it where it stopped: what is committed is never computed again."""
+    """Run a training run, or continue it where it stopped: committed work is never computed again."""
     say(f"reading {config}", quiet=quiet)
     from flows.cli.command_resolution import understood
     from flows.requests import PipelineRequest
@@ -68,7 +68,7 @@ def init(
     preset: Annotated[str, typer.Argument(help="Preset, such as digits.", metavar="PRESET")],
     to: Annotated[Path, typer.Option("--to", help="Folder; made if needed.", metavar="FOLDER")] = Path(),
 ) -> None:
-    """Copy a preset, with its comments and prompts, into a folder of yours, to change it there."""
+    """Copy a preset, with its comments and prompts, into your own folder for editing."""
     from configs.presets import copy_preset
 
     first, *others = copy_preset(preset, to)
@@ -84,21 +84,21 @@ def sweep(
         list[str] | None, typer.Option("--grid", help="Values to combine.", metavar="KEY=VALUE,VALUE")
     ] = None,
     listed: Annotated[
-        Path | None, typer.Option("--list", help="Variants, a line of KEY=VALUE each.", metavar="FILE")
+        Path | None, typer.Option("--list", help="File of variants, one line of KEY=VALUE each.", metavar="FILE")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Of the sweep; the config's when absent.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the sweep; the config's when absent.")] = None,
     parallel: Annotated[
-        int, typer.Option("--parallel", help="Variants at a time, in processes of their own.", min=1, metavar="N")
+        int, typer.Option("--parallel", help="Variants at a time, in separate processes.", min=1, metavar="N")
     ] = 1,
     out: Annotated[Path | None, typer.Option("--out", help="HTML file to write the comparison to.")] = None,
     final: Annotated[
-        str | None, typer.Option("--final", help="Prompts to evaluate the best on in the end.", metavar="PROMPTS")
+        str | None, typer.Option("--final", help="Prompts for a final evaluation of the best.", metavar="PROMPTS")
     ] = None,
     root: Root = None,
     overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run variants of a config, which share every artifact they can, and compare them; it goes on where it stopped."""
+    """Run variants of a config, which share artifacts if possible, and compare them; an interrupted sweep resumes."""
     say(f"reading {config}", quiet=quiet)
     from flows.cli.sweep import sweep_command
     from flows.environment import as_overrides
@@ -126,27 +126,27 @@ def stage(
         Any, typer.Option("--epoch", help="Epoch, 0 is before training; or: next, latest.", metavar="N", parser=_epoch)
     ] = 0,
     evaluation: Annotated[
-        str, typer.Option("--name", help="Of evaluate and judge: a name beside the run's own.", metavar="NAME")
+        str, typer.Option("--name", help="For evaluate and judge: name of a separate evaluation.", metavar="NAME")
     ] = "",
     force: Annotated[bool, typer.Option("--force", help="Do the work again as a new attempt.")] = False,
     downstream: Annotated[
-        bool, typer.Option("--downstream", help="Afterwards do what became due because of it.")
+        bool, typer.Option("--downstream", help="Afterwards run the stages that became due.")
     ] = False,
     root: Root = None,
     overrides: Overrides = None,
     trust_store: TrustStore = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run one stage of one epoch alone, with other settings if you like; nothing else is computed."""
+    """Run one stage of one epoch alone, optionally with other settings; nothing else is computed."""
     uri = existing_root(root)
-    say(f"{name} of run '{run}': loading what it needs", quiet=quiet)
+    say(f"{name} of run '{run}': loading", quiet=quiet)
     from tasks.specs.stages import stage_spec
 
     stage_spec(name)
     from flows.cli.stage import stage_command
     from flows.requests import StageRequest
 
-    asked = StageRequest(
+    request = StageRequest(
         run=run,
         root=uri,
         epoch=epoch,
@@ -155,12 +155,12 @@ def stage(
         overrides=overrides or [],
         trust_store=trust_store,
     )
-    stage_command(name, asked, downstream=downstream, quiet=quiet)
+    stage_command(name, request, downstream=downstream, quiet=quiet)
 
 
 @app.command("serve-reward")
 def serve_reward(
-    name: Annotated[str, typer.Argument(help="Reward: a name, or package.module:name of your own.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="Reward: a name, or your own package.module:name.", metavar="NAME")],
     options: Annotated[
         list[str] | None, typer.Option("--set", help="Option of the reward: key=value.", metavar="KEY=VALUE")
     ] = None,
@@ -171,12 +171,12 @@ def serve_reward(
         int | None, typer.Option("--batch-size", help="Samples per call of the reward.", min=1, metavar="N")
     ] = None,
     waiting: Annotated[
-        int, typer.Option("--waiting", help="Samples that may wait; what comes then is asked to come later.", min=1)
+        int, typer.Option("--waiting", help="Samples that may wait; further requests are asked to retry later.", min=1)
     ] = 4096,
     max_mb: Annotated[int, typer.Option("--max-mb", help="Largest request, in MB.", min=1)] = 256,
     quiet: Quiet = False,
 ) -> None:
-    """Score for runs elsewhere: serve one reward over HTTP until stopped."""
+    """Serve one reward over HTTP until stopped, for runs in other processes."""
     from flows.cli.serve import serve_command
     from tasks.execution.serve_reward import ServeRequest
 
@@ -199,34 +199,34 @@ def deploy(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="This flow: pipeline, continue or a stage.", metavar="FLOW")
     ] = None,
-    shown: Annotated[bool, typer.Option("--list", help="List what is deployed, and change nothing.")] = False,
+    shown: Annotated[bool, typer.Option("--list", help="List the deployments, and change nothing.")] = False,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the deployment; those of other names stay.", metavar="NAME")
+        str | None, typer.Option("--name", help="Name of the deployment; others stay unchanged.", metavar="NAME")
     ] = None,
-    config: Annotated[str | None, typer.Option("--config", help="Config or preset, of pipeline.")] = None,
-    run: Annotated[str | None, typer.Option("--run", help="Run, of all others.", metavar="RUN")] = None,
+    config: Annotated[str | None, typer.Option("--config", help="Config or preset, for pipeline.")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Run, for all other flows.", metavar="RUN")] = None,
     root: Root = None,
     advance: Annotated[
-        int | None, typer.Option("--advance", help="Epochs to train each time, of pipeline and continue.", min=1)
+        int | None, typer.Option("--advance", help="Epochs to train each time, for pipeline and continue.", min=1)
     ] = None,
     schedule: Annotated[
         str | None, typer.Option("--schedule", help="'0 2 * * *', 'every 30 s' (s, min, h, d), or an RRULE.")
     ] = None,
-    timezone: Annotated[str, typer.Option("--timezone", help="Of the schedule.")] = "UTC",
+    timezone: Annotated[str, typer.Option("--timezone", help="Time zone of the schedule.")] = "UTC",
     pool: Annotated[
-        str | None, typer.Option("--pool", help="Work pool; of new ones 'flowmill'.", metavar="NAME")
+        str | None, typer.Option("--pool", help="Work pool; 'flowmill' for new deployments.", metavar="NAME")
     ] = None,
-    kind: Annotated[Kinds | None, typer.Option("--type", help="Type of the pool, if it is made.")] = None,
-    image: Annotated[str | None, typer.Option("--image", help="Image of containers.")] = None,
+    kind: Annotated[Kinds | None, typer.Option("--type", help="Type of the pool, if it is created.")] = None,
+    image: Annotated[str | None, typer.Option("--image", help="Container image.")] = None,
     gpu_slots: Annotated[
         int | None, typer.Option("--gpu-slots", help="GPUs that all flow runs share.", min=1, metavar="N")
     ] = None,
-    sure: Annotated[bool, typer.Option("--yes", help="Replace what is set on the server without asking.")] = False,
+    sure: Annotated[bool, typer.Option("--yes", help="Replace settings on the server without asking.")] = False,
 ) -> None:
-    """Make Prefect deployments of the pipeline and the stages; what is not given stays as it is on the server."""
+    """Create Prefect deployments of the pipeline and the stages; settings not given stay unchanged on the server."""
     if everything + bool(only) + shown != 1:
         raise ConfigError(
-            "Say which deployments: --all, or --only FLOW, which may be given again; --list says what is there."
+            "Say which deployments: --all, or --only FLOW, which may be given again; --list shows those that exist."
         )
     say("listing" if shown else "deploying")
     from flows.cli.deploy import deploy_command, list_command
@@ -258,7 +258,7 @@ def worker(
     kind: Kind = "process",
     limit: Annotated[int | None, typer.Option("--limit", help="Flow runs at a time.", min=1, metavar="N")] = None,
 ) -> None:
-    """Carry out deployments until stopped: a worker of Prefect's."""
+    """Run a Prefect worker that executes deployments until stopped."""
     from flows.cli.deploy import worker_command
 
     worker_command(pool, kind=kind, limit=limit)

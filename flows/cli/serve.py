@@ -1,4 +1,4 @@
-"""``flowmill serve-reward``: one reward behind HTTP, for runs elsewhere."""
+"""``flowmill serve-reward``: one reward over HTTP, for runs in other processes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from configs.gc_tuning import collect_as_usual
 from flows.cli.error_reporting import say
 from tasks.execution.serve_reward import ServeRequest, reward_app
 
-#: Seconds for what is being scored to be answered once the server is told to stop.
+#: Seconds to finish pending requests after the server is asked to stop.
 _GRACE_S = 10
 
 
 def serve_command(request: ServeRequest, *, quiet: bool) -> None:
-    """Serve a reward until stopped; the last line before it answers says where.
+    """Serve a reward until stopped; print the address once it answers.
 
     Raises:
-        ConfigError: it cannot be made, would be open to others without a token, or the address is taken.
+        ConfigError: the reward cannot be built, it would be public without a token, or the address is taken.
     """
     say(f"loading reward '{request.name}'", quiet=quiet)
     app = reward_app(request)

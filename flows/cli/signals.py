@@ -1,4 +1,4 @@
-"""Signals turned into an orderly end of a command, wherever they meet it."""
+"""Turns signals into an orderly exit of a command."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-#: Exit codes of the signals that stop a command in an orderly way, and what sends them.
+#: Exit codes of the signals that stop a command in an orderly way, and their names.
 STOPPED = {128 + signal.SIGINT: "Ctrl-C", 128 + signal.SIGTERM: "SIGTERM"}
-#: How long an import may hold up a signal; a library takes seconds, a module of the user's may do anything.
+#: Maximum delay of a signal by an import: libraries take seconds, a user's module may take forever.
 _PATIENCE_S = 10.0
-#: When each signal first came.
+#: Time of the first arrival of each deferred signal.
 _waiting: dict[int, float] = {}
-#: Signals that came and are to come again, with what sends them.
+#: Timers that send deferred signals again.
 _due: dict[int, threading.Timer] = {}
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into an orderly exit, which carries what there is to say about it.
+    """Turn Ctrl-C and SIGTERM into SystemExit, whose notes carry messages for the user.
 
-    Ctrl-C too, as Python's own exception for it is told apart by more than who catches it: click takes it for a wish to
-    abort, and once it passed a string of code that is executed, as in the making of a dataclass, the interpreter ends
-    as if nobody had caught it.
+    KeyboardInterrupt is unsuitable for Ctrl-C: click turns it into an abort, and once it has passed through ``exec`` of
+    a string, as in the creation of a dataclass, the interpreter exits as if it were uncaught.
     """
-    # A signal that is ignored, as shells have it for what they start in the background, stays ignored.
+    # An ignored signal stays ignored; shells ignore SIGINT in background processes.
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
     previous = {number: signal.signal(number, _stop) for number in numbers}
     hook, sys.unraisablehook = sys.unraisablehook, _not_lost(sys.unraisablehook)
     try:
         yield
-        # What came in the last moment has nothing left to interrupt, and is an end by a signal nevertheless.
+        # A signal deferred until the end has no work left to interrupt, but still determines the exit code.
         for number in sorted(_due):
             sys.exit(128 + number)
     finally:
@@ -49,7 +48,7 @@ def terminable() -> Iterator[None]:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Exit, but not in the middle of an import: libraries in C++ abort when their start meets an exception."""
+    """Exit, but not during an import: C++ libraries abort if an exception interrupts their initialization."""
     began = _waiting.setdefault(number, time.monotonic())
     if _imports(frame) and time.monotonic() - began < _PATIENCE_S:
         _send_again(number)
@@ -60,10 +59,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _not_lost(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Return a hook that has a signal sent again whose exit was raised where Python drops exceptions.
-
-    In callbacks of the garbage collector, say: a signal that comes while it works is handled in the first of them.
-    """
+    """Return an unraisable hook that sends a signal again if Python dropped its exit, as in a callback of the GC."""
 
     def look(unraisable: Any) -> None:
         end = unraisable.exc_value
@@ -76,7 +72,7 @@ def _not_lost(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
 
 
 def _send_again(number: int) -> None:
-    """Send a signal to this process once it has gone on a little."""
+    """Send a signal to this process after a short delay."""
     again = threading.Timer(0.05, os.kill, (os.getpid(), number))
     again.daemon = True
     _due[number] = again

@@ -1,4 +1,4 @@
-"""``flowmill stage``: one stage of one epoch alone, and what becomes due by it."""
+"""``flowmill stage``: runs one stage of one epoch, and reports the stages that become due."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def stage_command(name: str, request: StageRequest, *, downstream: bool = False, quiet: bool) -> None:
-    """Run one stage of an existing run; print which artifacts it made, and what is due because of them.
+    """Run one stage of an existing run; print its artifacts and the stages that become due.
 
     Args:
         name: the stage.
-        request: of which run and epoch, and how.
-        downstream: afterwards do what became due.
+        request: the run, epoch and settings.
+        downstream: afterwards run the stages that became due.
         quiet: print the artifacts only.
 
     Raises:
@@ -40,14 +40,14 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
             "depends on it. Leave one of them out; a run with other settings has another name: flowmill run --name."
         )
     store = ArtifactStore(request.root)
-    # Before anything heavy is imported; a flow that is scheduled waits instead.
+    # Before heavy imports; a scheduled flow waits instead.
     refuse_while_executing(store, request.run)
     from tasks.checks.names import check_names
     from tasks.runs.extension import chosen_epoch
     from tasks.runs.opening import open_run
 
     settings = open_run(store.root.uri, request.run, overrides=request.overrides, reads=True)
-    # Of what the run's options name one stage may need nothing.
+    # One stage may need none of the files that the run's options name.
     check_names(settings.config, overrides=request.overrides, later=True)
     epoch = chosen_epoch(settings, name, request.epoch)
     with local_api() as api, display(quiet=quiet, epochs=1) as shown:
@@ -57,10 +57,10 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
         process_state.use_reporter(shown)
         for made in run_flow(FLOWS[name], api, request):
             console.print(str(made))
-        beside = bool(request.overrides or request.evaluation)
-        due = [] if beside else _due(store, request.run, epoch, name)
+        separate = bool(request.overrides or request.evaluation)
+        due = [] if separate else _due(store, request.run, epoch, name)
         if not quiet:
-            _print_due(due, beside=beside, downstream=downstream)
+            _print_due(due, separate=separate, downstream=downstream)
         if due and downstream:
             from flows.pipeline import bring_up_to_date
 
@@ -73,7 +73,7 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
 
 
 def _due(store: ArtifactStore, run: str, epoch: int, stage: str) -> list[str]:
-    """Return the stages of the run that depend on one and are not fresh."""
+    """Return the stages of the run that depend on a stage and are not fresh."""
     from tasks.runs.opening import open_run
     from tasks.runs.staleness import due
 
@@ -83,37 +83,37 @@ def _due(store: ArtifactStore, run: str, epoch: int, stage: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _print_due(due: Sequence[str], *, beside: bool, downstream: bool) -> None:
-    if beside:
-        console.print("These settings are not the run's: the result stands beside it, and nothing became due.")
+def _print_due(due: Sequence[str], *, separate: bool, downstream: bool) -> None:
+    if separate:
+        console.print("These settings are not the run's: the result is a side result, and nothing became due.")
     elif not due:
         console.print("Nothing of the run is due because of it.")
     else:
         shown = ", ".join(due[:6]) + (f" and {len(due) - 6} more" if len(due) > 6 else "")
-        how = "" if downstream else " --downstream, or 'flowmill run' with the run's config, does it."
+        how = "" if downstream else " --downstream, or 'flowmill run' with the run's config, runs them."
         console.print(f"due now: {shown}.{how}")
 
 
 def regenerate(
     store: ArtifactStore, damaged: Mapping[ArtifactRef, Collection[str]], *, trust_store: bool = False
 ) -> None:
-    """Run the stages that made damaged artifacts again, in the order of their runs.
+    """Rerun the stages that made damaged artifacts, in the order of their runs.
 
     Args:
         store: the store.
         damaged: artifact -> runs that name it.
-        trust_store: carry out code and commands that only the store names.
+        trust_store: run code and commands that only the store names.
     """
     from storage.quarantine import leave_trace
     from tasks.runs.repairs import makers
 
     for ref, runs in damaged.items():
         if not runs:
-            console.print(f"{ref}: no run names it, so nothing makes it anew.")
+            console.print(f"{ref}: no run names it, so it is not regenerated.")
     waiting = {ref: sorted(runs) for ref, runs in damaged.items() if runs}
     with local_api() if waiting else contextlib.nullcontext():
         while waiting:
-            # One run is enough if its settings still are the artifact's; of embeddings each has its own prompts.
+            # One run is enough if its settings are still the artifact's; embeddings need all, each has its own prompts.
             for run, stage, epoch in makers(store, {ref: runs.pop(0) for ref, runs in waiting.items()}):
                 request = StageRequest(run=run, root=store.root.uri, epoch=epoch, trust_store=trust_store)
                 stage_command(stage, request, quiet=True)

@@ -1,4 +1,4 @@
-"""``flowmill status``: runs, what of them is fresh, stale or missing, and why."""
+"""``flowmill status``: runs, their fresh, stale and missing stages, and the reasons."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _WORST = ("stale", "missing", "fresh")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRequest:
-    """What to show."""
+    """Options of ``flowmill status``."""
 
     run: str | None
-    """The run; all when None."""
+    """The run; all runs when None."""
     root: str | None
     """The store."""
     why: str | None = None
     """``STAGE@EPOCH``: print the reasons for its state instead."""
     check: bool = False
-    """End with 1 if anything is stale."""
+    """Exit with 1 if any artifact is stale."""
     listed: EntryFilter = field(default_factory=EntryFilter)
-    """Which stages and epochs of one run."""
+    """Filter of the stages and epochs of one run."""
     as_json: bool = False
     """Print JSON."""
 
@@ -45,7 +45,7 @@ def status_command(request: StatusRequest) -> None:
     """Print all runs, or one.
 
     Raises:
-        ConfigError: ``why`` names nothing, or only one run has what is asked for.
+        ConfigError: ``why`` names no stage of the run, or an option needs a run.
     """
     store, name, listed = ArtifactStore(default_root(request.root)), request.run, request.listed
     if name is None and request.why is not None:
@@ -70,7 +70,7 @@ def status_command(request: StatusRequest) -> None:
 
 
 def _of_filter(run: dict[str, Any], listed: EntryFilter) -> dict[str, Any]:
-    """Return what there is to say of a run, of some stages and epochs alone."""
+    """Return a run's description restricted to the filtered stages and epochs."""
     entries: dict[str, Any] = {
         key: [each for each in run.get(key, ()) if listed.takes(each["stage"], [each["epoch"]])]
         for key in ("stages", "artifacts", "side_results")
@@ -92,7 +92,7 @@ def _of_filter(run: dict[str, Any], listed: EntryFilter) -> dict[str, Any]:
 
 
 def _or_why_not(described: Callable[[str], dict[str, Any]], name: str) -> dict[str, Any]:
-    """Return what there is to say of one of several runs: one that cannot be read hides no other."""
+    """Return the description of one of several runs; an unreadable run does not hide the others."""
     try:
         return described(name)
     except (TrustError, ConfigError) as error:
@@ -158,8 +158,8 @@ def _print_run(run: dict[str, Any], listed: EntryFilter) -> None:
     if counts.get("stale"):
         why = command("flowmill", "status", run["run"], "--why", "STAGE@EPOCH")
         console.print(
-            f"{counts['stale']} artifacts are stale; '{why}' says why, 'flowmill run' with the run's config makes them "
-            "anew."
+            f"{counts['stale']} artifacts are stale; '{why}' says why, 'flowmill run' with the run's config computes "
+            "them again."
         )
     for warning in run["warnings"]:
         console.print(f"warning: {warning}", style="yellow")
@@ -172,7 +172,7 @@ def _print_run(run: dict[str, Any], listed: EntryFilter) -> None:
 
 
 def _print_artifacts(made: Sequence[Mapping[str, Any]], listed: EntryFilter) -> None:
-    """Print those of the last epoch, or of all that are asked for, the newest first."""
+    """Print the artifacts of the last epoch, or all requested ones, the newest first."""
     last = max((each["epoch"] for each in made), default=0)
     shown = [each for each in made if listed.long or listed.epochs or listed.stages or each["epoch"] == last]
     left_out = f" (--long lists {len(made) - len(shown)} more, of other epochs)" if len(made) > len(shown) else ""
@@ -184,7 +184,7 @@ def _print_artifacts(made: Sequence[Mapping[str, Any]], listed: EntryFilter) -> 
 
 
 def _print_stages(stages: Sequence[Mapping[str, Any]]) -> None:
-    """Print for each stage its epochs that are fresh, stale and missing; an epoch is as its worst slot."""
+    """Print the fresh, stale and missing epochs of each stage; an epoch has the state of its worst slot."""
     states: dict[str, dict[int, str]] = {}
     for stage in stages:
         of_epoch = states.setdefault(stage["stage"], {})
@@ -198,13 +198,13 @@ def _print_stages(stages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _roots(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return stale stages with a reason of their own, beside those that follow from them."""
+    """Return the stale stages that are root causes, without those that only depend on them."""
     own = [s for s in stages if s["state"] == "stale" and any(not c.startswith("input ") for c in s["causes"])]
     return own or [stage for stage in stages if stage["state"] == "stale"][:1]
 
 
 def _print_evaluations(run: dict[str, Any], listed: EntryFilter) -> None:
-    """Print the newest evaluations, the newest first, and one line for each score of those before."""
+    """Print the newest evaluations, the newest first, and one summary line per score of the earlier ones."""
     table = Table(
         "epoch", "evaluation", "prompts", "reward", "mean", "exact", title="Evaluations", title_justify="left"
     )
@@ -234,7 +234,7 @@ def _scores(splits: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, 
 
 
 def _add_sums(table: Table, found: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
-    """Add for each score a row that says from what to what it went over some evaluations, given the last first."""
+    """Add a row per score with its first and last value over some evaluations, given the last first."""
     over: dict[tuple[str, str], list[Mapping[str, float]]] = {}
     for _, splits in reversed(found):
         for split, slot, values in _scores(splits):
@@ -252,11 +252,11 @@ def _change(values: Sequence[Mapping[str, float]], figure: str) -> str:
 def _print_side_results(run: dict[str, Any], listed: EntryFilter) -> None:
     if not run["side_results"]:
         return
-    table = Table("epoch", "stage", "slot", "mean", "artifact", "beside the run because", title="Side results")
+    table = Table("epoch", "stage", "slot", "mean", "artifact", "reason", title="Side results")
     for made in sorted(run["side_results"], key=lambda made: -int(made["epoch"])):
         mean = f"{made['figures']['mean']:.3f}" if "mean" in made["figures"] else ""
         table.add_row(str(made["epoch"]), made["stage"], made["slot"], mean, made["artifact"], made["label"])
-    print_table(table, cut=("beside the run because",), complete=listed.long)
+    print_table(table, cut=("reason",), complete=listed.long)
 
 
 def _counts(stages: Sequence[Mapping[str, Any]]) -> dict[str, int]:

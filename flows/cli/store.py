@@ -1,4 +1,4 @@
-"""``flowmill store``: what is in a store, and whether it is intact."""
+"""``flowmill store``: lists, verifies, repairs and copies artifacts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from configs.escaping import quoted, visible
 from flows.cli.options import AsJson, Epochs, Long, Root, Stages, TrustStore
 from flows.environment import existing_root
 
-store_app = typer.Typer(help="Look into an artifact store.", no_args_is_help=True)
+store_app = typer.Typer(help="Inspect and maintain an artifact store.", no_args_is_help=True)
 
 
 @store_app.command()
@@ -24,7 +24,7 @@ def ls(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """List artifacts, the newest epochs first: epoch, stage, id, rows, size, state, and which runs use them."""
+    """List artifacts, the newest epochs first: epoch, stage, id, rows, size, state, and the runs that use them."""
     store = _open(root)
     from flows.cli.artifacts import list_command
     from flows.cli.filters import EntryFilter
@@ -39,7 +39,7 @@ def show(
         str, typer.Argument(help="Artifact: RUN/stage@epoch, or kind/id, which may be shortened.", metavar="ARTIFACT")
     ],
     sample: Annotated[
-        str | None, typer.Option("--sample", help="Follow one sample of trajectories instead.", metavar="ID")
+        str | None, typer.Option("--sample", help="Trace one sample of trajectories instead.", metavar="ID")
     ] = None,
     root: Root = None,
     as_json: AsJson = False,
@@ -77,7 +77,7 @@ def verify(
     deep: Annotated[bool, typer.Option("--deep", help="Also compare checksums of every byte.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check every committed artifact: files present, sizes right, with --deep also content. Exit code 1 if not."""
+    """Check the files and sizes of every committed artifact, with --deep also content. Exit with 1 on a problem."""
     from flows.console import console, print_json
     from storage.verify import verify_store
 
@@ -90,8 +90,8 @@ def verify(
         console.print(f"{report['artifacts']} artifacts, {report['files']} files: {len(report['problems'])} problems")
         if report["problems"]:
             console.print(
-                "'flowmill store repair' sets what is damaged aside below quarantine/ and makes it anew by the stages "
-                "of the runs that use it; records of runs are put back from their copies."
+                "'flowmill store repair' moves damaged files to quarantine/ and regenerates them with the stages of "
+                "the runs that use them; records of runs are restored from their copies."
             )
     if report["problems"]:
         raise typer.Exit(1)
@@ -101,10 +101,10 @@ def verify(
 def repair(
     root: Root = None,
     quick: Annotated[bool, typer.Option("--quick", help="Compare sizes only, not every byte.")] = False,
-    only_quarantine: Annotated[bool, typer.Option("--no-regenerate", help="Set damage aside, make nothing.")] = False,
+    only_quarantine: Annotated[bool, typer.Option("--no-regenerate", help="Only move damaged files.")] = False,
     trust_store: TrustStore = False,
 ) -> None:
-    """Set damage aside below quarantine/: shards are made anew by their stages, records put back from their copies."""
+    """Move damaged files to quarantine/; regenerate shards with their stages, and restore records from copies."""
     from flows.console import console
     from storage.lineage import at_rest, damaged_records
     from storage.quarantine import quarantine
@@ -133,24 +133,24 @@ def repair(
 @store_app.command()
 def gc(
     root: Root = None,
-    forget: Annotated[list[str] | None, typer.Option("--forget", help="Run to give up.", metavar="RUN")] = None,
+    forget: Annotated[list[str] | None, typer.Option("--forget", help="Run to remove.", metavar="RUN")] = None,
     keep_epochs: Annotated[
         int | None, typer.Option("--keep-epochs", min=1, help="Remove files of epochs before each run's last N.")
     ] = None,
     stage: Annotated[
-        list[str] | None, typer.Option("--stage", help="Stage --keep-epochs is about; rollout when absent.")
+        list[str] | None, typer.Option("--stage", help="Stage for --keep-epochs; rollout when absent.")
     ] = None,
     run: Annotated[
-        list[str] | None, typer.Option("--run", help="Run --keep-epochs is about; all when absent.", metavar="RUN")
+        list[str] | None, typer.Option("--run", help="Run for --keep-epochs; all when absent.", metavar="RUN")
     ] = None,
     older_than: Annotated[
-        float, typer.Option("--older-than", help="Hours an artifact no run names is left alone.")
+        float, typer.Option("--older-than", help="Minimum age, in hours, of artifacts that no run names.")
     ] = 24.0,
-    delete: Annotated[bool, typer.Option("--delete", help="Remove; without it only say what would go.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove; without it only list the removals.")] = False,
 ) -> None:
-    """Remove what no run names, runs given up, and files of past epochs. What another run needs stays.
+    """Remove artifacts that no run names, forgotten runs, and files of past epochs, unless another run needs them.
 
-    Records and manifests of past epochs stay, so digests and lineage remain whole.
+    Records and manifests of past epochs stay, so digests and lineage remain complete.
     """
     from configs.human_units import size
     from flows.console import console
@@ -174,7 +174,7 @@ def gc(
         runs=run or (),
         older_than_s=older_than * 3600,
     )
-    # What a run at work reads, for replay or ahead of training, must not go from under it.
+    # A running run may still read these files, for replay or ahead of training.
     with at_rest(store) if delete else contextlib.nullcontext():
         removals = plan_removals(store, retention)
         for removal in removals:
@@ -213,7 +213,7 @@ def cp(
     target: Annotated[str, typer.Argument(help="Root to copy to.", metavar="URI")],
     root: Root = None,
 ) -> None:
-    """Copy a run with everything it names to another root; what is there already is not copied again."""
+    """Copy a run with everything it names to another root; existing files are not copied again."""
     from configs.human_units import size
     from flows.console import console
     from storage.commit import ArtifactStore
@@ -266,5 +266,5 @@ def _lines(value: Any) -> list[str]:
         lines = [f"{key}: {item}" for key, item in value.items()]
     else:
         lines = [str(item) for item in value] if isinstance(value, list) else [str(value)]
-    # A prompt's own line breaks would begin what looks like lines of this command.
+    # Line breaks of a prompt could imitate output lines of this command.
     return [visible(line) for line in lines]

@@ -1,4 +1,4 @@
-"""What ``flowmill run`` prints in the end: rewards before and after, where time went, where everything is."""
+"""The summary that ``flowmill run`` prints at the end: rewards before and after, times, and locations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _print_rewards(result: Mapping[str, Any]) -> None:
             figures = ["mean", *(["exact"] if exact else [])]
             table.add_row(slot, split, *(_change(before, after, figure) for figure in figures))
     print_table(table)
-    # Of runs that finished before there were monitors nothing was noted.
+    # Results of runs from versions without monitors lack the key.
     for warning in result.get("warnings", ()):
         console.print(f"warning: {warning}", style="yellow")
 
@@ -69,7 +69,7 @@ def _print_places(context: RunContext, result: Mapping[str, Any]) -> None:
 
     root = context.store.root.uri
     for label in ("images", "texts"):
-        # Of runs that finished before there were texts nothing was noted.
+        # Results of runs from versions without texts lack the key.
         for split, path in result.get(label, {}).items():
             place = f"{root}/{path}"
             console.print(f"{label} ({split}): {quoted(_short(place))}")
@@ -84,7 +84,7 @@ def _print_places(context: RunContext, result: Mapping[str, Any]) -> None:
 
 
 def _short(place: str) -> str:
-    """Return a path relative to the working directory where that is shorter; an address as it is."""
+    """Return a path inside the working directory as a relative path, and any other location unchanged."""
     path = Path(place)
     inside = "://" not in place and path.is_relative_to(Path.cwd())
     return str(path.relative_to(Path.cwd())) if inside else place

@@ -41,7 +41,7 @@ def sweep_command(request: SweepRequest, *, out: Path | None, quiet: bool) -> No
         overrides = [*request.overrides, *variant.overrides]
         overrides += [] if request.final is None else final_settings(config, request.final)
         check_names(load_config(request.config, overrides), source=Path(request.config), overrides=overrides)
-        # Before anything heavy is imported.
+        # Before heavy imports.
         refuse_while_executing(ArtifactStore(config.store), variant.name)
     prepare_environment(config.execution.threads)
     say(f"{len(found)} variants", quiet=quiet)

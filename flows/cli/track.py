@@ -1,4 +1,4 @@
-"""``flowmill track``: a run's curves, images and models, logged again from what is committed."""
+"""``flowmill track``: logs a run's curves, images and models again from committed artifacts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flows.environment import existing_root
 
 
 def track_command(run: str, *, uri: str | None, root: str | None, trust_store: bool = False) -> None:
-    """Log what a tracker lacks of a run, and print where it is.
+    """Log the records of a run that a tracker lacks, and print the tracker's address.
 
     Raises:
         StoreError: there is no such run.

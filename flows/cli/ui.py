@@ -31,10 +31,10 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
     environment = prefect_environment(prefect_port) | {
         # Background jobs of the MLflow server cost two gigabytes and are not used here.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        # Warnings of MLflow's about its own libraries.
+        # MLflow warns about its own libraries.
         "PYTHONWARNINGS": "ignore",
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{name}:*" for name in ("127.0.0.1", "localhost", "[[]::1]")),
-        # On any port but 4200 the UI would call the wrong API.
+        # Without it the UI would call port 4200.
         "PREFECT_SERVER_UI_API_URL": f"http://{_HOST}:{prefect_port}/api",
     }
     address = f"http://{_HOST}:{mlflow_port}"
@@ -62,7 +62,7 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
 
 
 def _mlflow_command(uri: str, port: int) -> list[str]:
-    """Return what serves the MLflow of a store."""
+    """Return the command of the MLflow server of a store."""
     return [
         sys.executable,
         "-m",
@@ -73,14 +73,14 @@ def _mlflow_command(uri: str, port: int) -> list[str]:
         str(port),
         "--workers",
         "1",
-        # Lines of every request would push the addresses away.
+        # A line per request would scroll the addresses away.
         "--uvicorn-opts",
         "--log-level warning",
         "--backend-store-uri",
         tracking_uri(uri, None),
         "--artifacts-destination",
         str(tracking_folder(uri) / ARTIFACTS),
-        # Locations relative to wherever the folder is now.
+        # Artifact locations stay valid when the folder moves.
         "--default-artifact-root",
         "mlflow-artifacts:/",
     ]

@@ -1,4 +1,4 @@
-"""``flowmill view``: the explorer, on the loopback interface only and behind the guard."""
+"""``flowmill view``: the explorer, only on the loopback interface and behind the guard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HOST = "127.0.0.1"
 
 
 def view_command(root: str, run: str | None, *, port: int, trust_store: bool) -> NoReturn:
-    """Become Streamlit's server of the explorer's page.
+    """Replace this process with Streamlit's server of the explorer's page.
 
     Raises:
         ConfigError: Streamlit is not installed.
@@ -32,7 +32,7 @@ def view_command(root: str, run: str | None, *, port: int, trust_store: bool) ->
         "server.address": _HOST,
         "server.port": str(port),
         "server.headless": "true",
-        # Nothing is sent anywhere.
+        # No telemetry.
         "browser.gatherUsageStats": "false",
         "server.fileWatcherType": "none",
         "client.toolbarMode": "minimal",
@@ -40,7 +40,7 @@ def view_command(root: str, run: str | None, *, port: int, trust_store: bool) ->
     options = [f"--{name}={value}" for name, value in settings.items()]
     console.print(f"http://{_HOST}:{port}   Ctrl-C stops it.")
     sys.stdout.flush()
-    # The working directory is the user's: what lies there must not hide the server's libraries.
+    # Files in the user's working directory must not shadow the server's libraries.
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     given = [root, run or "", "trust" if trust_store else ""]

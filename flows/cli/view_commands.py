@@ -1,4 +1,4 @@
-"""Commands that look at configs and runs, compare and measure them, and carry them elsewhere."""
+"""Commands that inspect, compare, measure and export configs and runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def check(
     config: Config,
     overrides: Overrides = None,
     gpu_memory: Annotated[
-        float | None, typer.Option("--gpu-memory", help="Say what to change to fit a GPU of so many GB.", metavar="GB")
+        float | None, typer.Option("--gpu-memory", help="List changes to fit a GPU with this memory.", metavar="GB")
     ] = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte of a local model again instead of trusting its file times.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a config: print it with every default filled in, what the run will cost, and the memory it needs."""
+    """Check a config: print it with all defaults filled in, the cost of the run, and the memory it needs."""
     say(f"reading {config}", quiet=as_json)
     from flows.cli.check import check_command
 
@@ -38,14 +38,14 @@ def status(
     why: Annotated[
         str | None, typer.Option("--why", help="Say why a stage is fresh, stale or missing.", metavar="STAGE@EPOCH")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if anything is stale.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if any artifact is stale.")] = False,
     stage: Stages = None,
     epoch: Epochs = None,
     long: Long = False,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the runs of a store, or of one run which stages are fresh, stale or missing, and its evaluations."""
+    """Show the runs of a store, or the fresh, stale and missing stages of one run, and its evaluations."""
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
     with brief():
@@ -66,7 +66,7 @@ def diff(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two runs: in what their settings differ, which artifacts they share, what came of each."""
+    """Compare two runs: differing settings, shared artifacts, and evaluations."""
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
     with brief():
@@ -84,12 +84,12 @@ def report(
     runs: Annotated[list[str], typer.Argument(help="One run, or several to compare.", metavar="RUN...")],
     out: Annotated[Path | None, typer.Option("--out", help="File to write.", metavar="FILE")] = None,
     price: Annotated[
-        float | None, typer.Option("--price", help="Of an hour of work, to say what the run cost.", min=0)
+        float | None, typer.Option("--price", help="Price per hour of work, to report the run's cost.", min=0)
     ] = None,
-    track: Annotated[bool, typer.Option("--track", help="Log the file to the MLflow run of each, too.")] = False,
+    track: Annotated[bool, typer.Option("--track", help="Also log the file to the MLflow run of each.")] = False,
     root: Root = None,
 ) -> None:
-    """Write what a run came to, or how several compare, as one HTML file that needs nothing else."""
+    """Write the results of a run, or a comparison of several, as one self-contained HTML file."""
     uri = existing_root(root)
     say(f"reading {uri}")
     from flows.cli.report import report_command
@@ -107,10 +107,10 @@ def benchmark(
         list[Path] | None, typer.Option("--against", help="Result file to compare with.", metavar="FILE")
     ] = None,
     prompts: Annotated[
-        str | None, typer.Option("--prompts", help="Prompts, where the benchmark ships none.", metavar="FILE")
+        str | None, typer.Option("--prompts", help="Prompts, if the benchmark ships none.", metavar="FILE")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="Of a folder: a config with its family.", metavar="CONFIG")
+        Path | None, typer.Option("--config", help="For a folder: a config with its family.", metavar="CONFIG")
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for result files.", metavar="FOLDER")] = Path("benchmarks"),
     processes: Annotated[
@@ -144,7 +144,7 @@ def view(
     port: Annotated[int, typer.Option("--port", help="Port on the loopback interface.")] = 8501,
     trust_store: TrustStore = False,
 ) -> None:
-    """Browse trajectories: by prompt, reward and advantage, group by group, a sample's chain step by step."""
+    """Browse trajectories by prompt, reward and advantage, by group, and a sample's denoising chain by step."""
     uri = existing_root(root)
     from flows.cli.view import view_command
 
@@ -160,7 +160,7 @@ def track(
     root: Root = None,
     trust_store: TrustStore = False,
 ) -> None:
-    """Log a run to MLflow from what is committed: all of it, or what an outage left out."""
+    """Log a run to MLflow from its committed artifacts: all of it, or the records lost in an outage."""
     from flows.cli.track import track_command
 
     track_command(run, uri=uri, root=root, trust_store=trust_store)
@@ -170,14 +170,14 @@ def track(
 def publish(
     model: Annotated[str, typer.Argument(help="Run, or RUN@EPOCH.", metavar="RUN[@EPOCH]")],
     repo: Annotated[str, typer.Argument(help="Repository on the Hugging Face Hub.", metavar="OWNER/NAME")],
-    epoch: Annotated[int | None, typer.Option("--epoch", help="Which export; the last when absent.")] = None,
+    epoch: Annotated[int | None, typer.Option("--epoch", help="Epoch of the export; the last when absent.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     token_env: Annotated[
         str | None, typer.Option("--token-env", help="Environment variable that holds the token.", metavar="NAME")
     ] = None,
     root: Root = None,
 ) -> None:
-    """Upload the exported model and its card to the Hugging Face Hub. Nothing else ever uploads anything."""
+    """Upload the exported model and its card to the Hugging Face Hub. No other command uploads anything."""
     from flows.cli.publish import publish_command
 
     publish_command(model, repo, epoch=epoch, private=private, token_env=token_env, root=root)
@@ -193,7 +193,7 @@ def export(
     ] = "model",
     root: Root = None,
 ) -> None:
-    """Copy the exported model of a run into a folder, or write its policy as a checkpoint of torch."""
+    """Copy the exported model of a run into a folder, or write its policy as a torch checkpoint."""
     uri = existing_root(root)
     from flows.cli.export import export_command
 
@@ -204,14 +204,14 @@ def export(
 def presets(
     kind: Annotated[
         str | None,
-        typer.Option("--kind", help="Only those of this kind of policy, as --long names it.", metavar="KIND"),
+        typer.Option("--kind", help="Only presets of this kind of policy, as in --long.", metavar="KIND"),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Only those with this in the name of model or family.", metavar="TEXT")
+        str | None, typer.Option("--model", help="Only presets whose model or family contains TEXT.", metavar="TEXT")
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option("--memory", help="Only those that fit a GPU of so many GB; 0: a CPU.", metavar="GB", min=0),
+        typer.Option("--memory", help="Only presets that fit a GPU with this memory; 0: a CPU.", metavar="GB", min=0),
     ] = None,
     long: Long = False,
     as_json: AsJson = False,
@@ -228,7 +228,7 @@ def ui(
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow UI.")] = 5000,
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect UI.")] = 4200,
 ) -> None:
-    """Open the MLflow and Prefect UIs on this machine's loopback interface until Ctrl-C."""
+    """Serve the MLflow and Prefect UIs on the loopback interface until Ctrl-C."""
     uri = existing_root(root)
     say(f"starting MLflow and Prefect for {uri}")
     from flows.cli.ui import ui_command

@@ -100,7 +100,7 @@ def test_one_stage_alone_with_another_reward(flowmill: FlowmillCommand, argument
     result = flowmill("stage", "score", "--run", "small", "--epoch", "1", "--set", other, *root)
     assert result.returncode == 0, result.stderr
     assert "score[kb]@1 rewards/" in result.stdout
-    assert "the result stands beside it" in result.stdout
+    assert "the result is a side result" in result.stdout
     status = json.loads(flowmill("status", "small", *root, "--json").stdout)
     (side,) = status["side_results"]
     assert side["label"] == "reward 'kb' is not in the run's config"

@@ -358,7 +358,7 @@ def test_a_signal_says_what_stays_and_how_to_go_on(
     assert process.returncode == code
     sent = {130: "Ctrl-C", 143: "SIGTERM"}[code]
     assert f"flowmill: stopped by {sent}." in stderr
-    assert "What is committed stays. To go on, give the same command again:" in stderr
+    assert "Committed data stays. To go on, give the same command again:" in stderr
     assert "flowmill run small.yaml --root 'my store' --set run.epochs=50" in stderr
     assert "Traceback" not in stderr
     assert not [child for child in family if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
