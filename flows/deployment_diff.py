@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
 
 from flows.deployment_list import OWN_TAGS, tags
-from flows.schedule_parser import Rule, told
+from flows.schedule_parser import Rule, schedule_text
 
 #: Slug of the schedule that ``deploy`` sets; the user or ``prefect.yaml`` set all others.
 SLUG = "flowmill"
@@ -74,7 +74,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class RequestedSettings:
     """Requested settings of a deployment; None leaves a setting unchanged."""
 
     parameters: Mapping[str, Any]
@@ -86,7 +86,7 @@ class Told:
     """Schema of the flow's parameters."""
 
 
-def changes(found: Found, wanted: Told) -> Iterator[Change]:
+def changes(found: Found, wanted: RequestedSettings) -> Iterator[Change]:
     """Yield the settings that would change; the file's values are no user's choice while no schedule is active."""
     usual = found.entry["parameters"]["request"]
     for name, value in wanted.parameters.items():
@@ -111,21 +111,21 @@ def _schedule_changes(found: Found, rule: Rule | None) -> Iterator[Change]:
         return
     own = found.own_schedule
     if own is None or not isinstance(own.schedule, Rule):
-        yield Change(found.name, "schedule", _MISSING, told(rule), asks=False)
+        yield Change(found.name, "schedule", _MISSING, schedule_text(rule), asks=False)
     else:
-        now = told(own.schedule) + ("" if own.active else " (off)")
-        yield Change(found.name, "schedule", now, told(rule), asks=True)
+        now = schedule_text(own.schedule) + ("" if own.active else " (off)")
+        yield Change(found.name, "schedule", now, schedule_text(rule), asks=True)
 
 
 def _is_due_by(found: Found, rule: Rule) -> bool:
     """Return whether any active schedule of a deployment already has this rule."""
     return any(
-        each.active and isinstance(each.schedule, Rule) and told(each.schedule) == told(rule)
+        each.active and isinstance(each.schedule, Rule) and schedule_text(each.schedule) == schedule_text(rule)
         for each in found.there.schedules
     )
 
 
-def change(client: SyncPrefectClient, found: Found, wanted: Told) -> None:
+def change(client: SyncPrefectClient, found: Found, wanted: RequestedSettings) -> None:
     """Apply the requested settings and the flow's current parameter schema to a deployment; keep all others."""
     there = found.there
     parameters = {**(found.asked or found.entry["parameters"]["request"]), **wanted.parameters}

@@ -13,7 +13,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 
 from configs.errors import ConfigError
 from configs.load import load_config
-from flows.schedule_parser import Rule, next_start, told
+from flows.schedule_parser import Rule, next_start, schedule_text
 
 #: Prefixes of the tags that flowmill sets; all other tags are the user's.
 OWN_TAGS = ("run:", "config:")
@@ -75,7 +75,7 @@ def _row(name: str, there: DeploymentResponse) -> Listed:
     asked = (there.parameters or {}).get("request")
     asked = asked if isinstance(asked, dict) else {}
     schedules = [
-        f"{told(each.schedule)}{'' if each.active else ' (off)'}"
+        f"{schedule_text(each.schedule)}{'' if each.active else ' (off)'}"
         for each in there.schedules
         if isinstance(each.schedule, Rule)
     ]

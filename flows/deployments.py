@@ -28,7 +28,7 @@ from configs.errors import ConfigError
 from configs.escaping import quoted
 from configs.suggestions import did_you_mean
 from flows.api import named_server
-from flows.deployment_diff import SLUG, Change, Found, Told, change, changes
+from flows.deployment_diff import SLUG, Change, Found, RequestedSettings, change, changes
 from flows.deployment_list import UNKNOWN, Listed, listed, tags
 from flows.requests import GPU_SLOTS
 from flows.schedule_parser import Rule, read_schedule
@@ -199,9 +199,9 @@ def _with_config(found: Sequence[Entry], request: DeployRequest) -> tuple[list[E
     return kept, left_out
 
 
-def _goal(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | None) -> Told:
+def _goal(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | None) -> RequestedSettings:
     """Return the requested settings of an existing deployment, and its flow's current parameter schema."""
-    return Told(
+    return RequestedSettings(
         parameters=_taken(entry, request.parameters),
         schedule=schedule,
         pool=request.pool,

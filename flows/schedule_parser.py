@@ -49,7 +49,7 @@ def read_schedule(text: str, timezone: str) -> Rule:
     return found
 
 
-def told(rule: Rule | NoSchedule) -> str:
+def schedule_text(rule: Rule | NoSchedule) -> str:
     """Return a schedule in the format that ``read_schedule`` takes, with its time zone where that matters."""
     if isinstance(rule, NoSchedule):
         return "never"

@@ -32,7 +32,7 @@ class Claim:
         return seal({"artifact": str(ref), "run": self.run, "sizes": dict(self.sizes)})
 
 
-def anew(store: ArtifactStore, first: ArtifactRef) -> ArtifactRef:
+def next_attempt(store: ArtifactStore, first: ArtifactRef) -> ArtifactRef:
     """Return the attempt for repeating committed work: the next one, or the same one if its files were removed.
 
     In the latter case another attempt would only give equal content, and readers of the first would still lack files.

@@ -238,10 +238,9 @@ def a_language_models_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     optimize = config.optimize.model_copy(update={"algorithm": algorithm})
     config = config.model_copy(update={"optimize": optimize, "rollout": rollout})
     context = SimpleNamespace(run=SimpleNamespace(name=text), chain=None)
-    identity = SimpleNamespace(format="lora", epoch=1)
     monkeypatch.setattr(token_exporting, "evaluation_figures", lambda chain, epoch: {text: {text: {"mean": 1.0}}})
     base = BaseModel(source="folder", name=text, revision=None, license=License(id=text))
-    exporting: Any = SimpleNamespace(context=context, config=config, identity=identity)
+    exporting: Any = SimpleNamespace(context=context, config=config, format="lora", epoch=1)
     policy: Any = SimpleNamespace(tokenizer=None)
     written = token_exporting.LanguageModelExport(exporting)._card(base, policy)
     body = written.removeprefix("---\n").split("\n---\n", 1)[1]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from configs.errors import RunConflictError
 from storage.backends.bucket import About, Bucket
-from storage.backends.process_tags import is_gone, tag, told
+from storage.backends.process_tags import is_gone, process_label, tag
 
 #: Seconds of the server's clock after which any process may take a lease that was not renewed.
 LEASE_S = 60.0
@@ -92,7 +92,7 @@ class Lease:
         holder = holder_of(self._bucket, self._path, found)
         if holder is not None:
             raise RunConflictError(
-                f"{self._label} is being executed by another process ({told(holder)}). "
+                f"{self._label} is being executed by another process ({process_label(holder)}). "
                 "Wait for it, stop it, or choose another name with --name."
             )
         return None if found is None else self._bucket.replace(self._path, self._body, found.version)

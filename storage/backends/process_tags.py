@@ -34,7 +34,7 @@ def is_gone(name: str) -> bool:
     return host == socket.gethostname() and machine == _machine() and _start(int(pid)) != start
 
 
-def told(name: str) -> str:
+def process_label(name: str) -> str:
     """Return host and process of a ``tag`` in readable form."""
     parts = name.split(_SEPARATOR)
     return f"{parts[0]}, pid {parts[2]}" if len(parts) == _PARTS else "unknown host and process"

@@ -217,7 +217,7 @@ class RowLoss:
 
     loss: Tensor
     """(B,) with gradient."""
-    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    other_losses: Mapping[str, Tensor] = field(default_factory=dict)
     """(B,) losses of further trained models, by part; the parts share no parameters."""
     metrics: Mapping[str, Tensor]
     """(B,) figures per row without gradient; the loop reports their means.

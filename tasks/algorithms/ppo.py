@@ -52,7 +52,7 @@ class PPO(TokenGRPO):
             moved = ((values - rows.values).abs() > self.value_clip).float()
             metrics["value_clip"] = masked_mean(moved, rows.mask)
         loss = torch.zeros_like(found.loss) if models.held else found.loss
-        return replace(found, loss=loss, beside={"critic": self._row(tokens, rows)}, metrics=metrics)
+        return replace(found, loss=loss, other_losses={"critic": self._row(tokens, rows)}, metrics=metrics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -341,7 +341,7 @@ class ModelHost:
     @cached_property
     def saving_ranks(self) -> Ranks:
         """The ranks on a separate channel, for checkpoints written during training; the first access is collective."""
-        return self.ranks.beside()
+        return self.ranks.second_group()
 
     @cached_property
     def token_split(self) -> TokenSplit | None:

@@ -23,7 +23,7 @@ class KeyValueStore:
         """Return a store with a separate key prefix."""
         return KeyValueStore(self._store, f"{self._prefix}/{part}")
 
-    def beside(self) -> KeyValueStore:
+    def second_connection(self) -> KeyValueStore:
         """Return the same store on a separate connection, for another thread: waiting blocks a connection."""
         return KeyValueStore(self._store.clone(), self._prefix)
 

@@ -110,7 +110,7 @@ class Ranks:
         """Return the names of all ranks, without duplicates, in the same order on all ranks."""
         return list(dict.fromkeys(name for each in self.gather(list(names)) for name in each))
 
-    def beside(self) -> Ranks:
+    def second_group(self) -> Ranks:
         """Return the same ranks on another process group, for work during training; a collective call."""
         group = dist.new_group(backend="gloo") if self.world > 1 else None
         return Ranks(self.rank, self.world, group=group)
@@ -131,7 +131,7 @@ def torchrun_ranks(
     store, rank, world = next(rendezvous("env://", timeout=timeout))
     ranks = Ranks(rank, world)
     # Before the ranks join, because joining hangs if one of them hangs.
-    ranks.pulse.start(KeyValueStore(store, "flowmill/pulse").beside(), rank, world, on_beats)
+    ranks.pulse.start(KeyValueStore(store, "flowmill/pulse").second_connection(), rank, world, on_beats)
     joined: dict[str, Any] = {"store": store, "rank": rank, "world_size": world, "timeout": timeout}
     if device.type == "cpu":
         dist.init_process_group("gloo", **joined)

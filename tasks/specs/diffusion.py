@@ -1,4 +1,4 @@
-"""What samples, training and exports of diffusion and flow-matching policies depend on."""
+"""Options of samples, training and exports of diffusion and flow-matching policies."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class DiffusionSpec(ModalitySpec):
     """Steps, samplers, solvers, sizes and media."""
 
     def encoding_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """What identifies the encoder, and where it encodes images too, the size they are scaled to."""
+        """The encoder, and if it also encodes images, the size they are scaled to."""
         model = config.model
         unused = NOT_ENCODED.get(model.policy, frozenset())
         options = {name: value for name, value in model.options.items() if name not in unused}
         about = {"policy": model.policy, "dtype": model.dtype, "options": options}
-        # What a family of one's own encodes is not known.
+        # A custom family may encode images.
         if model.policy in POLICIES and model.policy not in IMAGE_CONDITIONED:
             return about
         return {**about, "height": model.height, "width": model.width, "frames": model.frames}
@@ -40,15 +40,15 @@ class DiffusionSpec(ModalitySpec):
         return {"rollout": rollout, "model": call_options(config), **more}
 
     def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """Steps, solver, how the model is called, and what is stored."""
+        """Steps, solver, arguments of the model, and stored media."""
         return {**_drawn(config), "media": config.rollout.media.fingerprinted()}
 
     def training_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """The step the log-probs belong to, and what of rewards enters training."""
+        """The sampler of log-probs, and the rewards that enter training."""
         summed = {"gradient_weights": [reward.weight for reward in config.rewards]} if has_gradients(config) else {}
         asked: dict[str, Any] = {}
         if algorithm_needs(config).rewards:
-            # What is asked while training, and how the model is called that decodes for it.
+            # Rewards that are called while training, and arguments of the model that decodes for them.
             asked = {"asked": [_asked(reward) for reward in config.rewards], "model": call_options(config)}
         return {"sampler": config.rollout.sampler.model_dump(mode="json"), **summed, **asked, **_ends(config)}
 
@@ -58,10 +58,10 @@ class DiffusionSpec(ModalitySpec):
 
 
 def _ends(config: RunConfig) -> dict[str, Any]:
-    """Return what final latents count as in training, of families whose chains end above level 0.
+    """Return the treatment of final latents in training, for families whose chains end above level 0.
 
-    Policies that were trained on final latents without their length have other names. An algorithm of the user's own
-    is not imported to find out whether it takes the ends.
+    Policies that were trained on final latents without their length have other fingerprints. A custom algorithm is
+    not imported to find out whether it takes the ends.
     """
     if config.model.policy not in NOISE_RANGE:
         return {}
@@ -70,12 +70,12 @@ def _ends(config: RunConfig) -> dict[str, Any]:
 
 
 def _asked(reward: RewardSection) -> dict[str, Any]:
-    """Return what a reward says, and for which prompts; who computes it, and how many rows at a time, is no part."""
+    """Return the settings of a reward that change its scores; server and batch size do not."""
     return reward.model_dump(mode="json", include={"name", "options", "weight", "frames", "over_frames", "sources"})
 
 
 def _drawn(config: RunConfig) -> dict[str, Any]:
-    """Return what images of an evaluation are drawn with."""
+    """Return the options of an evaluation's images."""
     section = config.evaluate
     steps = section.steps or config.rollout.steps
     return {"steps": steps, "solver": section.solver, "model": call_options(as_evaluated(config))}

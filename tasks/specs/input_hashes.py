@@ -1,7 +1,7 @@
-"""The contents of the files and folders that options of components name, as part of what is made with them.
+"""Digests of the files and folders that options of components name, as part of the artifacts made with them.
 
-A path says where something is, not what: of another file at the same path other scores are made. Digests are kept with
-what was made, so that it is still known where the files are gone, or on a machine that has none.
+Another file at the same path gives other scores, so contents count and not paths. Digests are stored with artifacts, so
+they stay known after the files are removed, and on other machines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tasks.inputs.option_paths import Held, Metadata, Place, config_places, held
 from tasks.inputs.store_trust import is_known
 from tasks.specs.graph import Node
 
-#: By what name options in manifests have digests by path.
+#: Key of the digests by path, in the options of manifests.
 CONTENTS = "contents"
 
 #: Digests by path, as options of a config spell it.
@@ -25,7 +25,7 @@ Digests = Mapping[str, str]
 
 
 class Contents:
-    """What the places of one run hold, looked at once."""
+    """Digests of the files of one run; each file is read once."""
 
     def __init__(
         self, store: ArtifactStore, run: RunFolder, config: RunConfig, metadata: Callable[[], Metadata], *, reads: bool
@@ -36,22 +36,22 @@ class Contents:
             store: the store.
             run: the run.
             config: its config, or another that one stage is run with.
-            metadata: gives what all prompts say of themselves.
-            reads: nothing is made: only what a config given on this machine named is looked at, and no prompts are.
+            metadata: gives the metadata of all prompts.
+            reads: nothing is made: only files that a config given on this machine named are read, and no prompts.
         """
         self._store, self._run, self._config, self._metadata = store, run, config, metadata
         self._reads = reads
         self._looked: dict[tuple[str, ...], Held | None] = {}
 
     def of(self, node: Node, places: Sequence[Place], made_as: Callable[[Digests], str]) -> Digests:
-        """Return what of places belongs to what a stage makes: what is there now, as recorded where it is gone.
+        """Return the digests that belong to a stage's artifact: of present files, else as recorded.
 
-        What was made before contents counted stays valid, as long as nothing there changed since: nothing then.
+        Artifacts from before contents counted stay valid while no file changed since; there are no digests then.
 
         Args:
             node: the stage.
-            places: what its options name.
-            made_as: gives the fingerprint of the stage's work with some contents.
+            places: the files and folders that its options name.
+            made_as: gives the fingerprint of the stage's work with some digests.
         """
         here, gone = self._look(places)
         now = {path: each.digest for path, each in here.items()}
@@ -68,18 +68,18 @@ class Contents:
         return {} if attempts and self._unchanged_since(here.values(), attempts[-1]) else found
 
     def then(self, node: Node, contents: Digests) -> Mapping[str, str]:
-        """Return the paths that had the same contents when a stage was made, by those that have them now."""
+        """Return the recorded path of each file that has moved since a stage was made, by its present path."""
         entries = self._run.made(*node)
         recorded = self._contents_of(entries[-1]) if entries else {}
         known = {digest: path for path, digest in recorded.items() if path not in contents}
         return {path: known[each] for path, each in contents.items() if path not in recorded and each in known}
 
     def is_made(self, node: Node, work: str) -> bool:
-        """Return whether the run has made a stage whose work has a fingerprint."""
+        """Return whether the run has an artifact of a stage with this fingerprint."""
         return any(entry.ref.fingerprint == work for entry in self._run.made(*node))
 
     def all(self) -> dict[str, Digests]:
-        """Return what all components of the config read, by setting; those of which nothing is known are left out."""
+        """Return the known digests of the files of all components of the config, by setting."""
         found: dict[str, Digests] = {}
         for setting, places in config_places(self._config).items():
             here, gone = self._look(places)
@@ -87,9 +87,9 @@ class Contents:
         return {setting: digests for setting, digests in found.items() if digests}
 
     def _look(self, places: Sequence[Place]) -> tuple[dict[str, Held], list[str]]:
-        """Return what is here, by path, and the paths of what is not, but may have been."""
+        """Return the present files by path, and the paths of files that may have existed."""
         here = {place.path: found for place in places if (found := self._here(place)) is not None}
-        # An id of the hub is no folder, where it is to be loaded.
+        # A hub id to be loaded is no folder.
         gone = [place for place in places if place.path not in here and (self._reads or not place.may_be_hub)]
         return here, [place.path for place in gone]
 
@@ -100,13 +100,13 @@ class Contents:
         return self._looked[key]
 
     def _may_look(self, place: Place) -> bool:
-        # A store's config is not to say what is read on a machine where it was never given.
+        # A store's config must not choose files to read on a machine where it was never given.
         known = not self._reads or is_known(place.component, place.option.partition(".")[0])
         return known and not (self._reads and place.column is not None)
 
     @cached_property
     def recorded(self) -> Digests:
-        """What the run's artifacts say of all paths they were made with: the newest of each stage and slot."""
+        """Digests by path recorded in the run's artifacts: the newest of each stage and slot."""
         newest = {(entry.stage, entry.slot): entry for entry in self._run.entries()}
         found = dict[str, str]()
         for entry in sorted(newest.values(), key=lambda entry: entry.epoch):

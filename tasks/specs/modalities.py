@@ -1,6 +1,6 @@
-"""What a kind of policy adds to the identities of stages: of what it is told, the settings that change results.
+"""Options of stages that only one kind of policy has: its settings that change results.
 
-How its samples are made, trained and shown is ``tasks.modalities``'s.
+``tasks.modalities`` has the work of a kind: sampling, training, reports.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ class ModalitySpec(ABC):
 
     @abstractmethod
     def encoding_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return what the conditioning of a prompt depends on, besides the base model."""
+        """Return the options of prompt conditioning, besides the base model."""
 
     @abstractmethod
     def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return what the samples of a rollout depend on, besides policy, prompts, seed and epoch."""
+        """Return the options of a rollout's samples, besides policy, prompts, seed and epoch."""
 
     @abstractmethod
     def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return what the samples of an evaluation depend on, besides policy, prompts, seed and number."""
+        """Return the options of an evaluation's samples, besides policy, prompts, seed and number."""
 
     @abstractmethod
     def training_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return what training depends on, besides its inputs and the section ``optimize``."""
+        """Return the options of training, besides its inputs and the section ``optimize``."""
 
     def value_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return what values of samples depend on, where the kind has such; asked where an estimator needs them."""
+        """Return the options of values of samples, for kinds and estimators that have values."""
         return {}
 
     @abstractmethod
     def export_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return what of the kind an export tells, besides what all exports do."""
+        """Return the options of an export that only this kind has."""
 
 
 def modality_spec(config: RunConfig) -> ModalitySpec:
-    """Return what the kind of a run's policy adds to identities.
+    """Return the options of the kind of a run's policy.
 
     Raises:
         ConfigError: there is no such kind.

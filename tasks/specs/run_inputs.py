@@ -1,4 +1,4 @@
-"""What a run starts from: store, config, lineage, and what the model and prompts that the config names are."""
+"""The inputs of a run: store, config, lineage, and the identities of the models and prompts that the config names."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tasks.inputs.weight_sources import (
 from tasks.specs.graph import RENDERER
 from tasks.specs.input_hashes import Contents
 
-#: By what name stages that compute with a critic have what it began as, where that is not the base model.
+#: Key of the critic's initial model in options of stages, where that is not the base model.
 _CRITIC = "critic_base"
 
 
 class RunInputs:
-    """Store, config and run, with what the config names outside the store."""
+    """Store, config and run, with the identities of inputs outside the store."""
 
     def __init__(self, store: ArtifactStore, config: RunConfig, run: RunFolder, *, reads: bool = False) -> None:
         """Bind store, config and run.
@@ -40,7 +40,7 @@ class RunInputs:
             store: the store.
             config: the run's config, or another that one stage is run with.
             run: the run.
-            reads: nothing is made: base model and prompts are what the run wrote down, wherever they are now.
+            reads: nothing is made: identities of base model and prompts are as recorded in the run.
         """
         self.store = store
         self.config = config
@@ -49,19 +49,19 @@ class RunInputs:
 
     @cached_property
     def model_identity(self) -> dict[str, Any]:
-        """What makes the base model this one. A hub id means the commit it stood for when the run began."""
+        """Identity of the base model. A hub id means its commit at the start of the run."""
         return self._identity_of(self.config.model, "")
 
     @cached_property
     def checkpoint_identity(self) -> dict[str, str]:
-        """What makes the checkpoint that training starts from this one; as recorded where its folder is gone."""
+        """Identity of the checkpoint that training starts from; as recorded if its folder is gone."""
         folder = Path(str(self.config.model.checkpoint))
         known = self._recorded_start("checkpoint") if self.reads or not folder.is_dir() else None
         return known or checkpoint_identity(folder)
 
     @cached_property
     def adapter_identity(self) -> dict[str, str]:
-        """What makes the adapters that training starts from these ones; as recorded where their file is gone."""
+        """Identity of the adapters that training starts from; as recorded if their file is gone."""
         lora = self.config.model.lora
         assert lora is not None
         path = Path(str(lora.start))
@@ -77,14 +77,12 @@ class RunInputs:
 
     @cached_property
     def renderer_identity(self) -> dict[str, Any]:
-        """What makes the model that draws texts this one."""
+        """Identity of the model that renders texts."""
         return self._identity_of(render_of(self.config).model, RENDERER)
 
     @cached_property
     def critic_identity(self) -> dict[str, Any]:
-        """What makes the model that the critic begins as this one, where it is another than the base model.
-
-        It is as recorded where its folder is gone.
+        """Identity of the critic's initial model, if it is not the base model; as recorded if its folder is gone.
 
         Raises:
             ConfigError: there is no such folder, and there never was.
@@ -108,11 +106,11 @@ class RunInputs:
         return model_identity(section.path, section.revision, without=held_in_files(section))
 
     def single_file_identity(self, section: ModelSection, slot: str) -> dict[str, str]:
-        """Return what makes single files these ones; as recorded where one is gone.
+        """Return the identity of single files; as recorded if one is gone.
 
         Args:
-            section: what the config says of the model that they are of.
-            slot: which of the run's models that is.
+            section: the section of their model.
+            slot: the slot of that model.
 
         Raises:
             ConfigError: one is gone and was never read.
@@ -131,16 +129,16 @@ class RunInputs:
 
     @cached_property
     def contents(self) -> Contents:
-        """What is in the files and folders that options of components name."""
+        """Digests of the files and folders that options of components name."""
         return Contents(self.store, self.run, self.config, self.metadata, reads=self.reads)
 
     def metadata(self) -> list[Mapping[str, Any]]:
-        """Return what all prompts that the config names say of themselves."""
+        """Return the metadata of all prompts that the config names."""
         return [prompt.metadata for prompts in self.source_prompts.values() for prompt in prompts]
 
     @cached_property
     def prompts_identity(self) -> str:
-        """What makes the prompts these ones."""
+        """Identity of the prompts."""
         record = (self.run.describe() or {}) if self.reads else {}
         known = record.get("preprocess")
         return str(known) if known is not None else prompts_fingerprint(self.source_prompts)
@@ -160,5 +158,5 @@ class RunInputs:
 
 
 def critic_identity(facts: RunInputs) -> dict[str, Any]:
-    """Return what of the critic's beginning stages depend on: nothing where that is the base model."""
+    """Return the identity of the critic's initial model as an option; empty where that is the base model."""
     return {} if facts.config.critic.path is None else {_CRITIC: facts.critic_identity}

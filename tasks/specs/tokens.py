@@ -1,4 +1,4 @@
-"""What samples, training and exports of causal language models depend on."""
+"""Options of samples, training and exports of causal language models."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def _learning(section: CriticSection) -> dict[str, Any]:
 
 
 def _called(config: RunConfig) -> dict[str, Any]:
-    # All that transformers has are exact; those of a family of one's own may not be.
+    # All backends of transformers are exact; those of a custom family may not be.
     attention = None if config.model.attention in LANGUAGE_BACKENDS else config.model.attention
     return {"dtype": config.model.dtype, "options": config.model.options, "attention": attention}

@@ -25,7 +25,7 @@ class ExportStage(Stage):
     first_rank_only = True
 
     def options(self) -> Mapping[str, Any]:
-        """The format, how the model is called, and what the card says."""
+        """The format, arguments of the model, and the facts of the card."""
         config = self.config
         return {
             "format": self.format,

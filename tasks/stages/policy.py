@@ -54,7 +54,7 @@ class PolicyStage(Stage):
         return [Shard(SHARD)]
 
     def load(self) -> None:
-        """The fresh adapters, if there are any; of what others wrote, the shapes."""
+        """Make fresh adapters if the run trains them; for weights of others read the shapes."""
         if self.config.model.checkpoint is not None or _adapter_of(self.config):
             self._shapes = self.host.fresh().shapes()
         elif self.config.model.lora is not None:

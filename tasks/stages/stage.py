@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from storage.attempt_claims import Claim, anew, claimed
+from storage.attempt_claims import Claim, claimed, next_attempt
 from storage.backends.base import FileEntry
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
@@ -120,7 +120,7 @@ class Stage(StageIdentity):
         """
         store = self.context.store
         if again:
-            self._ref = anew(store, self.ref)
+            self._ref = next_attempt(store, self.ref)
         if self.sizes and not chosen:
             self._ref = claimed(store, self.ref, Claim(run=self.context.run.name, sizes=self.sizes))
 

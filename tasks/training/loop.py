@@ -240,11 +240,11 @@ def _accumulate(
     for number, batch in enumerate(batches):
         ranks.pulse.at(f"micro-batch {number + 1} of an update of {figures.rows} rows")
         result = algorithm.loss(batch, models)
-        rows = sum(result.beside.values(), result.loss)
+        rows = sum(result.other_losses.values(), result.loss)
         loss = (rows * batch.weights * batch.importance).sum() / figures.rows * factor
         with backward(models.meter):
             loss.backward()  # type: ignore[no-untyped-call]
-        further = {f"{name}_loss": values for name, values in result.beside.items()}
+        further = {f"{name}_loss": values for name, values in result.other_losses.items()}
         figures.add(batch, {"loss": result.loss, **further, **result.metrics})
 
 

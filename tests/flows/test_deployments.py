@@ -1,4 +1,4 @@
-"""Deploying leaves alone what it was not told to change, on a real server: whatever a person set there is theirs."""
+"""Deploying leaves alone what it was not asked to change, on a real server: whatever a person set there is theirs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from configs.load import dump_yaml, load_config
 from flows.cli.deploy import deploy_command, list_command
 from flows.deployments import DeployRequest, carry_out, every_deployment, plan
 from flows.requests import ContinueRequest
-from flows.schedule_parser import read_schedule, told
+from flows.schedule_parser import read_schedule, schedule_text
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
 from tests.conftest import FlowmillCommand
@@ -129,7 +129,10 @@ def test_what_a_command_names_is_asked_about_and_changes_alone(
     before = by_hand["parameters"]["request"]
     assert now["parameters"]["request"] == {**before, "advance": 1}
     rules = client.read_deployment_by_name(f"pipeline/{name}").schedules
-    assert {(told(each.schedule), each.active) for each in rules} == {("0 3 * * * UTC", True), ("every 6 h", True)}
+    assert {(schedule_text(each.schedule), each.active) for each in rules} == {
+        ("0 3 * * * UTC", True),
+        ("every 6 h", True),
+    }
 
 
 def test_deployments_of_one_flow_live_side_by_side_and_are_listed(

@@ -1,4 +1,4 @@
-"""Schedules are taken by the rule that the help states, and told again as they were written."""
+"""Schedules are read by the documented rule and printed in the same form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from configs.errors import ConfigError
-from flows.schedule_parser import next_start, read_schedule, told
+from flows.schedule_parser import next_start, read_schedule, schedule_text
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from flows.schedule_parser import next_start, read_schedule, told
 )
 def test_a_schedule_is_told_as_it_was_written_and_comes(text: str, shown: str) -> None:
     rule = read_schedule(text, "Europe/Vienna")
-    assert told(rule) == shown
+    assert schedule_text(rule) == shown
     due = next_start(rule)
     assert due is not None
     now = datetime.now(UTC)

@@ -38,7 +38,7 @@ WAITS: Mapping[str, int] = dict.fromkeys(
     "qwen_image21": 2 * 14,
 }
 #: How a run is made again: all families the first way, a few all ways.
-_ANEW, _IN_HOST = "that was begun anew", "with moments in host memory"
+_ANEW, _IN_HOST = "that was restarted", "with moments in host memory"
 _AGAIN = (_ANEW, _IN_HOST)
 
 

@@ -60,7 +60,7 @@ class Lines(list[Line]):
 
     def markdown(self) -> str:
         """Return the table."""
-        head = ["| what | predicted | measured | ratio | ok |", "|---|---|---|---|---|"]
+        head = ["| quantity | predicted | measured | ratio | ok |", "|---|---|---|---|---|"]
         return "\n".join([*head, *map(_row, self)])
 
     def as_data(self) -> list[dict[str, Any]]:

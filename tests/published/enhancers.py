@@ -27,8 +27,9 @@ _README = {
     "prompts.train": "generation_prompts_1k_filterd.txt",
 }
 _ALIKE = (
-    "What the script leaves to TRL's trainer (length of a text 256, KL 0.04) has TRL's values of the time; how many "
-    "prompts an update has depends on its version, and is 32 here. The instruction is worded anew. A text without "
+    "Settings that the script leaves to TRL's trainer (length of a text 256, KL 0.04) have TRL's values of the time; "
+    "how many prompts an update has depends on its version, and is 32 here. The instruction is worded differently. A "
+    "text without "
     "marks is drawn as 'a photo' there, as an empty prompt here."
 )
 

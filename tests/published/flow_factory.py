@@ -138,7 +138,7 @@ PUBLISHED: Mapping[str, Publication] = {
         title="Flow-Factory on Qwen-Image-Edit-2509",
         paper=None,
         files=_factory_files("qwen_image_edit_plus/default.yaml", "qwen_image/qwen_image_edit_plus.py"),
-        remark=f"{_ONE_SUBSET} What it generates has the shape of the image to edit; here it is square.",
+        remark=f"{_ONE_SUBSET} Generated images have the shape of the image to edit; here it is square.",
         settings={
             "code": {**_FACTORY_CODE, **BOTH},
             "example": {

@@ -82,7 +82,8 @@ PUBLISHED: Mapping[str, Publication] = {
         },
         remark=(
             "The paper's table stands here as section 3 of another project's plan copies it; neither it nor the "
-            "official code could be had. What that leaves out (normalization, weights of the rewards, moving average, "
+            "official code could be had. Settings that it leaves out (normalization, weights of the rewards, "
+            "moving average, "
             "optimizer, evaluation) is as in sd35_medium. Four further stages, of GenEval and OCR, follow there."
         ),
         settings={

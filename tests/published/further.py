@@ -216,7 +216,8 @@ PUBLISHED: Mapping[str, Publication] = {
         remark=(
             "A prompt on each of 32 GPUs, its two branches one after the other, from two states that end at one level; "
             "here one state has both. All ranks begin with one noise, which is the known noise too; here each has its "
-            "own. Words take turns there and are drawn here. What is trained ends where images are shown, at step 20. "
+            "own. Words take turns there and are drawn here. Training ends at step 20, where images are "
+            "shown. "
             "Levels are 1000 parts between steps 5 and 25 of 50 at a shift of 3, the step is 101 of them. A script for "
             "PickScore has other levels, 5 to 30, and other factors, 0.1 to 0.5 and 0.6 to 0.01."
         ),

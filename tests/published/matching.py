@@ -149,7 +149,7 @@ PUBLISHED: Mapping[str, Publication] = {
         remark=(
             "Groups of 24 and 24 groups are better, says a comment there; the clip of 0.01 is the code's, its README "
             "has 0.001. Up to update 200 rollouts are the policy's own, then those of its average; the clip compares "
-            "with that average from the beginning there, here with what rolls out. Its solver is diffusers' "
+            "with that average from the beginning there, here with the rollout policy. Its solver is diffusers' "
             "DPMSolverMultistepScheduler on levels of shift 3 that begin at 0.9997."
         ),
         settings={
@@ -193,7 +193,7 @@ PUBLISHED: Mapping[str, Publication] = {
         files=_factory_files("crd"),
         remark=(
             "The example follows the paper's table 3. Decays count updates there, two an epoch. Rewards are centered "
-            "over what all GPUs hold at a time there, and within each prompt's group here. Levels are 20 of the ten "
+            "over all GPUs' samples there, and within each prompt's group here. Levels are 20 of the ten "
             "of a rollout, each twice here."
         ),
         settings={

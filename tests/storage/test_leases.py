@@ -1,4 +1,4 @@
-"""Whose a lease or a staging folder is, told from host, machine, process namespace and the start of the process."""
+"""Owners of leases and staging folders, recognized by host, machine, process namespace and start of the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from configs.schema import StoreSection
 from storage.backends import lease as leases
 from storage.backends import process_tags
 from storage.backends.base import Staging
-from storage.backends.process_tags import is_gone, tag, told
+from storage.backends.process_tags import is_gone, process_label, tag
 from storage.backends.s3 import S3Backend
 from tests.conftest import ROOT
 from tests.support.s3 import Faults, Server, make_bucket, unreliable, use
@@ -160,8 +160,8 @@ def test_what_a_process_left_is_told_from_what_others_hold(tmp_path: Path, monke
         "of anybody": "notes",
     }
     assert {name for name, each in names.items() if is_gone(each)} == {"dead", "another of the same number"}
-    assert told(mine) == f"{host}, pid {pid}"
-    assert told("notes") == "unknown host and process"
+    assert process_label(mine) == f"{host}, pid {pid}"
+    assert process_label("notes") == "unknown host and process"
     staging = Staging(tmp_path)
     for name in names.values():
         (staging.folder / name).mkdir()

@@ -124,14 +124,14 @@ def test_of_tokens(name: str, options: dict[str, Any], padding: float) -> None:
         keys=tuple((row, 0) for row in range(5)),
     )
     found = algorithm.loss(rows, Fixed(leaf, torch.where(mask, 0.0, -padding)))
-    every = sum(found.beside.values(), found.loss)
+    every = sum(found.other_losses.values(), found.loss)
     (slope,) = torch.autograd.grad((every * rows.weights).sum(), leaf)
     assert bool(every.isfinite().all())
     assert bool(slope.isfinite().all())
     assert all(bool(values.isfinite().all()) for values in found.metrics.values())
     assert not slope[~mask].any()
     assert not slope[4].any()
-    if name != "dpo" and algorithm.surrogate == "clip" and not algorithm.kl_coef and not found.beside:
+    if name != "dpo" and algorithm.surrogate == "clip" and not algorithm.kl_coef and not found.other_losses:
         assert not slope[CLIPPED].any()
 
 

@@ -40,7 +40,7 @@ RANK = """
     def main():
         with torchrun_ranks(torch.device("cpu"), 60, lambda beats: None) as ranks:
             dist.all_reduce(torch.ones(10))
-            ranks.beside().gather(ranks.rank)
+            ranks.second_group().gather(ranks.rank)
             # In one piece: unbuffered as it is, print would write the end of the line by itself.
             sys.stdout.write("met\\n")
             time.sleep(600)
