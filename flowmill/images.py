@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    from storage.commit import ArtifactStore
+    from storage.artifacts.commit import ArtifactStore
     from storage.layout import ArtifactRef
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from PIL.Image import Image
 
-    from storage.commit import ArtifactStore
+    from storage.artifacts.commit import ArtifactStore
     from storage.layout import ArtifactRef
     from tasks.reports.reading import States
     from tasks.runs.context import RunContext
@@ -30,7 +30,7 @@ def open(root: str | None = None) -> Store:
     Raises:
         FlowmillError: the store does not exist.
     """
-    from storage.commit import ArtifactStore
+    from storage.artifacts.commit import ArtifactStore
 
     return Store(ArtifactStore(existing_root(root)))
 
@@ -50,7 +50,7 @@ class Store:
     @property
     def runs(self) -> list[str]:
         """Names of its runs."""
-        from storage.lineage import list_runs
+        from storage.artifacts.lineage import list_runs
 
         return list_runs(self._store)
 
@@ -72,7 +72,7 @@ class Store:
         """Return the table of 'flowmill store ls': artifact, stage, shards, rows, size (bytes), age_s, runs, ..."""
         import pyarrow as pa
 
-        from storage.verify import list_artifacts
+        from storage.maintenance.verify import list_artifacts
 
         return pa.Table.from_pylist(list_artifacts(self._store))
 

@@ -7,7 +7,7 @@ import re
 from prefect.assets import Asset, AssetProperties, add_asset_metadata, materialize
 from prefect.cache_policies import NO_CACHE
 
-from storage.records import Manifest
+from storage.artifacts.records import Manifest
 from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
 

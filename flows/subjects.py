@@ -133,15 +133,15 @@ def _can_look(root: str, *, here: bool) -> bool:
 
 
 def _check_run(name: str, root: str) -> None:
-    from storage.commit import ArtifactStore
+    from storage.artifacts.commit import ArtifactStore
     from tasks.runs.opening import require_run
 
     require_run(ArtifactStore(existing_root(root)), name)
 
 
 def _only_run(root: str) -> str:
-    from storage.commit import ArtifactStore
-    from storage.lineage import list_runs
+    from storage.artifacts.commit import ArtifactStore
+    from storage.artifacts.lineage import list_runs
 
     where = existing_root(root)
     found = list_runs(ArtifactStore(where))

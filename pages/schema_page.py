@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from storage.schema import DESCRIPTION, REFERENCES, SAMPLES
-from storage.tables import written_schema
 from storage.trajectories.base import ARRAYS
+from storage.trajectories.schema import DESCRIPTION, REFERENCES, SAMPLES
+from storage.trajectories.tables import written_schema
 from tasks.reports.dataset import exported_schema
 
 PAGE = Path(__file__).parent.parent / "docs" / "schemas.md"

@@ -1,4 +1,4 @@
-"""Bytes and paths: artifact layout, commits, trajectory stores, tables, embedding cache, lineage.
+"""Bytes and paths, independent of models. ``layout.py`` has the locations, ``artifacts/commit.py`` the commit protocol.
 
-Independent of models. Read ``layout.py`` for locations and ``commit.py`` for the commit protocol.
+Rooms, each importing only those before it: backends, artifacts, trajectories, maintenance.
 """

@@ -171,7 +171,10 @@ def test_nothing_unpickles() -> None:
     ]
 
 
-@pytest.mark.parametrize("module", ["configs.load", "configs.schema", "storage.verify", "flows.cli", "flowmill"])
+@pytest.mark.parametrize(
+    "module",
+    ["configs.load", "configs.schema", "storage.maintenance.verify", "flows.cli", "flowmill"],
+)
 def test_light_modules_import_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'prefect' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -10,8 +10,8 @@ from rich.table import Table
 from configs.human_units import duration, size
 from flows.cli.filters import EntryFilter, short_names, span
 from flows.console import console, print_json, print_table
-from storage.commit import ArtifactStore
-from storage.verify import list_artifacts
+from storage.artifacts.commit import ArtifactStore
+from storage.maintenance.verify import list_artifacts
 from tasks.runs.opening import require_run
 
 _COLUMNS = ("epoch", "stage", "artifact", "rows", "size", "state", "runs")

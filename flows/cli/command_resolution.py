@@ -51,8 +51,8 @@ def understood(request: PipelineRequest, *, claim: ExitStack | None = None) -> A
     from tasks.checks.names import check_names
 
     check_names(given, source=Path(request.config), overrides=request.overrides)
-    from storage.commit import ArtifactStore
-    from storage.lineage import RunFolder
+    from storage.artifacts.commit import ArtifactStore
+    from storage.artifacts.lineage import RunFolder
     from tasks.runs.locks import holding, run_name, was_finished
 
     store = ArtifactStore(given.store)

@@ -26,7 +26,7 @@ def run_command(asked: Asked, *, quiet: bool) -> None:
     Raises:
         RunConflictError: a run of this name exists with other settings, or another process executes it.
     """
-    from storage.commit import ArtifactStore
+    from storage.artifacts.commit import ArtifactStore
     from tasks.runs.locks import holding
     from tasks.runs.opening import finished_result, note_moves, refuse_other_settings
 

@@ -14,7 +14,7 @@ from flows.requests import ContinueRequest, StageRequest
 from flows.server import local_api
 
 if TYPE_CHECKING:
-    from storage.commit import ArtifactStore
+    from storage.artifacts.commit import ArtifactStore
     from storage.layout import ArtifactRef
 
 
@@ -31,7 +31,7 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
         ConfigError: there is no such stage, or the request contradicts itself.
         StoreError: there is no such run.
     """
-    from storage.commit import ArtifactStore
+    from storage.artifacts.commit import ArtifactStore
     from tasks.runs.locks import refuse_while_executing
 
     if downstream and request.overrides:
@@ -104,7 +104,7 @@ def regenerate(
         damaged: artifact -> runs that name it.
         trust_store: run code and commands that only the store names.
     """
-    from storage.quarantine import leave_trace
+    from storage.maintenance.quarantine import leave_trace
     from tasks.runs.repairs import makers
 
     for ref, runs in damaged.items():

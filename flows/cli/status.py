@@ -15,8 +15,8 @@ from configs.escaping import command
 from flows.cli.filters import EntryFilter, ranges, span
 from flows.console import console, print_json, print_table
 from flows.environment import default_root
-from storage.commit import ArtifactStore
-from storage.lineage import list_runs
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import list_runs
 from tasks.metrics.speed import in_words
 
 _STYLES = {"fresh": "green", "stale": "red", "missing": "yellow"}

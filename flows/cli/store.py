@@ -49,7 +49,7 @@ def show(
     With --sample: prompt, seed, policy, rewards, advantage, and the optimizer updates one sample entered.
     """
     from flows.console import console, print_json
-    from storage.verify import describe_artifact, users_of
+    from storage.maintenance.verify import describe_artifact, users_of
     from tasks.runs.addresses import find_artifact
 
     store = _open(root)
@@ -79,7 +79,7 @@ def verify(
 ) -> None:
     """Check the files and sizes of every committed artifact, with --deep also content. Exit with 1 on a problem."""
     from flows.console import console, print_json
-    from storage.verify import verify_store
+    from storage.maintenance.verify import verify_store
 
     report = verify_store(_open(root), deep=deep)
     if as_json:
@@ -106,9 +106,9 @@ def repair(
 ) -> None:
     """Move damaged files to quarantine/; regenerate shards with their stages, and restore records from copies."""
     from flows.console import console
-    from storage.lineage import at_rest, damaged_records
-    from storage.quarantine import quarantine
-    from storage.verify import find_problems, users_of
+    from storage.artifacts.lineage import at_rest, damaged_records
+    from storage.maintenance.quarantine import quarantine
+    from storage.maintenance.verify import find_problems, users_of
 
     store = _open(root)
     with at_rest(store):
@@ -154,8 +154,8 @@ def gc(
     """
     from configs.human_units import size
     from flows.console import console
-    from storage.garbage_collection import Retention, plan_removals, remove
-    from storage.lineage import at_rest, list_runs
+    from storage.artifacts.lineage import at_rest, list_runs
+    from storage.maintenance.garbage_collection import Retention, plan_removals, remove
     from tasks.runs.opening import require_run
     from tasks.specs.stages import names_of
 
@@ -216,8 +216,8 @@ def cp(
     """Copy a run with everything it names to another root; existing files are not copied again."""
     from configs.human_units import size
     from flows.console import console
-    from storage.commit import ArtifactStore
-    from storage.transfer import copy_run
+    from storage.artifacts.commit import ArtifactStore
+    from storage.maintenance.transfer import copy_run
     from tasks.runs.opening import require_run
 
     store = _open(root)
@@ -256,7 +256,7 @@ def _progress() -> Any:
 
 def _open(root: str | None) -> Any:
     uri = existing_root(root)
-    from storage.commit import ArtifactStore
+    from storage.artifacts.commit import ArtifactStore
 
     return ArtifactStore(uri)
 

@@ -30,7 +30,7 @@ def sweep_command(request: SweepRequest, *, out: Path | None, quiet: bool) -> No
         WorkerError: a variant failed.
     """
     from configs.load import load_config
-    from storage.commit import ArtifactStore
+    from storage.artifacts.commit import ArtifactStore
     from tasks.checks.names import check_names
     from tasks.metrics.sweep import final_settings, selection_note, variants
     from tasks.runs.locks import refuse_while_executing

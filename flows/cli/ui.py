@@ -10,7 +10,7 @@ from configs.errors import FlowmillError
 from flows.console import console
 from flows.environment import default_root
 from flows.server import check_home, prefect_command, prefect_environment
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
 from tasks.execution.launch import stop_trees
 from tasks.execution.parent_death import die_with_parent
 from tasks.tracking.locations import ARTIFACTS, runs_page, served_at, tracking_folder, tracking_uri

@@ -20,7 +20,7 @@ def view_command(root: str, run: str | None, *, port: int, trust_store: bool) ->
         ConfigError: Streamlit is not installed.
         StoreError: there is no such run.
     """
-    from storage.commit import ArtifactStore
+    from storage.artifacts.commit import ArtifactStore
     from tasks.runs.opening import require_run
 
     require_extra("view", "streamlit", label="flowmill view")

@@ -17,9 +17,9 @@ from typing import IO, Any
 from configs.errors import RunConflictError, StoreError
 from configs.schema import StoreSection
 from storage.backends.base import Blob, FileEntry, Staging
+from storage.backends.checksums import check_file, check_size, hash_file
 from storage.backends.mapped_file import MappedFile
 from storage.backends.process_tags import tag
-from storage.checksums import check_file, check_size, hash_file
 from storage.layout import STAGING
 from storage.names import below, inside
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from storage.backends.base import BLOCK, FileEntry
-from storage.checksums import check_block, check_range
+from storage.backends.checksums import check_block, check_range
 
 
 class MappedFile:

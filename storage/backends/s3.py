@@ -20,11 +20,11 @@ from configs.user_directories import user_cache
 from storage.backends.base import PART, Blob, FileEntry
 from storage.backends.bucket import Bucket
 from storage.backends.cache import Cache
+from storage.backends.checksums import check_block, check_content, check_file, check_range, check_size
 from storage.backends.lease import Lease, holder_of
 from storage.backends.mapped_file import MappedFile
 from storage.backends.memory_cache import Known
 from storage.backends.process_tags import tag
-from storage.checksums import check_block, check_content, check_file, check_range, check_size
 
 _PIECE = 4 * PART
 #: Concurrent uploads of files of a shard.

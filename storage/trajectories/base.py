@@ -11,7 +11,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -21,11 +21,12 @@ import pyarrow as pa
 
 from configs.errors import CorruptError
 from configs.fingerprint import canonical_json
-from storage.arrays import stored_dtype
+from storage.artifacts.row_digest import Contents
+from storage.artifacts.shard_files import Files
 from storage.backends.base import Blob, FileEntry
-from storage.checksums import REMEDY
-from storage.media import MediaFormat, Sound, decode, decode_sound
-from storage.shard_files import Files
+from storage.backends.checksums import REMEDY
+from storage.trajectories.arrays import stored_dtype
+from storage.trajectories.media import MediaFormat, Sound, decode, decode_sound
 
 #: Fields of a sample that are stored as raw arrays if present, in this order, with their descriptions.
 ARRAYS = {
@@ -117,12 +118,20 @@ class Sample:
             "reference_kl": np.asarray(self.reference_kl, np.float32),
         }
 
+    def add_to(self, contents: Contents) -> None:
+        """Add all stored values to a digest of rows."""
+        columns = self.columns()
+        arrays = {name: columns.pop(name) for name in ("log_probs", "reference_kl")}
+        media = {"media": self.media, "sound": None if self.sound is None else self.sound.samples}
+        stored = {name: array for name, array in media.items() if array is not None}
+        contents.add(columns, {**arrays, **self.arrays(), **stored})
+
 
 class TrajectoryShard:
     """A shard opened for reading: its table is in memory, its payloads are read in ranges on demand."""
 
     def __init__(self, table: pa.Table, payloads: Callable[[], Blob], where: str) -> None:
-        """Bind a table of schema ``storage.schema.SAMPLES`` to the function that opens its payload file."""
+        """Bind a table of ``storage.trajectories.schema.SAMPLES`` to the function that opens its payload file."""
         self.table = table
         self._payloads = payloads
         self._blob: Blob | None = None
@@ -323,20 +332,3 @@ class TrajectoryStore(Protocol):
             CorruptError: the table does not match the schema.
         """
         ...
-
-
-def array_entry(name: str, array: np.ndarray, offset: int) -> dict[str, Any]:
-    """Return the entry of ``schema.SAMPLES`` for one stored array."""
-    return {
-        "name": name,
-        "dtype": _named(array.dtype),
-        "shape": list(array.shape),
-        "offset": offset,
-        "size": array.nbytes,
-    }
-
-
-@lru_cache
-def _named(dtype: np.dtype[Any]) -> str:
-    """Return a dtype's name, cached, as NumPy computes it each time."""
-    return str(dtype)

@@ -18,13 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.errors import CorruptError, StoreError
-from storage.arrow_files import arrow_file
+from storage.artifacts.shard_files import Files
 from storage.backends.base import FileEntry
 from storage.backends.mapped_file import MappedFile
-from storage.media import DEFAULT_MEDIA, MediaFormat
-from storage.schema import SAMPLES, column, read_table, versioned
-from storage.shard_files import Files
-from storage.trajectories.base import ARRAYS, Sample, TrajectoryShard, array_entry
+from storage.trajectories.arrays import array_entry
+from storage.trajectories.arrow_files import arrow_file
+from storage.trajectories.base import ARRAYS, Sample, TrajectoryShard
+from storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
+from storage.trajectories.schema import SAMPLES, column, read_table, versioned
 
 FILE = "samples.parquet"
 _OFFSETS = "flowmill.offsets"

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from configs.fingerprint import canonical_json
+from storage.artifacts.shard_files import Files
 from storage.backends.base import FileEntry
-from storage.checksums import Checksum
-from storage.media import DEFAULT_MEDIA, MediaFormat
-from storage.schema import SAMPLES, read_table, write_table
-from storage.shard_files import Files
-from storage.trajectories.base import Sample, TrajectoryShard, array_entry
+from storage.backends.checksums import Checksum
+from storage.trajectories.arrays import array_entry
+from storage.trajectories.base import Sample, TrajectoryShard
+from storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
+from storage.trajectories.schema import SAMPLES, read_table, write_table
 
 TABLE = "samples.parquet"
 TAR = "samples.tar"

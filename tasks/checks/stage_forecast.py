@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from configs.schema import RunConfig
-from storage.commit import ArtifactStore
-from storage.lineage import RunFolder
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.locks import run_name

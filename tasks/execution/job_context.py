@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from storage.layout import ArtifactRef
-from storage.lineage import RunFolder
 from tasks.execution.execution import Execution
 from tasks.execution.job_spec import JobSpec
 from tasks.runs.context import RunContext

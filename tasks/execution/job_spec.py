@@ -12,7 +12,7 @@ from typing import Any
 from configs.fingerprint import fingerprint
 from configs.load import parse_config
 from configs.schema import RunConfig
-from storage.checksums import hash_file
+from storage.backends.checksums import hash_file
 from tasks.stages.stage_run import StageRun
 
 #: Prefix of a rank's output lines that contain one JSON object for the parent process.

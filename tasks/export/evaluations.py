@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from storage.tables import read_shard
+from storage.trajectories.tables import read_shard
 from tasks.inputs.components import open_trajectory_store
 from tasks.metrics.evaluations import Figures
 from tasks.metrics.evaluations import evaluation_figures as figures_of

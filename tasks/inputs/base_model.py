@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from configs.model import ModelSection
-from storage.checksums import hash_file
+from storage.backends.checksums import hash_file
 
 #: License files a folder may hold, copied into exports.
 LICENSE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*")

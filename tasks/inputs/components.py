@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from models.policies.base import Policy
     from models.weights.lora import LoraSpec
     from models.weights.lora_start import StartAdapter
-    from storage.media import MediaFormat
     from storage.trajectories.base import TrajectoryStore
+    from storage.trajectories.media import MediaFormat
     from tasks.algorithms.base import Algorithm
 
 
@@ -154,7 +154,7 @@ def sampling_sizes(config: RunConfig) -> dict[str, int | None]:
 
 def media_format(config: RunConfig) -> MediaFormat:
     """Return the format in which a run stores images and clips."""
-    from storage.media import MediaFormat
+    from storage.trajectories.media import MediaFormat
 
     media = config.rollout.media
     return MediaFormat(name=media.format, lossless=media.lossless, fps=media.fps)

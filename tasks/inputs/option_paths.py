@@ -21,7 +21,7 @@ from configs.path_types import looks_local
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.rewards import GIVEN, REWARDS
-from storage.file_hash_cache import file_hashes
+from storage.backends.file_hash_cache import file_hashes
 from tasks.algorithms import algorithms_of
 from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.weight_sources import model_files
@@ -153,7 +153,7 @@ def held(place: Place, metadata: Callable[[], Metadata], *, deep: bool = False) 
     Args:
         place: the place.
         metadata: returns the metadata of all prompts; called for places with a column only.
-        deep: read all files again, see ``storage.file_hash_cache``.
+        deep: read all files again, see ``storage.backends.file_hash_cache``.
     """
     try:
         folder, names = _files(place, metadata)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from configs.errors import CorruptError, PromptError
 from models.image_files import film_size, is_film, is_plain, open_clip, open_picture
-from storage.checksums import hash_data, hash_file
+from storage.backends.checksums import hash_data, hash_file
 from storage.names import below
 
 #: Limit on pixels, as a small file can claim to be an image of any size; models take a hundredth of this.

@@ -12,11 +12,11 @@ from configs.folders import files_below
 from configs.model import ModelSection
 from configs.path_types import looks_local
 from models.weights.lora_files import adapter_files
-from storage.file_hash_cache import file_hashes
+from storage.backends.file_hash_cache import file_hashes
 from storage.layout import PARTS, ArtifactRef
 
 if TYPE_CHECKING:
-    from storage.commit import ArtifactStore
+    from storage.artifacts.commit import ArtifactStore
 
 PIPELINE = "pipeline"
 OPTIMIZER = "optimizer.safetensors"

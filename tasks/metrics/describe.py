@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from storage import layout
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import LineageEntry
 from storage.layout import ArtifactRef
-from storage.lineage import LineageEntry
 from tasks.inputs.weight_sources import PIPELINE
 from tasks.metrics.alerts import alerts
 from tasks.metrics.evaluations import split_of

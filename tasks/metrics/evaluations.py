@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from configs.schema import RunConfig
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import LineageEntry
 from storage.layout import ArtifactRef
-from storage.lineage import LineageEntry
-from storage.tables import read_shard
+from storage.trajectories.tables import read_shard
 from tasks.metrics.image_grids import GRID
 from tasks.metrics.texts import TEXTS, Text, read_texts
 from tasks.runs.chain import Chain

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from configs.errors import CorruptError
 from configs.rewards import RewardSection
-from storage.tables import read_rows
+from storage.trajectories.tables import read_rows
 from tasks.runs.chain import Chain
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from storage.artifacts.records import Manifest
 from storage.layout import ArtifactRef
-from storage.records import Manifest
 from tasks.runs.chain import Chain
 
 #: Unit of the rows of stages whose row rate measures the model's speed.

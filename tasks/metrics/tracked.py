@@ -14,8 +14,8 @@ from configs.escaping import in_markdown
 from configs.fingerprint import fingerprint
 from configs.load import flatten
 from configs.schema import RunConfig
+from storage.artifacts.records import Manifest
 from storage.layout import ArtifactRef
-from storage.records import Manifest
 from tasks.metrics.alerts import alerts
 from tasks.metrics.evaluations import (
     Figures,

@@ -11,7 +11,7 @@ import numpy as np
 from configs.errors import ConfigError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from storage.gradients import StoredGradients
+from storage.trajectories.gradients import StoredGradients
 from tasks.inputs.policy_kind import kind_name
 
 if TYPE_CHECKING:

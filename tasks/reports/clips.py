@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from storage.media import MediaFormat
 from storage.trajectories.base import TrajectoryShard
+from storage.trajectories.media import MediaFormat
 from tasks.reports.reading import rows_of
 from tasks.runs.chain import Chain
 from tasks.specs.graph import drawn_of

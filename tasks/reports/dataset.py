@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 
 from configs.errors import ConfigError, StoreError
 from configs.extras import require_extra
-from storage.lineage import LineageEntry
-from storage.schema import ADVANTAGES, DESCRIPTION, SAMPLES, column
-from storage.tables import read_rows
+from storage.artifacts.lineage import LineageEntry
 from storage.trajectories.base import TrajectoryShard
+from storage.trajectories.schema import ADVANTAGES, DESCRIPTION, SAMPLES, column
+from storage.trajectories.tables import read_rows
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.renderer import render_of
 from tasks.reports.reading import texts_of

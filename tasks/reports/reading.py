@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.errors import StoreError
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.tables import TABLES, read_rows
 from storage.trajectories.base import TrajectoryShard
+from storage.trajectories.tables import TABLES, read_rows
 from tasks.advantages.estimators import make_estimator
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.renderer import image_name, sample_name

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.errors import StoreError, TrustError
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import LineageEntry
 from storage.layout import ArtifactRef
-from storage.lineage import LineageEntry
-from storage.tables import read_rows
+from storage.trajectories.tables import read_rows
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.store_trust import check_trusted
 from tasks.modalities.modality import make_kind

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from configs.errors import ConfigError
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from storage.layout import ArtifactRef
-from storage.lineage import RunFolder
-from storage.verify import find_ref
+from storage.maintenance.verify import find_ref
 from tasks.runs.opening import open_run
 from tasks.specs.graph import Node
 

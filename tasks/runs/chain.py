@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from configs.errors import NotCommittedError
 from configs.escaping import command
 from configs.fingerprint import fingerprint
+from storage.artifacts.lineage import LineageEntry
+from storage.artifacts.records import same_content
 from storage.layout import ArtifactRef
-from storage.lineage import LineageEntry
-from storage.records import same_content
 from tasks.specs.graph import OF, RENDERER, Node, has_gradients, policy_after, run_nodes
 from tasks.specs.identity import StageIdentity, identity_of
 from tasks.specs.run_inputs import RunInputs

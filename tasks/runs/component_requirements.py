@@ -5,7 +5,7 @@ from __future__ import annotations
 from configs.base import Component
 from configs.errors import TrustError
 from configs.schema import AlgorithmNeeds, RunConfig
-from storage.lineage import RunFolder
+from storage.artifacts.lineage import RunFolder
 from tasks.inputs.components import algorithm_needs
 
 _SERIES = "needs"

@@ -12,10 +12,10 @@ from configs.errors import NotCommittedError
 from configs.load import asks_for, parse_config
 from configs.model import ModelSection
 from configs.schema import RunConfig
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from storage.layout import ArtifactRef
-from storage.lineage import RunFolder
-from storage.tables import read_rows
+from storage.trajectories.tables import read_rows
 from tasks.inputs.prompts import StoredPrompt, image_files, image_keys
 from tasks.inputs.renderer import render_of
 from tasks.inputs.weight_sources import PIPELINE, source_folder
@@ -29,8 +29,8 @@ from tasks.specs.run_inputs import RunInputs
 if TYPE_CHECKING:
     import numpy as np
 
-    from storage.embeddings import EmbeddingCache
-    from storage.source_images import ReferenceFiles
+    from storage.trajectories.embeddings import EmbeddingCache
+    from storage.trajectories.source_images import ReferenceFiles
 
 
 class RunContext(RunInputs):
@@ -140,7 +140,7 @@ class RunContext(RunInputs):
     @cached_property
     def _reference_files(self) -> ReferenceFiles:
         # Imported late: most runs have no images, and this module imports Arrow.
-        from storage.source_images import ReferenceFiles
+        from storage.trajectories.source_images import ReferenceFiles
 
         return ReferenceFiles(self.store, self.chain.require(0, "preprocess").ref)
 
@@ -174,7 +174,7 @@ class RunContext(RunInputs):
 
     def embedding_cache(self, ref: ArtifactRef) -> EmbeddingCache:
         """Return the embedding cache of an encoder; tables it has read stay in memory."""
-        from storage.embeddings import EmbeddingCache
+        from storage.trajectories.embeddings import EmbeddingCache
 
         return self._caches.setdefault(ref, EmbeddingCache(self.store, ref))
 

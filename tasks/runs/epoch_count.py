@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from configs.load import override_config
 from configs.schema import RunConfig
-from storage.commit import ArtifactStore
-from storage.lineage import RunFolder
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 
 #: Series of records of lengths requested outside the config: by ``--advance``, or by a stage of the next epoch.
 _SERIES = "lengths"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from configs.errors import ConfigError
 from configs.schema import RunConfig
 from storage import layout
-from storage.commit import ArtifactStore
-from storage.lineage import RunFolder
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 
 if TYPE_CHECKING:
     # It imports torch, and a refused command should not wait for that.

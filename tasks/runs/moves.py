@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from configs.load import flatten, override_config
 from configs.override_quoting import text_override
 from configs.schema import RunConfig
-from storage.commit import ArtifactStore
-from storage.lineage import RunFolder
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from tasks.inputs.option_paths import config_places, held
 from tasks.inputs.prompts import prompts_fingerprint
 from tasks.inputs.renderer import render_of

@@ -15,9 +15,9 @@ from configs.override_quoting import text_override
 from configs.schema import RunConfig
 from configs.suggestions import did_you_mean
 from storage import layout
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder, list_runs
 from storage.layout import ArtifactRef
-from storage.lineage import RunFolder, list_runs
 from tasks.inputs.prompts import prompts_fingerprint, source_prompts
 from tasks.inputs.store_trust import READ, check_trusted, remember
 from tasks.inputs.weight_sources import model_identity

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from storage.layout import ArtifactRef
-from storage.lineage import RunFolder
-from storage.quarantine import revive
+from storage.maintenance.quarantine import revive
 from tasks.runs.chain import Chain
 from tasks.runs.opening import open_run
 from tasks.specs.graph import Node

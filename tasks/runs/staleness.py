@@ -10,8 +10,8 @@ from typing import Any
 
 from configs.fingerprint import canonical_json
 from configs.load import flatten
-from storage.lineage import LineageEntry
-from storage.records import Manifest
+from storage.artifacts.lineage import LineageEntry
+from storage.artifacts.records import Manifest
 from tasks.runs.chain import Chain
 from tasks.specs.graph import OF, Node
 from tasks.specs.identity import StageIdentity

@@ -11,7 +11,7 @@ from models.devices import chosen_device
 from models.library_loading import quiet_libraries
 from models.policies.base import Policy
 from models.weights.sharding import Sharding
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tasks.inputs.components import lora_spec
 from tasks.inputs.weight_sources import critic_files, critic_folder

@@ -10,8 +10,8 @@ from configs.errors import ConfigError
 from configs.fingerprint import fingerprint
 from configs.registry import imported
 from configs.schema import RunConfig
+from storage.artifacts.lineage import LineageEntry
 from storage.layout import ArtifactRef
-from storage.lineage import LineageEntry
 from tasks.inputs.option_paths import Place
 from tasks.specs.graph import RENDERER, Node
 from tasks.specs.input_hashes import CONTENTS, Digests

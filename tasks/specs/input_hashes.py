@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from configs.schema import RunConfig
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import LineageEntry, RunFolder
 from storage.layout import ArtifactRef
-from storage.lineage import LineageEntry, RunFolder
 from tasks.inputs.option_paths import Held, Metadata, Place, config_places, held
 from tasks.inputs.store_trust import is_known
 from tasks.specs.graph import Node

@@ -11,8 +11,8 @@ from configs.errors import ConfigError
 from configs.model import ModelSection
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from storage.commit import ArtifactStore
-from storage.lineage import RunFolder
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from tasks.inputs.prompts import Prompt, prompts_fingerprint, source_prompts
 from tasks.inputs.renderer import render_of
 from tasks.inputs.weight_sources import (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.rewards import RewardSection
-from storage.records import ShardRecord
+from storage.artifacts.records import ShardRecord
 from tasks.advantages.estimators import has_values, make_estimator
 from tasks.specs.graph import Node
 from tasks.stages.stage import Output, Shard, Stage

@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.fingerprint import fingerprint
 from models.policies.parts import Part
-from storage.embeddings import EmbeddingCache, EmbeddingWriter, Rows
+from storage.trajectories.embeddings import EmbeddingCache, EmbeddingWriter, Rows
 from tasks.inputs.prompts import Prompt
 from tasks.runs.sharding import encoding_cuts
 from tasks.specs.graph import Node

@@ -14,7 +14,7 @@ import torch
 from configs.errors import ConfigError, CorruptError, RewardError
 from configs.escaping import command
 from storage.layout import ArtifactRef
-from storage.tables import read_rows, write_rows
+from storage.trajectories.tables import read_rows, write_rows
 from tasks.advantages.estimators import TokenEstimator, make_estimator
 from tasks.advantages.groups import (
     Normalizer,

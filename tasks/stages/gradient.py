@@ -16,9 +16,9 @@ from configs.errors import ConfigError
 from models.policies.parts import Part
 from models.rewards.base import Needs
 from models.rewards.factory import needs_of
-from storage.gradients import write_gradients
-from storage.records import ShardRecord
-from storage.row_digest import Contents
+from storage.artifacts.records import ShardRecord
+from storage.artifacts.row_digest import Contents
+from storage.trajectories.gradients import write_gradients
 from tasks.inputs.components import decode_rows
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
 from tasks.specs.graph import Node, has_gradients

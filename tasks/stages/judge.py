@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from models.rewards.base import Batch, Scores, joined
-from storage.records import ShardRecord
-from storage.row_digest import Contents
-from storage.tables import read_shard
+from storage.artifacts.records import ShardRecord
+from storage.artifacts.row_digest import Contents
+from storage.trajectories.tables import read_shard
 from tasks.metrics.evaluations import split_of
 from tasks.metrics.scores import mean_figures
 from tasks.metrics.texts import Text, write_texts

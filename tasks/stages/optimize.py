@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.policies.parts import Part
-from storage.checkpoints import clear_checkpoints
+from storage.artifacts.checkpoints import clear_checkpoints
+from storage.artifacts.records import ShardRecord
 from storage.layout import ArtifactRef
-from storage.records import ShardRecord
 from tasks.inputs.components import algorithm_needs, decode_rows, make_algorithm
 from tasks.inputs.option_paths import Place, algorithm_places, reward_places
 from tasks.specs.graph import Node, gradient_nodes, policy_after

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.fingerprint import canonical_json
-from storage.records import ShardRecord
-from storage.tables import write_rows
+from storage.artifacts.records import ShardRecord
+from storage.trajectories.tables import write_rows
 from tasks.inputs.prompt_rows import image_data
 from tasks.inputs.prompts import Prompt, image_files
 from tasks.specs.graph import Node
@@ -32,7 +32,7 @@ class PreprocessStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Write the table."""
-        from storage.source_images import write_references
+        from storage.trajectories.source_images import write_references
 
         rows = [(split, prompt) for split, prompts in self._prompts.items() for prompt in prompts]
         columns = {

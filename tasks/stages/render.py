@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from models.policies.parts import Part
-from storage.records import ShardRecord
+from storage.artifacts.records import ShardRecord
 from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.inputs.components import decode_rows, media_format, open_trajectory_store
 from tasks.inputs.renderer import image_name, render_of, renderer_config

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import RunConfig
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.records import ShardRecord
 from storage.layout import ArtifactRef
-from storage.records import ShardRecord
 from tasks.inputs.prompts import SOURCE, StoredPrompt
 from tasks.modalities.modality import Sampler, SampleRequest
 from tasks.runs.sharding import cover, rollout_cuts

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from models.rewards.base import Batch, Scores
-from storage.records import ShardRecord
+from storage.artifacts.records import ShardRecord
 from tasks.metrics.scores import figures_of, mean_figures
 from tasks.specs.graph import Node, samples_of
 from tasks.stages.rollout import RolloutStage, ends_group, planned_shards

@@ -17,10 +17,10 @@ from configs.rewards import RewardSection
 from models.rewards.base import Batch, Needs, Origin, Reward, Scores, joined, perfect_score
 from models.rewards.factory import needs_of, scored_by_ranks, works_on_accelerator
 from models.rewards.invocation import Handling, needs_of_made, score
+from storage.artifacts.row_digest import Contents
 from storage.layout import ArtifactRef
-from storage.row_digest import Contents
-from storage.tables import write_rows
 from storage.trajectories.base import TrajectoryShard
+from storage.trajectories.tables import write_rows
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.option_paths import Place, reward_places
 from tasks.inputs.prompts import SOURCE

@@ -8,8 +8,8 @@ from types import TracebackType
 import numpy as np
 import xxhash
 
+from storage.artifacts.row_digest import Contents
 from storage.backends.base import FileEntry
-from storage.row_digest import Contents
 from storage.trajectories.base import Sample, TrajectoryWriter
 from tasks.runs.background_commit import BackgroundCommit
 
@@ -70,4 +70,5 @@ class ShardWriter:
 
     def _write(self, samples: Sequence[Sample]) -> None:
         self._writer.add(samples)
-        self.contents.add_samples(samples)
+        for sample in samples:
+            sample.add_to(self.contents)

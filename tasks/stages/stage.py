@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from storage.attempt_claims import Claim, claimed, next_attempt
+from storage.artifacts.records import ShardRecord
 from storage.backends.base import FileEntry
 from storage.layout import ArtifactRef
-from storage.records import ShardRecord
+from storage.maintenance.attempt_claims import Claim, claimed, next_attempt
 from tasks.modalities.modality import Kind, make_kind
 from tasks.specs.graph import Node
 from tasks.specs.identity import StageIdentity

@@ -10,11 +10,11 @@ from typing import Any
 
 from configs.errors import CommitLostError
 from configs.import_timing import seconds_of_imports
+from storage.artifacts.collective_publish import ProcessGroup
+from storage.artifacts.lineage import LineageEntry
+from storage.artifacts.records import Manifest, ShardRecord
 from storage.backends.base import FileEntry
-from storage.collective_publish import ProcessGroup
-from storage.disk_errors import named_disk
-from storage.lineage import LineageEntry
-from storage.records import Manifest, ShardRecord
+from storage.backends.disk_errors import named_disk
 from tasks.runs.background_commit import BackgroundCommit
 from tasks.runs.memory_errors import enough_memory
 from tasks.runtime.devices import allocator_advice

@@ -14,9 +14,9 @@ import pyarrow as pa
 import torch
 
 from configs.errors import CorruptError
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.tables import read_rows
+from storage.trajectories.tables import read_rows
 from tasks.advantages.estimators import Earned, TokenEstimator
 from tasks.advantages.tokens import explained_variance
 from tasks.algorithms.token_objectives import masked_sum, token_kl

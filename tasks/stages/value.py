@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from models.policies.parts import Part
-from storage.row_digest import Contents
-from storage.tables import write_rows
+from storage.artifacts.row_digest import Contents
+from storage.trajectories.tables import write_rows
 from tasks.advantages.estimators import make_estimator
 from tasks.inputs.components import open_trajectory_store
 from tasks.modalities.modality import ValueRequest

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from types import TracebackType
 
-from storage.checkpoints import commit_checkpoint
-from storage.commit import ArtifactStore
+from storage.artifacts.checkpoints import commit_checkpoint
+from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tasks.runs.background_commit import BackgroundCommit
 from tasks.runtime.ranks import Ranks

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.errors import CorruptError
-from storage.gradients import StoredGradients
 from storage.layout import ArtifactRef
-from storage.tables import read_rows
 from storage.trajectories.base import TrajectoryShard
+from storage.trajectories.gradients import StoredGradients
+from storage.trajectories.tables import read_rows
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Algorithm
 from tasks.inputs.components import make_algorithm, open_trajectory_store

@@ -17,7 +17,7 @@ import torch
 from configs.advantages import ReplaySection
 from models.weights.ema import Ema
 from models.weights.sharding import between
-from storage.checkpoints import latest_checkpoint
+from storage.artifacts.checkpoints import latest_checkpoint
 from storage.layout import ArtifactRef
 from tasks.algorithms.base import Batch, Models, Requirements
 from tasks.inputs.weight_sources import ABOUT_POLICY, Weights, policy_folder, tensor_files

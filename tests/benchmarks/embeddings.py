@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from storage.commit import ArtifactStore
-from storage.embeddings import EmbeddingCache, EmbeddingWriter, Rows
+from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from storage.trajectories.embeddings import EmbeddingCache, EmbeddingWriter, Rows
 
 #: Tokens and width of the joint text encoders, and the pooled rows: 2.7 MB in bfloat16.
 _SHAPES = {"prompt_embeds": (333, 4096), "pooled": (2048,)}

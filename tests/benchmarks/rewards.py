@@ -20,9 +20,9 @@ from models.quickstart.text import clip_tokenizer
 from models.rewards.base import Batch
 from models.rewards.factory import make_reward
 from models.rewards.invocation import score
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.shard_files import Files
 from storage.layout import ArtifactRef
-from storage.shard_files import Files
 from storage.trajectories.base import Sample
 from tasks.inputs.components import open_trajectory_store
 from tests.support.trajectories import write_samples

@@ -28,7 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from configs.registry import resolve
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample

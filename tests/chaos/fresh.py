@@ -6,7 +6,7 @@ import json
 import sys
 
 from configs.load import load_config
-from storage.verify import list_artifacts
+from storage.maintenance.verify import list_artifacts
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 

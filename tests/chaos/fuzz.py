@@ -158,8 +158,8 @@ def prompts(count: int, rng: random.Random, folder: Path) -> Findings:
 
 def flips(count: int, rng: random.Random, folder: Path) -> Findings:
     """Flip one bit of a file of a store, look at the store with everything that reads, and put the bit back."""
-    from storage.commit import ArtifactStore
-    from storage.verify import list_artifacts, verify_store
+    from storage.artifacts.commit import ArtifactStore
+    from storage.maintenance.verify import list_artifacts, verify_store
     from tasks.metrics.describe import describe_run
     from tasks.runs.opening import open_run
 

@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
 from storage.layout import KINDS, RUNS
-from storage.verify import verify_store
+from storage.maintenance.verify import verify_store
 
 ACTIONS = ("delete", "swap", "double")
 

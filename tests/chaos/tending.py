@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import list_runs
 from storage.layout import ArtifactRef
-from storage.lineage import list_runs
-from storage.verify import users_of
+from storage.maintenance.verify import users_of
 from tests.chaos.kills import start
 from tests.chaos.losses import files_of
 

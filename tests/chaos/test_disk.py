@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.commit import ArtifactStore
-from storage.verify import verify_store
+from storage.artifacts.commit import ArtifactStore
+from storage.maintenance.verify import verify_store
 from tests.chaos.kills import ROOT, digest
 
 pytestmark = pytest.mark.campaign

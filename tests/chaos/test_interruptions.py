@@ -14,8 +14,8 @@ import psutil
 import pytest
 import yaml
 
-from storage.commit import ArtifactStore
-from storage.verify import verify_store
+from storage.artifacts.commit import ArtifactStore
+from storage.maintenance.verify import verify_store
 from tasks.runs.opening import open_run
 from tasks.tracking.client import open_client
 from tests.chaos.kills import ROOT, killed, orphans, records, start, uninterrupted, victims

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.garbage_collection import Retention, plan_removals, remove
+from storage.maintenance.garbage_collection import Retention, plan_removals, remove
 from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
 from tests.chaos.losses import files_of, unseen

@@ -21,11 +21,11 @@ import numpy as np
 
 from configs.fingerprint import fingerprint
 from configs.schema import StoreSection
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from storage.maintenance.verify import verify_store
 from storage.trajectories.base import Sample
 from storage.trajectories.webdataset import WebDatasetStore
-from storage.verify import verify_store
 from tests.support.trajectories import write_samples
 
 SHARDS = 6

@@ -16,7 +16,7 @@ from configs.fingerprint import fingerprint
 from configs.folders import changed_ns, files_below, led_to
 from configs.rewards import RewardSection
 from models.policies.single_files import _copy as copy_component
-from storage.file_hash_cache import file_hashes
+from storage.backends.file_hash_cache import file_hashes
 from tasks.export.files import _copy as export_component
 from tasks.inputs.option_paths import Place, held
 from tasks.inputs.weight_sources import model_files, model_identity
@@ -27,7 +27,7 @@ OWN = {
     "storage/backends/cache.py",
     "storage/backends/local.py",
     "storage/backends/s3.py",
-    "storage/collective_publish.py",
+    "storage/artifacts/collective_publish.py",
     "tasks/execution/launch.py",
     "tasks/execution/job_spec.py",
     "tasks/export/usage.py",

@@ -16,12 +16,12 @@ import xxhash
 from configs.errors import CorruptError, RunConflictError, StoreError
 from configs.schema import StoreSection
 from storage import layout
+from storage.artifacts.commit import ArtifactStore
 from storage.backends import ROOTS, open_backend
 from storage.backends.base import BLOCK, PART, FileEntry, Root
+from storage.backends.checksums import describe_file
 from storage.backends.connection import connection
 from storage.backends.obstore_client import Quick
-from storage.checksums import describe_file
-from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tests.support.s3 import Faults, Server, make_bucket, rclone, unreliable, use
 

@@ -16,13 +16,13 @@ import pytest
 
 from configs.errors import ConfigError, CorruptError
 from configs.registry import resolve
-from storage.checksums import hash_file
-from storage.collective_publish import describe
-from storage.media import MediaFormat, Sound
-from storage.row_digest import Contents
-from storage.schema import SAMPLES, read_table, write_table
+from storage.artifacts.collective_publish import describe
+from storage.artifacts.row_digest import Contents
+from storage.backends.checksums import hash_file
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
+from storage.trajectories.media import MediaFormat, Sound
+from storage.trajectories.schema import SAMPLES, read_table, write_table
 from storage.trajectories.webdataset import WebDatasetStore
 from tests.support.folder_files import FolderFiles
 from tests.support.trajectories import write_samples
@@ -170,7 +170,8 @@ def test_a_clip_without_sound_is_the_file_it_was_and_says_so(trajectory_store: T
 
 def contents(made: list[Sample]) -> Contents:
     found = Contents()
-    found.add_samples(made)
+    for sample in made:
+        sample.add_to(found)
     return found
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tests.conftest import ROOT
 from tests.support.preloaded import carry_out

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from configs.load import load_config
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
 from tasks.runs.locks import holding
 from tasks.runs.opening import begin_run
 from tests.conftest import ROOT

@@ -21,8 +21,8 @@ from flows.cli.deploy import deploy_command, list_command
 from flows.deployments import DeployRequest, carry_out, every_deployment, plan
 from flows.requests import ContinueRequest
 from flows.schedule_parser import read_schedule, schedule_text
-from storage.commit import ArtifactStore
-from storage.lineage import RunFolder
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from tests.conftest import FlowmillCommand
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,8 @@ from flows.server import check_home
 from storage.backends import open_backend
 from storage.backends.base import BLOCK, FileEntry
 from storage.backends.cache import Cache
+from storage.backends.file_hash_cache import file_hashes
 from storage.backends.s3 import RemoteFile
-from storage.file_hash_cache import file_hashes
 from tasks.inputs.store_trust import check_trusted, remember
 from tasks.reports.benchmark_results import Result
 from tasks.runs.context import RunContext
@@ -191,7 +191,7 @@ class _Bucket:
 def test_a_cache_of_s3_that_cannot_be_written(number: int, tmp_path: Path) -> None:
     """Ranges are read without it; what needs a whole file on the disk says which setting names another folder."""
     (tmp_path / "data").write_bytes(b"x" * BLOCK)
-    from storage.checksums import describe_file
+    from storage.backends.checksums import describe_file
 
     entry: FileEntry = describe_file(tmp_path / "data", "data")
     with failing_below(str(tmp_path / "cache"), number):

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from models.image_files import film_size, is_film, is_plain, open_clip, open_picture
-from storage.media import MediaFormat
+from storage.trajectories.media import MediaFormat
 
 
 def test_a_photo_taken_sideways_is_upright(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from storage import layout
-from storage.attempt_claims import Claim, claimed
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from storage.maintenance.attempt_claims import Claim, claimed
 
 REF = ArtifactRef("rewards", "1" * 32)
 OURS, THEIRS = Claim(run="a", sizes={"size": 2}), Claim(run="b", sizes={"size": 3})

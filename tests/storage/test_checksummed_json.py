@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from configs.errors import CorruptError, FlowmillError
-from storage.checksummed_json import seal, unseal
-from storage.commit import ArtifactStore
-from storage.quarantine import quarantine
-from storage.verify import find_problems, verify_store
+from storage.artifacts.checksummed_json import seal, unseal
+from storage.artifacts.commit import ArtifactStore
+from storage.maintenance.quarantine import quarantine
+from storage.maintenance.verify import find_problems, verify_store
 from tasks.runs.opening import begin_run, open_run
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory

@@ -11,9 +11,9 @@ import pytest
 
 from configs.model import ModelSection
 from configs.schema import RunConfig
-from storage import file_hash_cache
-from storage.checksums import hash_file
-from storage.file_hash_cache import file_hashes
+from storage.backends import file_hash_cache
+from storage.backends.checksums import hash_file
+from storage.backends.file_hash_cache import file_hashes
 from tasks.inputs.weight_sources import changed_files, model_identity
 from tasks.runs.opening import finished_result, mark_finished
 from tests.support.inside import prepare

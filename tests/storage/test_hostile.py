@@ -20,16 +20,16 @@ from configs.errors import ConfigError, CorruptError, PromptError, StoreError
 from configs.load import load_config
 from configs.schema import PromptsSection
 from models.rewards.errors import log_traceback
-from storage.arrays import stored_dtype
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
+from storage.artifacts.records import manifest_from, record_from
 from storage.backends.base import FileEntry
 from storage.backends.local import LocalBackend
-from storage.commit import ArtifactStore
-from storage.gradients import StoredGradients, _Row
 from storage.layout import ArtifactRef
-from storage.lineage import RunFolder
+from storage.maintenance.transfer import copy_run
 from storage.names import below, inside, part
-from storage.records import manifest_from, record_from
-from storage.transfer import copy_run
+from storage.trajectories.arrays import stored_dtype
+from storage.trajectories.gradients import StoredGradients, _Row
 from tasks.inputs.prompts import read_prompts
 from tests.conftest import ConfigFactory
 from tests.support.inside import prepare

@@ -11,12 +11,12 @@ import pytest
 
 from configs.errors import CorruptError, StoreError
 from storage import layout
-from storage.checksummed_json import seal
-from storage.commit import ArtifactStore
-from storage.garbage_collection import Retention, plan_removals
-from storage.lineage import LineageEntry, RunFolder, damaged_records, list_runs
-from storage.quarantine import quarantine
-from storage.verify import find_problems
+from storage.artifacts.checksummed_json import seal
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import LineageEntry, RunFolder, damaged_records, list_runs
+from storage.maintenance.garbage_collection import Retention, plan_removals
+from storage.maintenance.quarantine import quarantine
+from storage.maintenance.verify import find_problems
 
 CONFIGS = ({"run": {"epochs": 1}}, {"run": {"epochs": 2}}, {"run": {"epochs": 3}})
 
@@ -125,7 +125,7 @@ def without_copies(run: RunFolder) -> Iterator[Path]:
     top = Path(run.store.root.uri) / "runs" / "r"
     shutil.rmtree(top / "copies")
     for path in records(run):
-        from storage.checksummed_json import unseal
+        from storage.artifacts.checksummed_json import unseal
 
         value = unseal(path.read_bytes(), str(path))
         value.pop("at")

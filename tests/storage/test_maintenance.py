@@ -16,16 +16,16 @@ import pytest
 from configs.errors import ConfigError, CorruptError, NotCommittedError, RunConflictError, StoreError
 from pages import schema_page
 from storage import layout
-from storage.checkpoints import commit_checkpoint, latest_checkpoint
-from storage.commit import ArtifactStore
-from storage.garbage_collection import Retention, plan_removals, remove
+from storage.artifacts.checkpoints import commit_checkpoint, latest_checkpoint
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
+from storage.artifacts.tombstones import removal_note
 from storage.layout import ArtifactRef
-from storage.lineage import RunFolder
-from storage.quarantine import leave_trace, quarantine
-from storage.tables import TABLES
-from storage.tombstones import removal_note
-from storage.transfer import copy_run
-from storage.verify import find_problems, verify_store
+from storage.maintenance.garbage_collection import Retention, plan_removals, remove
+from storage.maintenance.quarantine import leave_trace, quarantine
+from storage.maintenance.transfer import copy_run
+from storage.maintenance.verify import find_problems, verify_store
+from storage.trajectories.tables import TABLES
 from tasks.reports.dataset import export_run
 from tasks.reports.trace import trace_sample
 from tasks.runs.context import RunContext

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import s3fs
 
-from storage.commit import ArtifactStore
-from storage.transfer import copy_run
-from storage.verify import verify_store
+from storage.artifacts.commit import ArtifactStore
+from storage.maintenance.transfer import copy_run
+from storage.maintenance.verify import verify_store
 from tasks.runs.opening import open_run
 from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
 from tests.support.inside import evaluate, prepare, run_epoch

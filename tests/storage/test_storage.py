@@ -12,16 +12,16 @@ import pytest
 
 from configs.errors import CommitLostError, CorruptError, NotCommittedError, RunConflictError, StoreError
 from configs.schema import StoreSection
+from storage.artifacts.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
+from storage.artifacts.checksummed_json import seal
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import LineageEntry, RunFolder
 from storage.backends import open_backend
+from storage.backends.checksums import check_block, describe_file
 from storage.backends.local import LocalBackend, MappedFile
-from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
-from storage.checksummed_json import seal
-from storage.checksums import check_block, describe_file
-from storage.commit import ArtifactStore
-from storage.embeddings import EmbeddingCache, EmbeddingWriter, Rows
 from storage.layout import STAGING, ArtifactRef
-from storage.lineage import LineageEntry, RunFolder
-from storage.verify import describe_artifact, list_artifacts, verify_store
+from storage.maintenance.verify import describe_artifact, list_artifacts, verify_store
+from storage.trajectories.embeddings import EmbeddingCache, EmbeddingWriter, Rows
 
 REF = ArtifactRef("rewards", "f" * 32)
 ORIGIN = {"stage": "score", "stage_version": 1, "options": {}, "inputs": ()}

@@ -13,13 +13,13 @@ import pytest
 
 from configs.errors import ConfigError, CorruptError, StoreError
 from configs.load import parse_config
+from storage.artifacts.checksummed_json import seal, unseal
+from storage.artifacts.commit import ArtifactStore
 from storage.backends import local
-from storage.checksummed_json import seal, unseal
-from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.schema import REWARDS, read_table
+from storage.maintenance.verify import list_artifacts, verify_store
+from storage.trajectories.schema import REWARDS, read_table
 from storage.trajectories.webdataset import WebDatasetStore
-from storage.verify import list_artifacts, verify_store
 from tasks.metrics.describe import describe_run
 from tasks.reports.dataset import export_run
 from tasks.reports.report import run_report

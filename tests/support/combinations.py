@@ -31,7 +31,7 @@ from models import maths
 from models.maths import KERNELS
 from models.policies.trainable import Trainable
 from models.quickstart.pipeline import tiny_pipeline
-from storage.tables import read_rows
+from storage.trajectories.tables import read_rows
 from tasks import algorithms
 from tasks.checks.check import check_config
 from tasks.inputs.components import make_algorithm

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("configs", "storage", "models", "tasks", "flows", "flowmill", "pages", "tests")
 #: Rooms inside a package, lowest first: each imports only those before it. Files beside rooms stand among them by name.
 ORDER: Mapping[str, tuple[str, ...]] = {
+    "storage": ("names", "layout", "backends", "artifacts", "trajectories", "maintenance"),
     "models": (
         "library_loading",
         "devices",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from storage.backends.base import FileEntry
-from storage.media import DEFAULT_MEDIA, MediaFormat
 from storage.trajectories.base import Sample, TrajectoryStore
+from storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
 
 
 def write_samples(

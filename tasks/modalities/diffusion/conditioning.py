@@ -9,7 +9,7 @@ import torch
 
 from models.devices import moved
 from models.maths.conditioning import Conditioning
-from storage.embeddings import EmbeddingCache
+from storage.trajectories.embeddings import EmbeddingCache
 from tasks.inputs.prompts import StoredPrompt, condition_key, uses_guidance
 
 if TYPE_CHECKING:

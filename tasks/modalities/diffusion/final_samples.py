@@ -14,7 +14,7 @@ from models.compute_meter import timed
 from models.maths.conditioning import Conditioning
 from models.policies.diffusion import DiffusionPolicy
 from models.policies.nan_checks import finite
-from storage.media import Sound
+from storage.trajectories.media import Sound
 from tasks.inputs.components import decode_rows
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import pyarrow as pa
 from PIL import Image
 
 from configs.load import asks_for, dump_yaml
-from storage.tables import read_rows
 from storage.trajectories.base import TrajectoryShard
+from storage.trajectories.tables import read_rows
 from tasks.metrics.alerts import alerts
 from tasks.metrics.evaluations import (
     Figures,

@@ -13,7 +13,7 @@ from transformers import ClapModel, ClapProcessor
 from configs.errors import ConfigError
 from models.rewards.factory import make_reward
 from models.rewards.loudness import Loudness
-from storage.media import Sound
+from storage.trajectories.media import Sound
 from tests.support.clap import write_clap
 
 

@@ -143,8 +143,8 @@ ALLOCATORS = {
     "tasks/modalities/tokens/text_sampling.py": "frombuffer of bytes just made",
     "tasks/training/optimizer_placement.py": "copied to before it is used",
     "tasks/stages/render.py": "frombuffer of bytes just made",
-    "storage/embeddings.py": "frombuffer of a checked size and dtype",
-    "storage/gradients.py": "stored_dtype, and a buffer of its size",
+    "storage/trajectories/embeddings.py": "frombuffer of a checked size and dtype",
+    "storage/trajectories/gradients.py": "stored_dtype, and a buffer of its size",
     "storage/trajectories/base.py": "stored_dtype, and a buffer of its size",
 }
 _ALLOCATES = re.compile(

@@ -17,7 +17,7 @@ from models.rewards import REWARDS
 from models.rewards.base import Batch
 from models.rewards.diversity import PixelDiversity, mean_to_others, nearest_other
 from models.rewards.invocation import score
-from storage.tables import read_rows
+from storage.trajectories.tables import read_rows
 from tasks.advantages.groups import diversity_weighted
 from tasks.advantages.uncertainty import uncertain, win_rates
 from tasks.checks.check import check_config

@@ -18,7 +18,7 @@ import torch
 
 from configs.errors import ConfigError, LostRankError, WorkerError
 from configs.schema import RunConfig
-from storage.tables import read_rows
+from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
 from tasks.execution.job_spec import JobSpec
 from tasks.execution.launch import Launched

@@ -19,7 +19,7 @@ from configs import extras
 from configs.errors import ConfigError, RunConflictError, WorkerError
 from configs.schema import RunConfig, StoreSection
 from flows import process_state, stages
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tasks.checks.check import check_config
 from tasks.execution.execution import Execution

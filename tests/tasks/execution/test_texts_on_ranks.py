@@ -10,7 +10,7 @@ import yaml
 
 from configs.load import load_config
 from configs.schema import RunConfig
-from storage.tables import read_rows
+from storage.trajectories.tables import read_rows
 from tasks.execution.worker_group import Listener, WorkerGroup
 from tasks.inputs.weight_sources import CRITIC, Weights
 from tasks.runs.context import RunContext

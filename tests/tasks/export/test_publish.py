@@ -12,8 +12,8 @@ import pytest
 
 from configs.errors import ConfigError, NotCommittedError, PublishError
 from flows.cli.publish import publish_command
-from storage.commit import ArtifactStore
-from storage.transfer import copy_run
+from storage.artifacts.commit import ArtifactStore
+from storage.maintenance.transfer import copy_run
 from tasks.export.publish import HERE, finished_export, for_hub
 from tasks.runs.opening import open_run
 from tasks.stages.stage_run import StageRun

@@ -15,8 +15,8 @@ from PIL import Image
 from configs.errors import CorruptError, PromptError
 from configs.load import load_config
 from configs.schema import PROMPT_FILES, PromptsSection
-from storage.checksums import hash_data, hash_file
-from storage.media import MediaFormat
+from storage.backends.checksums import hash_data, hash_file
+from storage.trajectories.media import MediaFormat
 from tasks.inputs.model_settings import check_reference_images
 from tasks.inputs.prompt_files import READERS
 from tasks.inputs.prompt_rows import frames_of, picture_of, read_clip, read_picture

@@ -14,7 +14,7 @@ import yaml
 from configs.errors import ConfigError, PromptError
 from configs.load import load_config
 from configs.schema import RunConfig
-from storage.tables import read_rows
+from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
 from tasks.checks.try_rewards import try_rewards
 from tasks.inputs.prompts import SOURCE, source_prompts

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig
-from storage.tables import read_rows
+from storage.trajectories.tables import read_rows
 from tasks.advantages.groups import contributions
 from tasks.algorithms.trends import (
     FALSE_ALARMS,

@@ -16,8 +16,8 @@ import torch
 from configs.errors import CorruptError
 from models.maths.conditioning import Conditioning
 from models.maths.transitions import FlowSDE
-from storage.schema import ADVANTAGES
 from storage.trajectories.base import Sample, TrajectoryShard
+from storage.trajectories.schema import ADVANTAGES
 from storage.trajectories.webdataset import WebDatasetStore
 from tasks.algorithms.base import ForwardTimes, Requirements
 from tasks.algorithms.diffusion import ForwardBatch, TransitionBatch

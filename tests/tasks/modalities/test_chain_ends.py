@@ -20,8 +20,8 @@ from models.policies.diffusion import DiffusionSettings
 from models.policies.parts import Part
 from models.policies.sd15 import SD15
 from models.quickstart.tiny import build_tiny
-from storage.schema import ADVANTAGES
 from storage.trajectories.base import Sample, TrajectoryShard
+from storage.trajectories.schema import ADVANTAGES
 from storage.trajectories.webdataset import WebDatasetStore
 from tasks.algorithms.base import ForwardTimes, Requirements
 from tasks.algorithms.diffusion import ForwardBatch, StateBatch, TransitionBatch

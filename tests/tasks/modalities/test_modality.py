@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from configs.errors import ConfigError
 from configs.load import load_config
 from configs.schema import RunConfig
-from storage.verify import verify_store
+from storage.maintenance.verify import verify_store
 from tasks.checks.check import check_config
 from tasks.inputs.weight_sources import exported_folder
 from tasks.metrics.describe import describe_run

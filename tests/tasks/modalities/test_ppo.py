@@ -18,7 +18,7 @@ from configs.load import load_config
 from configs.schema import RunConfig
 from models.quickstart.addition import character_tokenizer, tiny_model
 from models.quickstart.characters import Characters
-from storage.tables import read_rows
+from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
 from tasks.metrics.evaluations import evaluation_figures
 from tasks.reports.reading import artifact_table

@@ -24,8 +24,8 @@ from configs.render import RenderSection
 from configs.schema import RunConfig
 from configs.tokens import TokensSection
 from models.quickstart.addition import character_tokenizer
-from storage.records import Manifest
-from storage.tables import read_rows
+from storage.artifacts.records import Manifest
+from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
 from tasks.metrics.evaluations import evaluation_figures, evaluation_grids, evaluation_texts
 from tasks.modalities.tokens.exporting import call_of

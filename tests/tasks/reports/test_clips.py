@@ -16,8 +16,8 @@ from streamlit.testing.v1 import AppTest
 
 import flowmill
 from configs.load import load_config
-from storage.media import Sound
 from storage.trajectories.base import Sample
+from storage.trajectories.media import Sound
 from storage.trajectories.webdataset import WebDatasetStore
 from tasks.reports.clips import film_of
 from tasks.reports.report import run_report

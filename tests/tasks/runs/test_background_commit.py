@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from storage.artifacts.commit import ArtifactStore
 from storage.backends.base import FileEntry
-from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample
 from storage.trajectories.webdataset import WebDatasetStore

@@ -12,9 +12,9 @@ import pytest
 from configs.errors import ConfigError, NotCommittedError
 from configs.schema import RunConfig
 from storage import layout
+from storage.artifacts.lineage import LineageEntry
 from storage.backends.local import LocalBackend
 from storage.layout import ArtifactRef
-from storage.lineage import LineageEntry
 from tasks.checks.stage_forecast import forecast
 from tasks.metrics.describe import describe_run
 from tasks.metrics.evaluations import evaluation_figures, named_figures

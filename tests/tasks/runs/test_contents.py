@@ -22,8 +22,8 @@ from models.maths import KERNELS, PLANS, SOLVERS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import GIVEN, REWARDS
-from storage.commit import ArtifactStore
-from storage.lineage import RunFolder
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS

@@ -26,8 +26,8 @@ from models.policies.attention import BACKENDS, attention_identity
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from models.policies.parts import Part
 from models.quickstart.tiny import build_tiny
-from storage.commit import ArtifactStore
-from storage.lineage import RunFolder
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from tasks.runs.context import RunContext
 from tasks.specs.diffusion import DiffusionSpec
 from tasks.specs.stages import STAGES

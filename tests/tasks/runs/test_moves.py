@@ -16,8 +16,8 @@ from configs.errors import RunConflictError
 from configs.load import load_config
 from configs.paths import PATH_SETTINGS
 from configs.schema import RunConfig
-from storage.commit import ArtifactStore
-from storage.lineage import RunFolder
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from tasks.inputs.store_trust import HARMLESS, NAMES, pattern
 from tasks.runs.moves import RECORDED, moved
 from tasks.runs.opening import begin_run, find_run, finished_result, mark_finished, note_moves, open_run

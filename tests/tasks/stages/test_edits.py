@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.load import load_config
-from storage.tables import read_rows
+from storage.trajectories.tables import read_rows
 from tests.conftest import ROOT
 from tests.support.inside import prepare, run_epoch
 

@@ -17,10 +17,10 @@ from configs.errors import ConfigError, CorruptError, RewardError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.rewards.base import Batch, Needs
-from storage.gradients import PAYLOADS, StoredGradients
 from storage.layout import ArtifactRef, shard_folder
-from storage.tables import read_rows
-from storage.verify import find_problems
+from storage.maintenance.verify import find_problems
+from storage.trajectories.gradients import PAYLOADS, StoredGradients
+from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
 from tasks.checks.notes import training_notes
 from tasks.inputs.components import open_trajectory_store

@@ -11,8 +11,8 @@ import flowmill
 from configs.load import load_config
 from models.library_loading import quiet_libraries
 from models.rewards.loudness import Loudness
-from storage.tables import read_rows
 from storage.trajectories.base import TrajectoryShard
+from storage.trajectories.tables import read_rows
 from tasks.reports.reading import shards_of
 from tasks.runs.context import RunContext
 from tests.conftest import ROOT

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from configs.schema import RunConfig
-from storage.tables import read_rows
-from storage.verify import verify_store
+from storage.maintenance.verify import verify_store
+from storage.trajectories.tables import read_rows
 from tasks.runs.staleness import State, standing
 from tasks.specs.graph import Node
 from tasks.specs.stages import STAGES, StageSpec, names_of

@@ -18,9 +18,9 @@ from configs.registry import resolve
 from models.library_loading import quiet_libraries
 from models.policies import IMAGE_CONDITIONED, POLICIES, REFERENCES
 from models.policies.parts import Part
-from storage.commit import ArtifactStore
-from storage.lineage import RunFolder
-from storage.verify import verify_store
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
+from storage.maintenance.verify import verify_store
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import read_prompts

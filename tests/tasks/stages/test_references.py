@@ -15,8 +15,8 @@ from configs.load import load_config
 from configs.schema import RunConfig
 from models.library_loading import quiet_libraries
 from models.rewards.similarity import structural_similarity
-from storage.source_images import FILE
-from storage.tables import read_rows
+from storage.trajectories.source_images import FILE
+from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
 from tasks.checks.try_rewards import try_rewards
 from tasks.inputs.prompt_rows import read_picture

@@ -21,7 +21,7 @@ from models.rewards.factory import make_reward
 from models.rewards.invocation import Handling, score
 from models.rewards.wrappers import mean_ranks
 from storage.layout import ArtifactRef
-from storage.tables import read_rows
+from storage.trajectories.tables import read_rows
 from tasks.advantages.groups import composed
 from tasks.checks.check import check_config
 from tasks.metrics.monitors import correlations, read_scored, shares

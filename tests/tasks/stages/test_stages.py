@@ -18,11 +18,11 @@ from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning
 from models.policies.pipeline import PipelinePolicy
 from models.weights.tensor_files import TensorFiles
-from storage.embeddings import Rows
+from storage.artifacts.records import ShardRecord
 from storage.layout import ArtifactRef
-from storage.records import ShardRecord
-from storage.schema import ADVANTAGES, read_table
-from storage.tables import read_rows
+from storage.trajectories.embeddings import Rows
+from storage.trajectories.schema import ADVANTAGES, read_table
+from storage.trajectories.tables import read_rows
 from tasks.algorithms import ALGORITHMS
 from tasks.checks.check import check_config
 from tasks.inputs.components import open_trajectory_store

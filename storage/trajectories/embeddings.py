@@ -23,11 +23,11 @@ import xxhash
 
 from configs.errors import CorruptError, NotCommittedError
 from configs.fingerprint import fingerprint, hash_text
-from storage.arrays import stored_dtype
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.records import ShardRecord
 from storage.backends.base import Blob
-from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.records import ShardRecord
+from storage.trajectories.arrays import stored_dtype
 
 ROWS = "rows.json"
 #: Limits on open files, and on the bytes of rows in memory.

@@ -20,15 +20,15 @@ from configs.errors import CommitLostError, CorruptError, NotCommittedError, Sto
 from configs.fingerprint import canonical_json
 from configs.schema import StoreSection
 from storage import layout
+from storage.artifacts.collective_publish import ProcessGroup, SingleProcess, publish
+from storage.artifacts.records import Manifest, ShardRecord, encode, manifest_from, parse, record_from
+from storage.artifacts.row_digest import joined
+from storage.artifacts.shard_files import ShardFiles
+from storage.artifacts.tombstones import is_removed
 from storage.backends import open_backend
 from storage.backends.base import FileEntry, Root
-from storage.checksums import REMEDY
-from storage.collective_publish import ProcessGroup, SingleProcess, publish
+from storage.backends.checksums import REMEDY
 from storage.layout import ArtifactRef
-from storage.records import Manifest, ShardRecord, encode, manifest_from, parse, record_from
-from storage.row_digest import joined
-from storage.shard_files import ShardFiles
-from storage.tombstones import is_removed
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from configs.errors import StoreError
 from storage import layout
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import LineageEntry, RunFolder, damaged_records, list_runs
+from storage.artifacts.tombstones import removal_note
 from storage.layout import ArtifactRef
-from storage.lineage import LineageEntry, RunFolder, damaged_records, list_runs
-from storage.tombstones import removal_note
-from storage.verify import list_artifacts
+from storage.maintenance.verify import list_artifacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

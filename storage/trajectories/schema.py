@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.errors import CorruptError
-from storage.arrow_files import arrow_file
-from storage.shard_files import Files
+from storage.artifacts.shard_files import Files
+from storage.trajectories.arrow_files import arrow_file
 
 #: 2 moved latents and means into ``arrays``, which holds any number of arrays of a sample.
 SCHEMA_VERSION = 2

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from configs.errors import CorruptError
-from storage.arrays import stored_dtype
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.records import ShardRecord
 from storage.backends.base import Blob
-from storage.checksums import REMEDY
-from storage.commit import ArtifactStore
+from storage.backends.checksums import REMEDY
 from storage.layout import ArtifactRef
-from storage.records import ShardRecord
-from storage.tables import read_shard, write_rows
+from storage.trajectories.arrays import stored_dtype
+from storage.trajectories.tables import read_shard, write_rows
 
 PAYLOADS = "gradients.bin"
 

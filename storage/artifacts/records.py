@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from configs.errors import CorruptError
+from storage.artifacts.checksummed_json import seal, unseal
 from storage.backends.base import FileEntry
-from storage.checksummed_json import seal, unseal
 from storage.layout import ArtifactRef
 from storage.names import digest, part
 

@@ -6,7 +6,7 @@ import time
 
 from configs.errors import CorruptError
 from storage import layout
-from storage.checksummed_json import seal, unseal
+from storage.artifacts.checksummed_json import seal, unseal
 from storage.layout import ArtifactRef
 
 

@@ -16,7 +16,7 @@ import xxhash
 
 from configs.folders import led_to
 from configs.user_directories import user_cache
-from storage.checksums import hash_file
+from storage.backends.checksums import hash_file
 
 #: Within this time a file may change again without a new modification time; hashes of younger files are not cached.
 _YOUNG_NS = 2_000_000_000

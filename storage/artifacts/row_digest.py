@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,6 @@ import xxhash
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from storage.trajectories.base import Sample
 
 _SPACE = 1 << 128
 
@@ -31,16 +29,6 @@ class Contents:
             row.update(_about(name, array.dtype.str, array.shape))
             row.update(array.tobytes())
         self._sum = (self._sum + row.intdigest()) % _SPACE
-
-    def add_samples(self, samples: Iterable[Sample]) -> None:
-        """Add samples with all their stored values."""
-        for sample in samples:
-            columns = sample.columns()
-            # These columns hold arrays.
-            arrays = {name: columns.pop(name) for name in ("log_probs", "reference_kl")}
-            media = {} if sample.media is None else {"media": sample.media}
-            media |= {} if sample.sound is None else {"sound": sample.sound.samples}
-            self.add(columns, {**arrays, **sample.arrays(), **media})
 
     def add_table(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Add the rows of a table of JSON values, by column."""

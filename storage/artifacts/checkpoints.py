@@ -13,11 +13,11 @@ from pathlib import Path
 from configs.errors import CorruptError
 from configs.fingerprint import fingerprint
 from storage import layout
+from storage.artifacts.checksummed_json import seal, unseal
+from storage.artifacts.collective_publish import ProcessGroup, SingleProcess, publish
+from storage.artifacts.commit import ArtifactStore
 from storage.backends.base import FileEntry
-from storage.checksummed_json import seal, unseal
-from storage.checksums import check_size
-from storage.collective_publish import ProcessGroup, SingleProcess, publish
-from storage.commit import ArtifactStore
+from storage.backends.checksums import check_size
 from storage.layout import ArtifactRef
 
 #: Number of kept checkpoints: one to resume from, and the one before it in case of damage.

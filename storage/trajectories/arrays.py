@@ -1,8 +1,9 @@
-"""Checks of array descriptions from tables before memory is interpreted: the data may be untrusted."""
+"""Descriptions of arrays in tables, checked before memory is interpreted: stored data may be untrusted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,3 +28,20 @@ def stored_dtype(dtype: str, shape: Sequence[int]) -> np.dtype[Any]:
     if kind.kind not in "biuf":
         raise ValueError(f"there are no arrays of type {str(dtype)[:100]} and shape {list(shape)[:8]}")
     return kind
+
+
+def array_entry(name: str, array: np.ndarray, offset: int) -> dict[str, Any]:
+    """Return the entry of ``schema.SAMPLES`` for one stored array."""
+    return {
+        "name": name,
+        "dtype": _named(array.dtype),
+        "shape": list(array.shape),
+        "offset": offset,
+        "size": array.nbytes,
+    }
+
+
+@lru_cache
+def _named(dtype: np.dtype[Any]) -> str:
+    """Return a dtype's name, cached, as NumPy computes it each time."""
+    return str(dtype)

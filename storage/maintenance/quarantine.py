@@ -7,12 +7,12 @@ from contextlib import suppress
 
 from configs.errors import CorruptError
 from storage import layout
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.mirrored_records import put_back
+from storage.artifacts.records import manifest_from, parse, record_from
+from storage.artifacts.tombstones import removal_note
 from storage.layout import QUARANTINE, ArtifactRef
-from storage.mirrored_records import put_back
-from storage.records import manifest_from, parse, record_from
-from storage.tombstones import removal_note
-from storage.verify import Problem
+from storage.maintenance.verify import Problem
 
 
 def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from configs.errors import CommitLostError, RunConflictError
 from storage import layout
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder, records_of
+from storage.artifacts.records import ShardRecord
 from storage.backends.base import PART
-from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.lineage import RunFolder, records_of
-from storage.records import ShardRecord
 
 _PIECE = 4 * PART
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from configs.errors import CorruptError
 from storage import layout
+from storage.artifacts.checksummed_json import seal, unseal
 from storage.backends.base import Root
-from storage.checksummed_json import seal, unseal
 from storage.layout import QUARANTINE
 
 #: Key of a record's own path.

@@ -12,9 +12,9 @@ from typing import Any
 
 from configs.errors import CorruptError, StoreError
 from storage import layout
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.mirrored_records import Loss, content, losses, number_of, write
 from storage.layout import ArtifactRef
-from storage.mirrored_records import Loss, content, losses, number_of, write
 from storage.names import part
 
 #: Attempts to create a record under a free number.

@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.records import ShardRecord
 from storage.layout import ArtifactRef
-from storage.records import ShardRecord
 
-#: Name of each kind's schema in ``storage.schema``, which is imported lazily because it imports Arrow.
+#: Name of each kind's schema in ``storage.trajectories.schema``, which is imported lazily because it imports Arrow.
 TABLES: Mapping[str, str] = {
     "prompts": "PROMPTS",
     "rewards": "REWARDS",
@@ -76,7 +76,7 @@ def read_shard(store: ArtifactStore, ref: ArtifactRef, record: ShardRecord, tabl
 
 
 def _schema() -> Any:
-    from storage import schema
+    from storage.trajectories import schema
 
     return schema
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.errors import CorruptError, NotCommittedError
-from storage.arrow_files import arrow_file
-from storage.commit import ArtifactStore
+from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.schema import REFERENCES, versioned
+from storage.trajectories.arrow_files import arrow_file
+from storage.trajectories.schema import REFERENCES, versioned
 
 FILE = "references.parquet"
 #: Images per row group, which is the unit of writing and reading.

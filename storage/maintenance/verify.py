@@ -9,14 +9,14 @@ from typing import Any
 
 from configs.errors import CorruptError, StoreError
 from storage import layout
-from storage.arrow_files import arrow_file
-from storage.checkpoints import damaged_checkpoints
-from storage.checksums import check_size
-from storage.commit import ArtifactStore
+from storage.artifacts.checkpoints import damaged_checkpoints
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import LineageEntry, damaged_records, list_runs, readable_entries
+from storage.artifacts.records import Manifest, ShardRecord
+from storage.artifacts.tombstones import check_note
+from storage.backends.checksums import check_size
 from storage.layout import KINDS, ArtifactRef
-from storage.lineage import LineageEntry, damaged_records, list_runs, readable_entries
-from storage.records import Manifest, ShardRecord
-from storage.tombstones import check_note
+from storage.trajectories.arrow_files import arrow_file
 
 
 def list_artifacts(store: ArtifactStore) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from configs.errors import StoreError
 from storage.backends.base import FileEntry, Root
-from storage.checksums import describe_file
+from storage.backends.checksums import describe_file
 from storage.layout import part_folder
 
 

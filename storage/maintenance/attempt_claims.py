@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from configs.errors import CorruptError
 from storage import layout
-from storage.checksummed_json import seal, unseal
-from storage.commit import ArtifactStore
+from storage.artifacts.checksummed_json import seal, unseal
+from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.quarantine import revive
+from storage.maintenance.quarantine import revive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""The commit protocol: records, artifacts, shards, checkpoints and the lineage of runs."""

@@ -1,0 +1,1 @@
+"""Care of a store: verification, repair, removal and copies, and attempts at artifacts that exist."""
