@@ -1,4 +1,4 @@
-"""Reads the heads of the full-size presets, and renders docs/presets.md from ``tests.published``.
+"""Reads the heads of the full-size presets, and renders docs/presets.md from ``tools.published``.
 
 ``python -m pages.preset_page`` writes the page; the text before its first section is kept.
 """
@@ -20,7 +20,7 @@ from models.policies import POLICIES
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import algorithms_of
 from tasks.inputs.policy_kind import kind_name
-from tests.published.publication import Publication
+from tools.published.publication import Publication
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "presets.md"
@@ -155,7 +155,7 @@ def introduction() -> str:
 
 def main() -> None:
     """Write the page."""
-    from tests.published import PUBLISHED
+    from tools.published import PUBLISHED
 
     PAGE.write_text(page(PUBLISHED, introduction()))
 

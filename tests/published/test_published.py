@@ -17,7 +17,7 @@ from models.policies import POLICIES
 from pages.preset_page import ABSENT, PAGE, deviations, introduction, page, resolved, shown
 from tasks.checks.check import check_config
 from tests.conftest import ROOT
-from tests.published import PUBLISHED
+from tools.published import PUBLISHED
 
 
 def preset(name: str) -> Path:
