@@ -11,7 +11,7 @@ from storage.artifacts.checkpoints import clear_checkpoints
 from storage.artifacts.records import ShardRecord
 from storage.layout import ArtifactRef
 from tasks.inputs.components import algorithm_needs, decode_rows, make_algorithm
-from tasks.inputs.option_paths import Place, algorithm_places, reward_places
+from tasks.inputs.option_paths import OptionPath, algorithm_places, reward_places
 from tasks.specs.graph import Node, gradient_nodes, policy_after
 from tasks.specs.modalities import modality_spec
 from tasks.specs.run_inputs import critic_identity
@@ -42,7 +42,7 @@ class OptimizeStage(Stage):
             "epoch": self.epoch,
         }
 
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[OptionPath, ...]:
         """Files of the algorithm, and of rewards that are called while training."""
         called = self.config.rewards if algorithm_needs(self.config).rewards else ()
         return (*algorithm_places(self.config), *(place for reward in called for place in reward_places(reward)))
