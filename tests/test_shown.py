@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import yaml
 from markdown_it import MarkdownIt
+from markupsafe import Markup
 from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
@@ -31,14 +32,14 @@ from flows.cli import app, error_reporting, store
 from flows.console import _Console, print_table
 from flows.requests import PipelineRequest
 from models.policies.diffusion import PipelineCall
+from tasks.algorithms.resampling import Estimate
 from tasks.export import card, usage
 from tasks.inputs.base_model import BaseModel, License
 from tasks.metrics import tracked
 from tasks.metrics.image_grids import grid
 from tasks.metrics.sweep import Outcome, Variant
-from tasks.metrics.texts import Text as Told
 from tasks.modalities.tokens import exporting as token_exporting
-from tasks.reports.report import charts, content, page
+from tasks.reports.report import charts, content, page, samples
 from tasks.tracking import descriptions, models, sweeps
 
 ROOT = Path(__file__).parent.parent
@@ -340,21 +341,27 @@ class Tags(HTMLParser):
 
 def a_report(text: str, monkeypatch: pytest.MonkeyPatch) -> Tags:
     for drawn in ("lines", "histogram"):
-        monkeypatch.setattr(charts, drawn, lambda *of, along: "<svg></svg>")
-    shot = content.Shot(sample_id=text, prompt=text, reward=1.0, advantage=1.0, image=b"", film=b"", text=text)
-    told = Told(text, text, text)
+        monkeypatch.setattr(charts, drawn, lambda *of, along, unit="": Markup("<svg></svg>"))
+    shot = samples.Shot(
+        sample_id=text, prompt=text, verdict=text, reward=1.0, image=b"", film=None, text=text, references=[b""]
+    )
+    # Of the two sides of a pair only one word differs, for any text.
+    both = samples.Pair(before=replace(shot, text=f"one {text}"), after=replace(shot, text=f"two {text}"))
+    mean = Estimate(mean=0.5, low=0.25, high=0.75)
     run = content.RunReport(
         name=text,
-        root=text,
         epochs=(1, 1),
-        words=[text],
+        about=text,
+        reward=text,
+        headline=samples.Headline(split=text, prompts=20, before=mean, after=mean, change=mean),
+        export=(text, text),
         warnings=[text],
         curves={f"monitor/{text}_mean": [(1, 1.0), (2, 2.0)]},
         results=(1, {}, {text: {text: {"mean": 1.0, text: 1.0}}}),
-        grids={text: (b"", b"")},
-        texts={text: [(text, told, told)]},
+        pairs={text: [both]},
+        changed=[replace(both, after=replace(both.after, film=b""))],
         best=[shot],
-        worst=[shot],
+        worst=[replace(shot, film=b"")],
         rewards={1: np.arange(3.0)},
         spreads={1: np.arange(3.0)},
         states={text: 1},
@@ -377,7 +384,7 @@ def test_a_report_is_built_as_without_a_text(text: str, monkeypatch: pytest.Monk
 
 def test_a_chart_takes_any_name() -> None:
     for text in TEXTS.values():
-        drawn = Tags(charts.lines(text, {text: [(1, 1.0)], "_b": [(1, 2.0)]}, along="epoch"))
+        drawn = Tags(str(charts.lines(text, {text: [(1, 1.0)], "_b": [(1, 2.0)]}, along="epoch")))
         assert "script" not in {tag for tag, _ in drawn.tags}
         assert drawn.text.count(visible(text).strip()) >= 2
 

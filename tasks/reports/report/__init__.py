@@ -22,9 +22,6 @@ def run_report(*contexts: RunContext, price: float | None = None) -> str:
     """
     with deferred("torch"):
         from tasks.reports.report.content import read_run
+        from tasks.reports.report.page import page
 
-        read = [read_run(context) for context in contexts]
-    # Imported late: the charts take seconds to import.
-    from tasks.reports.report.page import page
-
-    return page(read, price=price)
+        return page([read_run(context) for context in contexts], price=price)

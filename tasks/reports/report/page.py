@@ -1,10 +1,18 @@
-"""The report as one self-contained HTML file, which fetches no resources."""
+"""The report as one self-contained HTML file, which fetches no resources.
+
+Its style sheet and its only script are files of this folder. The browser runs no other script: the page names the hash
+of this one.
+"""
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import re
 from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
+from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -12,34 +20,43 @@ from markupsafe import Markup
 
 from configs.escaping import visible
 from configs.human_units import duration, size
+from tasks.metrics.points import ACHIEVED
 from tasks.reports.report import charts
 from tasks.reports.report.content import RunReport
 
-#: Title of a chart, patterns of its curves' keys, and the label of its x axis.
-_CHARTS: Sequence[tuple[str, Sequence[str], str]] = (
-    ("Evaluation: mean reward", ("eval/*_mean",), "epoch"),
-    ("Evaluation: exact match", ("eval/*_exact",), "epoch"),
-    ("Reward of the rollouts", ("reward/mean", "reward/*_mean"), "epoch"),
-    ("Share of each reward in the variance within groups", ("reward/*_share",), "epoch"),
-    ("Monitors", ("monitor/*_mean",), "epoch"),
-    ("Correlation of monitors with the reward", ("monitor/*_correlation",), "epoch"),
-    ("Spread within groups", ("reward/std", "advantage/group_std"), "epoch"),
-    ("Groups without a signal", ("advantage/zero_std_ratio", "advantage/filtered_ratio"), "epoch"),
-    ("Diversity within groups", ("advantage/diversity*",), "epoch"),
-    ("Loss", ("optimize/loss",), "update"),
-    ("Clipped share of rows", ("optimize/clip_low", "optimize/clip_high"), "update"),
-    ("Ratio by step", ("optimize/ratio_step*",), "update"),
-    ("KL to the base model, and to the rollout's policy", ("optimize/kl", "optimize/approx_kl"), "update"),
-    ("Norm of the gradient", ("optimize/grad_norm",), "update"),
-    ("Learning rate", ("optimize/lr",), "update"),
-    (
-        "Seconds of work of each epoch",
-        ("time/rollout_s", "time/score_s", "time/advantage_s", "time/optimize_s", "time/eval_s"),
-        "epoch",
+#: By section: title of a chart, patterns of its curves' keys, and the unit of its y axis.
+_CHARTS: dict[str, Sequence[tuple[str, Sequence[str], str]]] = {
+    "Rewards": (
+        ("Evaluation: mean reward", ("eval/*_mean",), "reward"),
+        ("Evaluation: exact match", ("eval/*_exact",), "share"),
+        ("Reward of the rollouts", ("reward/mean", "reward/*_mean"), "reward"),
+        ("Share of each reward in the variance within groups", ("reward/*_share",), "share"),
+        ("Spread within groups", ("reward/std", "advantage/group_std"), "reward"),
+        ("Groups without a signal", ("advantage/zero_std_ratio", "advantage/filtered_ratio"), "share"),
+        ("Diversity within groups", ("advantage/diversity*",), ""),
     ),
-    ("Samples and rows per second of work", ("time/*_samples_per_s", "time/*_rows_per_s"), "epoch"),
-    ("TFLOP/s of the model", ("time/*_tflops_per_s",), "epoch"),
-)
+    "Monitors": (
+        ("Monitors", ("monitor/*_mean",), "score"),
+        ("Correlation of monitors with the reward", ("monitor/*_correlation",), "correlation"),
+    ),
+    "Training": (
+        ("Loss", ("optimize/loss",), "loss"),
+        ("Clipped share of rows", ("optimize/clip_low", "optimize/clip_high"), "share"),
+        ("Ratio by step", ("optimize/ratio_step*",), "ratio"),
+        ("KL to the base model, and to the rollout's policy", ("optimize/kl", "optimize/approx_kl"), "nats"),
+        ("Norm of the gradient", ("optimize/grad_norm",), "norm"),
+        ("Learning rate", ("optimize/lr",), "per update"),
+    ),
+    "Speed": (
+        (
+            "Work of each epoch",
+            tuple(f"time/{name}_s" for name in ("rollout", "score", "advantage", "optimize", "eval")),
+            "s",
+        ),
+        ("Samples and rows of work", ("time/*_samples_per_s", "time/*_rows_per_s"), "per s"),
+        ("Rate of the model", ("time/*_tflops_per_s",), "TFLOP/s"),
+    ),
+}
 #: Curves for the comparison of several runs, one chart each.
 _COMPARED = (
     "eval/heldout/*_mean",
@@ -49,6 +66,8 @@ _COMPARED = (
     "optimize/kl",
     "time/optimize_s",
 )
+#: The parts of a text that are compared: words, punctuation marks, spaces.
+_PARTS = re.compile(r"\w+|\s+|[^\w\s]")
 
 
 def page(runs: Sequence[RunReport], *, price: float | None = None) -> str:
@@ -63,38 +82,61 @@ def page(runs: Sequence[RunReport], *, price: float | None = None) -> str:
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
+        lstrip_blocks=True,
         finalize=_shown,
     )
-    environment.filters |= {"png": _png, "mp4": _mp4, "bytes": size, "duration": duration}
+    environment.filters |= {"url": _url, "bytes": size, "duration": duration}
+    script, style = ((files("tasks.reports.report") / name).read_text("utf-8") for name in ("report.js", "report.css"))
     return environment.get_template("report.html").render(
         runs=runs,
         title=" and ".join(run.name for run in runs),
         price=price,
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        style=Markup(style),
         differing=_differing(runs),
-        compared=[Markup(svg) for svg in _compared(runs)],
-        charts={run.name: [Markup(svg) for svg in _charts(run)] for run in runs},
+        compared=list(_compared(runs)),
+        charts={run.name: _charts(run) for run in runs},
+        progress={run.name: _progress(run) for run in runs},
+        marked=_marked,
     )
 
 
-def _charts(run: RunReport) -> Iterator[str]:
-    for title, patterns, along in _CHARTS:
-        found = {key: run.curves[key] for key in _matching(run, patterns)}
-        if found:
-            yield charts.lines(title, {key.partition("/")[2]: points for key, points in found.items()}, along=along)
+def _progress(run: RunReport) -> Markup | str:
+    """Return the small chart of the headline: the weighted reward of rollouts and evaluations."""
+    names = {"heldout": "held-out prompts", "train": "train prompts", "rollout": "rollouts"}
+    found = {name: run.curves[f"{ACHIEVED}/{key}"] for key, name in names.items() if f"{ACHIEVED}/{key}" in run.curves}
+    return charts.lines("Weighted reward", found, along="epoch", unit="reward") if found else ""
+
+
+def _charts(run: RunReport) -> dict[str, list[Markup]]:
+    """Return the charts of each section that has any."""
+    sections: dict[str, list[Markup]] = {}
+    for section, entries in _CHARTS.items():
+        for title, patterns, unit in entries:
+            found = {key.partition("/")[2]: run.curves[key] for key in _matching(run, patterns)}
+            if found:
+                drawn = charts.lines(title, found, along=_along(patterns[0]), unit=unit)
+                sections.setdefault(section, []).append(drawn)
     for title, values, along in (
         ("Rewards of the first and the last epoch", run.rewards, "reward"),
         ("Standard deviations within their groups", run.spreads, "standard deviation"),
     ):
         if values:
-            yield charts.histogram(title, {f"epoch {epoch}": each for epoch, each in values.items()}, along=along)
+            named = {f"epoch {epoch}": each for epoch, each in values.items()}
+            sections.setdefault("Rewards", []).append(charts.histogram(title, named, along=along))
+    return sections
 
 
-def _compared(runs: Sequence[RunReport]) -> Iterator[str]:
+def _compared(runs: Sequence[RunReport]) -> Iterator[Markup]:
     if len(runs) < 2:
         return
     for key in dict.fromkeys(key for run in runs for key in _matching(run, _COMPARED)):
-        along = "update" if key.startswith("optimize/") else "epoch"
-        yield charts.lines(key, {run.name: run.curves[key] for run in runs if key in run.curves}, along=along)
+        yield charts.lines(key, {run.name: run.curves[key] for run in runs if key in run.curves}, along=_along(key))
+
+
+def _along(key: str) -> str:
+    return "update" if key.startswith("optimize/") else "epoch"
 
 
 def _matching(run: RunReport, patterns: Sequence[str]) -> list[str]:
@@ -109,14 +151,23 @@ def _differing(runs: Sequence[RunReport]) -> list[tuple[str, list[Any]]]:
     return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
 
 
+def _marked(before: str, after: str) -> tuple[Markup, Markup]:
+    """Return two texts with the words that only one of them has marked as ``del`` and ``ins``."""
+    old, new = (_PARTS.findall(_shown(text)) for text in (before, after))
+    one, other = Markup(), Markup()
+    for kind, a, b, c, d in SequenceMatcher(None, old, new).get_opcodes():
+        left, right = "".join(old[a:b]), "".join(new[c:d])
+        one += left if kind == "equal" or not left else Markup("<del>{}</del>").format(left)
+        other += right if kind == "equal" or not right else Markup("<ins>{}</ins>").format(right)
+    return one, other
+
+
 def _shown(value: Any) -> Any:
     """Return a value with control characters made visible; Jinja escapes only HTML."""
     return visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _png(image: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(image).decode()}"
-
-
-def _mp4(film: bytes) -> str:
-    return f"data:video/mp4;base64,{base64.b64encode(film).decode()}"
+def _url(data: bytes) -> str:
+    """Return a PNG, a WebP or an mp4 as a data URL."""
+    kind = "image/png" if data[1:4] == b"PNG" else "image/webp" if data[8:12] == b"WEBP" else "video/mp4"
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

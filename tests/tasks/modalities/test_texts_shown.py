@@ -63,10 +63,11 @@ def test_exports_for_other_tools_have_them(context: RunContext, run: flowmill.Ru
 def test_a_report_has_texts_before_and_after_and_the_best_and_worst(context: RunContext) -> None:
     report, page = read_run(context), run_report(context)
     before, after = (evaluation_texts(context.chain, epoch) for epoch in (0, 1))
-    assert {split: len(rows) for split, rows in report.texts.items()} == {"train": 2, "heldout": 2}
-    assert report.texts["heldout"][1][1:] == (before["heldout"][1], after["heldout"][1])
-    assert before["heldout"][1].prompt == after["heldout"][1].prompt
-    assert "heldout prompts, before and after" in page
+    assert {split: len(pairs) for split, pairs in report.pairs.items()} == {"train": 2, "heldout": 2}
+    for number, pair in enumerate(report.pairs["heldout"]):
+        for shot, text in ((pair.before, before["heldout"][number]), (pair.after, after["heldout"][number])):
+            assert (shot.prompt, shot.text) == (text.prompt, text.text)
+    assert "Held-out prompts, before and after" in page
     assert report.best
     assert all(shot.image is None and isinstance(shot.text, str) for shot in (*report.best, *report.worst))
     assert min(shot.reward for shot in report.best) > max(shot.reward for shot in report.worst)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from configs.schema import RunConfig
-from tasks.reports.report import run_report
-from tasks.reports.report.content import read_run
+from tasks.metrics.evaluations import evaluation_figures
+from tasks.reports.report import charts, page, run_report
+from tasks.reports.report.content import _portable, read_run
+from tasks.reports.report.samples import Scored, _encoded, headline
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
-from tests.conftest import FlowmillCommand
+from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
@@ -32,15 +36,21 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.refers: list[str] = []
+        self.attributes: set[str] = set()
+        self.scripts: list[str] = []
         self.text = ""
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.scripts += [""] * (tag == "script")
         self.refers += [str(value) for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")]
 
     def handle_data(self, data: str) -> None:
         self.text += data
+        if self.cdata_elem == "script":
+            self.scripts[-1] += data
 
 
 @pytest.fixture
@@ -55,15 +65,25 @@ def context(make_config: Make, tmp_path: Path) -> RunContext:
     return found
 
 
-def test_a_report_is_whole_and_fetches_nothing(context: RunContext) -> None:
+def test_a_report_is_whole_and_fetches_nothing(context: RunContext, tmp_path: Path) -> None:
     html = run_report(context, price=2.0)
     page = Page(html)
     assert [name for name in page.refers if not name.startswith(("data:image/png;base64,", "#"))] == []
-    assert "script" not in page.tags
+    assert page.scripts == [(ROOT / "tasks/reports/report/report.js").read_text()], "its own, and no other"
+    assert [name for name in page.attributes if name.startswith("on")] == []
+    digest = base64.b64encode(hashlib.sha256(page.scripts[0].encode()).digest()).decode()
+    assert (
+        f"default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+        in html
+    )
     assert EVIL in page.text, "as text"
-    # 2 lists before and after; the best and the worst sample of each of four prompts.
+    assert str(tmp_path) not in html, "no place on a machine"
+    # Pairs of the prompts of both lists and of the most changed; the best and the worst sample of four prompts.
     pictures = [name.partition(",")[2] for name in page.refers if name.startswith("data:")]
-    assert len(pictures) == 4 + 2 * 4
+    run = read_run(context)
+    shown = sum(map(len, run.pairs.values())) + len(run.changed)
+    assert len(run.pairs["train"]) == 4
+    assert len(pictures) == 2 * shown + 2 * 4
     assert all(Image.open(io.BytesIO(base64.b64decode(picture))).format == "PNG" for picture in pictures)
     for words in (
         "2 of 2 epochs are trained",
@@ -125,3 +145,94 @@ def test_the_command_writes_and_logs_it(flowmill: FlowmillCommand, config_file: 
     assert logged.read_text() == out.read_text()
     unknown = flowmill("report", "smal", "--root", root)
     assert "Did you mean 'small'?" in unknown.stderr
+
+
+def test_pairs_are_of_one_prompt_and_seed_and_the_headline_is_the_result(context: RunContext) -> None:
+    run = read_run(context)
+    first, last = (evaluation_figures(context.chain, epoch) for epoch in (0, 2))
+    slot = context.config.rewards[0].slot
+    result = run.headline
+    assert result is not None
+    assert (result.split, result.prompts) == ("heldout", len(context.prompts["heldout"]))
+    assert result.before.mean == first["heldout"][slot]["mean"]
+    assert result.change.mean == pytest.approx(last["heldout"][slot]["mean"] - first["heldout"][slot]["mean"])
+    assert result.change.low is None, "too few prompts"
+    for pair in (*run.pairs["heldout"], *run.changed):
+        assert (pair.before.sample_id, pair.before.prompt) == (pair.after.sample_id, pair.after.prompt)
+    changes = [abs((pair.after.reward or 0) - (pair.before.reward or 0)) for pair in run.changed]
+    assert changes == sorted(changes, reverse=True)
+    assert len({pair.after.prompt for pair in run.changed}) == len(run.changed)
+
+
+def test_intervals_are_over_prompts() -> None:
+    def rows(scores: list[float]) -> list[Scored]:
+        return [
+            Scored(sample_id=f"{n}-{copy}", prompt_id=str(n), split="heldout", reward=score, verdict="")
+            for n, score in enumerate(scores)
+            for copy in range(2)
+        ]
+
+    before = [0.1 * (n % 5) for n in range(20)]
+    after = [score + 0.1 + 0.01 * (n % 2) for n, score in enumerate(before)]
+    result = headline({"heldout": 0.2, "train": 0.0}, {"heldout": 0.305}, rows(before), rows(after))
+    assert result is not None
+    assert (result.before.mean, result.after.mean, result.prompts) == (0.2, 0.305, 20)
+    assert result.change.mean == pytest.approx(0.105)
+    # Student's t with 19 degrees of freedom; half of the changes are 0.1, half 0.11.
+    error = 2.093 * np.std([0.1, 0.11] * 10, ddof=1) / 20**0.5
+    assert result.change.low == pytest.approx(0.105 - error, abs=2e-4)
+    assert result.change.high == pytest.approx(0.105 + error, abs=2e-4)
+    same = headline({"heldout": 0.2}, {"heldout": 0.2}, rows(before), rows(before))
+    assert same is not None
+    assert (same.change.mean, same.change.low) == (0.0, None)
+    assert headline({"heldout": 0.2}, {"train": 0.3}, rows(before), rows(after)) is None
+
+
+def test_texts_have_their_differences_marked() -> None:
+    old, new = page._marked("a <b> 12\x1b", "a <i> 13\x1b")
+    assert old == "a &lt;<del>b</del>&gt; <del>12</del>\\x1b"
+    assert new == "a &lt;<ins>i</ins>&gt; <ins>13</ins>\\x1b"
+
+
+def test_large_images_are_compressed_and_small_ones_are_exact() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (2, 8, 2_000, 3), np.uint8)
+    small, large = (Image.open(io.BytesIO(_encoded(pixels, 1024))) for pixels in (noise[0, :, :16], noise[1]))
+    np.testing.assert_array_equal(np.asarray(small), noise[0, :, :16])
+    assert (small.format, large.format, large.size) == ("PNG", "WEBP", (1024, 4))
+
+
+def test_settings_name_no_place_on_a_machine() -> None:
+    given = {
+        "a": ["/home/me/p.txt", "s3://b/p", "org/model"],
+        "b": {"c": r"C:\models\m", "d": 1, "e": "sqlite:////x/m.db"},
+    }
+    assert _portable(given) == {"a": ["…/p.txt", "s3://b/p", "org/model"], "b": {"c": "…/m", "d": 1, "e": "…/m.db"}}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "whole", "labels"),
+    [
+        (0, 12, True, ["0", "2", "4", "6", "8", "10", "12"]),
+        (1, 2, True, ["1", "2"]),
+        (1, 1, True, ["0", "1", "2"]),
+        (0.781, 0.977, False, ["0.80", "0.85", "0.90", "0.95"]),
+        (-1e-4, 1e-4, False, ["-1.0", "-0.5", "0.0", "0.5", "1.0"]),
+        (0, 250_000, False, ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5"]),
+    ],
+)
+def test_axes_have_round_labels(low: float, high: float, whole: bool, labels: list[str]) -> None:
+    scale = charts._Scale(low, high, (0, 100), ticks=6, least=float(whole))
+    assert [label for _, label in scale.labels()] == labels
+    places = [place for place, _ in scale.labels()]
+    assert places == sorted(places)
+    assert min(places) >= 0
+    assert max(places) <= 100
+
+
+def test_a_chart_leaves_out_what_is_not_a_number() -> None:
+    drawn = charts.lines("t", {"a": [(1, float("nan")), (2, 1.0)], "b": [(1, float("inf"))]}, along="epoch", unit="s")
+    assert drawn.count("<circle") == 1
+    assert "nan" not in drawn
+    assert "inf" not in drawn
+    assert "epoch 2: 1" in drawn
+    assert "polyline" not in charts.lines("t", {}, along="epoch")
