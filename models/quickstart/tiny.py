@@ -67,7 +67,8 @@ def build_tiny(family: str, seed: int = 0, *, changes: Mapping[str, Mapping[str,
     known = _families()
     if family not in known:
         raise ConfigError(f"model.build: there is no tiny pipeline of '{family}'. {did_you_mean(family, known)}")
-    described, parts = dict(known[family]), {}
+    described = dict(known[family])
+    parts: dict[str, Any] = {}
     pipeline, processor = described.pop("pipeline", None), described.pop("processor_files", None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
