@@ -8,7 +8,7 @@ Guidance has the same scale at all steps, as with the pipeline's default, ``use_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +19,7 @@ from models.library_loading import read_json
 from models.policies.clip_lengths import ClipLengths
 from models.policies.clips import ClipPolicy
 from models.policies.ddim import DDIMPolicy
-from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
+from models.policies.diffusion import DiffusionSettings, Images
 from models.policies.pipeline import Modules, Rows
 from models.policies.pipeline_configs import Fields, whole
 from models.policies.tokenization import Reader
@@ -109,13 +109,9 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
         )
         return {"prompt_embeds": embeds}
 
-    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, f, 16, h, w) float32 noise."""
-        settings, channels = self.settings, self.pipeline.transformer.config.in_channels
-        size = (settings.frames, settings.height, settings.width)
-        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
-            len(generators), channels, *size, torch.float32, settings.device, list(generators)
-        )
+    def noise_size(self) -> tuple[int, ...]:
+        """Return number of frames, height and width."""
+        return self.settings.frames, self.settings.height, self.settings.width
 
     def predicted(self, modules: Modules, noisy: Tensor, timestep: Tensor, rows: Rows) -> Tensor:
         """Call the transformer; guidance is computed in float32, as in the pipeline."""
@@ -143,8 +139,3 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
     def decoded(self, latents: Tensor) -> Tensor:
         """Return decoded latents, (B, 3, F, H, W)."""
         return self.pipeline.decode_latents(latents.to(self.pipeline.vae.dtype))  # type: ignore[no-any-return]
-
-    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, with the number of frames."""
-        call = super().pipeline_call(steps, negative_prompt)
-        return replace(call, arguments={**call.arguments, "num_frames": self.settings.frames})

@@ -155,13 +155,8 @@ class UNetPolicy(DDIMPolicy):
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, C, h, w) float32 latents at the first sigma of ``options.steps`` steps."""
-        settings, channels = self.settings, self.pipeline.unet.config.in_channels
-        size = (settings.height, settings.width)
-        noise: Tensor = self.pipeline.prepare_latents(
-            len(generators), channels, *size, torch.float32, settings.device, list(generators)
-        )
         first = self.sigmas(self.options.steps)[:1]
-        return noise * flow_length(first)
+        return super().initial_latents(generators) * flow_length(first)
 
     def predicted(self, modules: Modules, noisy: Tensor, timestep: Tensor, rows: Rows) -> Tensor:
         """Call the UNet."""
@@ -183,11 +178,10 @@ class UNetPolicy(DDIMPolicy):
         guided = rescaled_guided(without, with_text, self.settings.guidance_scale, self.options.guidance_rescale)
         return prediction.velocity(guided, at)
 
-    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, with ``guidance_rescale`` if it is not 0."""
-        call = super().pipeline_call(steps, negative_prompt)
+    def more_arguments(self, steps: int) -> dict[str, Any]:
+        """Return ``guidance_rescale`` if it is not 0."""
         rescale = self.options.guidance_rescale
-        return replace(call, arguments={**call.arguments, "guidance_rescale": rescale}) if rescale else call
+        return {"guidance_rescale": rescale} if rescale else {}
 
     def clean_latents(self, latents: Tensor) -> Tensor:
         """Return the latents that the pipeline decodes, from final latents at the last of ``options.steps`` levels."""

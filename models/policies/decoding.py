@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -51,12 +50,12 @@ class DecodingPolicy(DiffusionPolicy):
         unit: Tensor = self.pipeline.image_processor.postprocess(decoded, output_type="pt")
         return pixels(unit).permute(0, 2, 3, 1).contiguous()
 
-    @abstractmethod
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return the autoencoder's output for (B, ...) final latents.
+        """Return the autoencoder's output for (B, ...) final latents; by default scaled and shifted by its config.
 
         Images are (B, 3, H, W), clips (B, 3, F, H, W), in the autoencoder's dtype, about -1 to 1.
         """
+        return self.decode_scaled(latents)
 
     def decoded_clean(self, latents: Tensor) -> Tensor:
         """Return the autoencoder's output for (B, ...) clean latents, see ``decoded``."""
@@ -118,6 +117,23 @@ class DecodingPolicy(DiffusionPolicy):
         config = self.pipeline.vae.config
         mean, inverse = self.table(like.device, _scales, *config.latents_mean, *config.latents_std)
         return mean.to(like), inverse.to(like)
+
+    def decode_normalized(
+        self, latents: Tensor, grid: tuple[int, int], unpatchify: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Return (B, 3, H, W) images of (B, N, C) tokens that are normalized by the autoencoder's batch norm.
+
+        Args:
+            latents: tokens in the order of the rows of an image.
+            grid: rows and columns of the tokens.
+            unpatchify: converts patches (B, C, h, w) to latents.
+        """
+        vae = self.pipeline.vae
+        spatial = latents.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
+        mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
+        std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
+        images: Tensor = vae.decode(unpatchify(spatial * std + mean).to(vae.dtype), return_dict=False)[0]
+        return images
 
     def decode_scaled(self, latents: Tensor) -> Tensor:
         """Return the autoencoder's output for (B, C, h, w) latents, scaled and shifted by its config."""

@@ -45,11 +45,6 @@ class Flux1(PipelinePolicy):
         )
         return {"prompt_embeds": embeds, "pooled": pooled}
 
-    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, tokens, 4 C) packed float32 noise."""
-        latents: Tensor = self._prepared(len(generators), list(generators))[0]
-        return latents
-
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer; its time argument runs from 0 to 1."""
         embeds = rows["prompt_embeds"]
@@ -68,7 +63,7 @@ class Flux1(PipelinePolicy):
 
     def tokens(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return the image tokens (B, N, 64) and their positions (N, 3)."""
-        return latents, self.table(latents.device, self._image_ids, *self._grid(), rows["prompt_embeds"].dtype)
+        return latents, self.table(latents.device, self._image_ids, *self.grid(), rows["prompt_embeds"].dtype)
 
     def _image_ids(self, height: int, width: int, dtype: torch.dtype) -> Tensor:
         ids: Tensor = self.pipeline._prepare_latent_image_ids(1, height, width, torch.device("cpu"), dtype)
@@ -85,11 +80,6 @@ class Flux1(PipelinePolicy):
         settings, scale = self.settings, self.pipeline.vae_scale_factor
         return self.decode_scaled(self.pipeline._unpack_latents(latents, settings.height, settings.width, scale))
 
-    def _prepared(self, rows: int, generators: list[torch.Generator]) -> Any:
-        channels = self.pipeline.transformer.config.in_channels // 4
-        size = (self.settings.height, self.settings.width)
-        return self.pipeline.prepare_latents(rows, channels, *size, torch.float32, self.settings.device, generators)
-
-    def _grid(self) -> tuple[int, int]:
-        unit = self.pipeline.vae_scale_factor * 2
-        return self.settings.height // unit, self.settings.width // unit
+    def noise_channels(self) -> int:
+        """Return the channels of latents before they are packed as tokens."""
+        return super().noise_channels() // 4

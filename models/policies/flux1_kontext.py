@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
@@ -25,6 +25,7 @@ class Flux1Kontext(Flux1):
     family = "flux1_kontext"
     # Flow-GRPO's targets for Kontext: those for FLUX.1 and the feed-forward input of the single-stream blocks.
     lora_targets = (*Flux1.lora_targets, "proj_mlp")
+    takes_images = True
     encoding_parts = frozenset({Part.TEXT, Part.VAE})
 
     @torch.no_grad()
@@ -51,8 +52,3 @@ class Flux1Kontext(Flux1):
         call, size = super().pipeline_call(steps, negative_prompt), (self.settings.width, self.settings.height)
         own = {"max_area": size[0] * size[1], "_auto_resize": False}
         return replace(call, arguments={**call.arguments, **own}, image_size=size)
-
-    def _prepared(self, rows: int, generators: list[torch.Generator]) -> Any:
-        channels = self.pipeline.transformer.config.in_channels // 4
-        size, device = (self.settings.height, self.settings.width), self.settings.device
-        return self.pipeline.prepare_latents(None, rows, channels, *size, torch.float32, device, generators)

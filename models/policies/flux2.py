@@ -16,7 +16,7 @@ from models.image_files import within
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.flux1 import Flux1
 from models.policies.parts import Part
-from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
+from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, joined, thousandths
 from models.policies.pipeline_configs import Fields
 from models.policies.reference_images import (
     check_references,
@@ -27,7 +27,7 @@ from models.policies.reference_images import (
     row_by_row,
     tokens_of,
 )
-from models.policies.tokenization import Reader
+from models.policies.tokenization import Reader, asked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,11 +43,6 @@ def _conversation(tokenizer: Any, text: str) -> Any:
     messages = format_input(prompts=[text], system_message=SYSTEM_MESSAGE)
     found = tokenizer.apply_chat_template(messages, add_generation_prompt=False, tokenize=True, return_dict=True)
     return list(found["input_ids"][0])
-
-
-def _question(tokenizer: Any, text: str) -> Any:
-    messages = [{"role": "user", "content": text}]
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +100,7 @@ class Flux2(Flux1):
         if not self.options.references:
             return found
         rows = [self._encode_images(prompt, started) for prompt, started in zip(prompts, images or (), strict=True)]
-        return {**found, **{name: torch.cat([row[name] for row in rows]) for name in rows[0]}}
+        return {**found, **joined(rows)}
 
     def shift_mu(self, steps: int) -> float:
         """Return FLUX.2's empirical shift, which also depends on the number of steps."""
@@ -133,7 +128,7 @@ class Flux2(Flux1):
 
     def tokens(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return the tokens (B, N, 128) of the image and of one row's references, and their positions (B, N, 4)."""
-        ids = self.table(latents.device, self._ids, *self._grid()).expand(len(latents), -1, -1)
+        ids = self.table(latents.device, self._ids, *self.grid()).expand(len(latents), -1, -1)
         if not self.options.references:
             return latents, ids
         shapes = [torch.empty(1, 1, height, width) for height, width in grids_of(rows)]
@@ -142,14 +137,8 @@ class Flux2(Flux1):
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return decoded latents."""
-        pipeline, vae = self.pipeline, self.pipeline.vae
         # ``_unpack_latents_with_ids`` for tokens in the order of their ids, without a device read per token.
-        spatial = latents.unflatten(1, self._grid()).permute(0, 3, 1, 2).contiguous()
-        mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
-        std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
-        patches = pipeline._unpatchify_latents(spatial * std + mean)
-        images: Tensor = vae.decode(patches.to(vae.dtype), return_dict=False)[0]
-        return images
+        return self.decode_normalized(latents, self.grid(), self.pipeline._unpatchify_latents)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; it scales larger images down to a megapixel."""
@@ -183,7 +172,7 @@ class Flux2Klein(Flux2):
 
     pipeline_name = "Flux2KleinPipeline"
     family = "flux2_klein"
-    readers = (Reader(tokenizer="tokenizer", written=_question),)
+    readers = (Reader(tokenizer="tokenizer", written=asked(enable_thinking=False)),)
     # Guidance of a distilled model is refused below.
     settings_read = Fields(followed=frozenset({"is_distilled"}))
 

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 
 from configs.errors import ConfigError
 from models.library_loading import read_json
-from models.policies.diffusion import DiffusionSettings, Images
+from models.policies.diffusion import DiffusionSettings
 from models.policies.modular import ModularPolicy
 from models.policies.parts import Part
-from models.policies.pipeline import Modules, Rows, thousandths
+from models.policies.pipeline import Modules, Rows, padded_text, thousandths
 from models.policies.pipeline_configs import SHIFT_ALONE, Fields
 from models.policies.reference_images import row_by_row
-from models.policies.tokenization import Reader
+from models.policies.tokenization import Reader, asked
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 
@@ -36,11 +36,6 @@ class Flux3Options:
 
     max_sequence_length: int = 480
     """Maximum text tokens, and the stored length of all rows of text; the pipeline itself reads 8192."""
-
-
-def _asked(tokenizer: Any, text: str) -> Any:
-    messages = [{"role": "user", "content": text}]
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
 class Flux3(ModularPolicy):
@@ -53,7 +48,7 @@ class Flux3(ModularPolicy):
     options_type = Flux3Options
     options: Flux3Options
     text_parts = ("text_encoder", "tokenizer")
-    readers = (Reader(tokenizer="tokenizer", written=_asked),)
+    readers = (Reader(tokenizer="tokenizer", written=asked()),)
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": SHIFT_ALONE}
     blocks = ("mode_blocks.image", "mode_blocks.image_cond", "txt_mode_blocks", "single_transformer_blocks")
     # Attention and feed-forward of every block.
@@ -78,29 +73,18 @@ class Flux3(ModularPolicy):
         return {"tokenizer": TextProcessor.load(folder / "tokenizer")} if Part.TEXT in parts else {}
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D) and ``text_length`` (B,) int64, the tokens of each, padding included."""
-        step, most = self.step("text_encoder"), self.options.max_sequence_length
-        found = [
-            step._get_qwen3_vl_prompt_embeds(
-                self.pipeline.text_encoder,
-                self.pipeline.tokenizer,
-                prompt,
-                device=self.settings.device,
-                max_sequence_length=most,
-                pad_multiple=step.pad_multiple,
-            )
-            for prompt in prompts
-        ]
-        lengths = [embeds.shape[1] for embeds in found]
-        rows = [F.pad(embeds, (0, 0, 0, most - length)) for embeds, length in zip(found, lengths, strict=True)]
-        return {"prompt_embeds": torch.cat(rows), "text_length": torch.tensor(lengths, device=self.settings.device)}
+    def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, its tokens, padding included."""
+        step, pipeline, most = self.step("text_encoder"), self.pipeline, self.options.max_sequence_length
+        about = {"device": self.settings.device, "max_sequence_length": most, "pad_multiple": step.pad_multiple}
+        embeds = step._get_qwen3_vl_prompt_embeds(pipeline.text_encoder, pipeline.tokenizer, prompt, **about)
+        return padded_text(embeds, most)
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, tokens, 128) packed float32 noise."""
         from diffusers.utils.torch_utils import randn_tensor
 
-        shape = (len(generators), self.pipeline.transformer.config.in_channels, *self._grid())
+        shape = (len(generators), self.pipeline.transformer.config.in_channels, *self.grid())
         device = self.settings.device
         latents: Tensor = randn_tensor(shape, generator=list(generators), device=device, dtype=torch.float32)
         return latents.flatten(2).transpose(1, 2)
@@ -115,7 +99,7 @@ class Flux3(ModularPolicy):
             hidden_states=latents,
             encoder_hidden_states=rows["prompt_embeds"][:, :length],
             timestep=thousandths(sigma).to(latents.dtype),
-            img_ids=self.table(latents.device, self._image_ids, *self._grid()),
+            img_ids=self.table(latents.device, self._image_ids, *self.grid()),
             txt_ids=self.table(latents.device, self._text_ids, length),
             return_dict=False,
         )[0]
@@ -123,13 +107,7 @@ class Flux3(ModularPolicy):
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return decoded latents."""
-        vae = self.pipeline.vae
-        spatial = latents.unflatten(1, self._grid()).permute(0, 3, 1, 2)
-        mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
-        std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
-        patches = self.step("decode")._unpatchify_latents(spatial * std + mean)
-        images: Tensor = vae.decode(patches.to(vae.dtype), return_dict=False)[0]
-        return images
+        return self.decode_normalized(latents, self.grid(), self.step("decode")._unpatchify_latents)
 
     def _image_ids(self, height: int, width: int) -> Tensor:
         from diffusers.modular_pipelines.flux3.before_denoise import _prepare_image_ids
@@ -143,7 +121,3 @@ class Flux3(ModularPolicy):
             torch.empty(1, length)
         )
         return ids
-
-    def _grid(self) -> tuple[int, int]:
-        unit = self.pipeline.vae_scale_factor * 2
-        return self.settings.height // unit, self.settings.width // unit

@@ -66,6 +66,7 @@ class HunyuanVideo15(ClipPolicy):
         Reader(tokenizer="tokenizer_2", limit=_GLYPHS, written=_quoted),
     )
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": SHIFT_ALONE}
+    missing_arguments = frozenset({"guidance_scale", "max_sequence_length"})
     needs_autoencoder = True
     blocks = ("transformer_blocks",)
     # Attention of both streams.
@@ -120,14 +121,10 @@ class HunyuanVideo15(ClipPolicy):
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments and its guider."""
         call = super().pipeline_call(steps, negative_prompt)
-        known = {
-            key: each for key, each in call.arguments.items() if key not in ("guidance_scale", "max_sequence_length")
-        }
         length = self.options.max_sequence_length
         differences = (f"It reads {_LENGTH} tokens of a prompt; the policy reads {length}.",) * (length != _LENGTH)
         return replace(
             call,
-            arguments={**known, "num_frames": self.settings.frames},
             guider={"guidance_scale": max(1.0, self.settings.guidance_scale)},
             loads_adapters=False,
             differences=(*call.differences, *differences),

@@ -10,7 +10,7 @@ skipping blocks and by separating the media, are not: each would need another fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +22,7 @@ from models.maths.guidance import guided, rescaled_guided
 from models.maths.transitions import expand
 from models.policies.clip_lengths import ClipLengths
 from models.policies.clips import ClipPolicy
-from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
+from models.policies.diffusion import DiffusionSettings, Images
 from models.policies.nan_checks import waves
 from models.policies.pipeline import Modules, Rows
 from models.policies.pipeline_configs import FLOW, Fields
@@ -215,23 +215,21 @@ class LTX2(ClipPolicy):
         per_second /= pipeline.audio_vae_temporal_compression_ratio
         return round(self.settings.frames / self.options.frame_rate * per_second)
 
-    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, with its other kinds of guidance off."""
-        call = super().pipeline_call(steps, negative_prompt)
+    def more_arguments(self, steps: int) -> dict[str, Any]:
+        """Return the arguments of clips and sound; other kinds of guidance are off."""
         scale, options = self.settings.guidance_scale, self.options
         guided = scale > 1
         off: dict[str, Any] = {"stg_scale": 0.0, "audio_stg_scale": 0.0, "spatio_temporal_guidance_blocks": None}
         off |= {"modality_scale": 1.0, "audio_modality_scale": 1.0}
         rescale = options.guidance_rescale if guided else 0.0
-        more = {
-            "num_frames": self.settings.frames,
+        return {
+            **super().more_arguments(steps),
             "frame_rate": options.frame_rate,
             "audio_guidance_scale": (options.audio_guidance_scale or scale) if guided else 1.0,
             "guidance_rescale": rescale,
             "audio_guidance_rescale": rescale,
             **off,
         }
-        return replace(call, arguments={**call.arguments, **more}, heard=True)
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:

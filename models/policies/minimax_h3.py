@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 
 from configs.errors import ConfigError
 from models.attention_masks import with_content
@@ -26,15 +25,16 @@ from models.maths.modality_chains import Joined
 from models.policies import VIDEO
 from models.policies.clips import ClipPolicy
 from models.policies.decoding import recompute_decoder
-from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
+from models.policies.diffusion import DiffusionSettings, PipelineCall
 from models.policies.modular import ModularPolicy
 from models.policies.nan_checks import pixels, waves
 from models.policies.parts import Part
-from models.policies.pipeline import Modules, Rows, TextOptions
+from models.policies.pipeline import Modules, Rows, TextOptions, padded_text
 from models.policies.pipeline_configs import Fields, check_scheduler, whole
 from models.policies.reference_images import row_by_row
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 #: Number of text encoder layers before the hidden state that the pipeline reads; it must not be the last layer.
@@ -68,6 +68,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
     modality_names = ("video", "audio")
     text_parts = ("text_encoder", "tokenizer")
     decoder_names = ("vae", "audio_vae")
+    missing_arguments = frozenset({"guidance_scale", "max_sequence_length"})
     required_parts = ("audio_vae", "scheduler", "audio_scheduler")
     schedulers: ClassVar[Mapping[str, Fields]] = {"MiniMaxH3Scheduler": Fields(followed=frozenset({"shift"}))}
     size_unit = 32
@@ -120,16 +121,12 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return int(pixels_wide * denoiser.get("patch_size", (1, 2, 2))[-1])
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D) and ``text_length`` (B,) int64, the tokens each has.
+    def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, the tokens it has.
 
         Raises:
             ConfigError: a prompt has no tokens, or more than ``max_sequence_length``; the pipeline does not truncate.
         """
-        rows = [self._encode_one(prompt) for prompt in prompts]
-        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-
-    def _encode_one(self, prompt: str) -> dict[str, Tensor]:
         from diffusers.modular_pipelines.minimax_h3.encoders import get_qwen3vl_prompt_embeds
 
         pipeline, most = self.pipeline, self.options.max_sequence_length
@@ -139,13 +136,10 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
                 f"model.options.max_sequence_length is {most}, but prompt {prompt!r} has {len(tokens)} tokens, and the "
                 f"pipeline reads all. {'Raise it, or shorten the prompt' if tokens else 'Write something'}."
             )
-        encoder, device = pipeline.text_encoder, self.settings.device
-        about = {"text_encoder_layer": _TEXT_LAYER, "device": device, "dtype": encoder.dtype}
+        encoder = pipeline.text_encoder
+        about = {"text_encoder_layer": _TEXT_LAYER, "device": self.settings.device, "dtype": encoder.dtype}
         embeds = get_qwen3vl_prompt_embeds(encoder, pipeline.processor, tokens, {}, **about)
-        return {
-            "prompt_embeds": F.pad(embeds, (0, 0, 0, most - len(tokens))),
-            "text_length": torch.tensor([len(tokens)], device=device),
-        }
+        return padded_text(embeds, most)
 
     def sigmas(self, steps: int) -> Tensor:
         """Return the clip's levels for T steps: 1, (T-1)/T, ..., 1/T, 0 after its shift; the pipeline counts the 0."""
@@ -273,11 +267,12 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return waves(made.view(len(latents), channels.shape[1], -1))
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; it reads whole texts, and its number of steps counts the level 0."""
-        call = super().pipeline_call(steps, negative_prompt)
-        known = {name: value for name, value in call.arguments.items() if name != "max_sequence_length"}
-        arguments = {**known, "num_inference_steps": steps + 1, "num_frames": self.settings.frames}
-        return replace(call, arguments=arguments, guider=None, heard=True)
+        """Return the pipeline's arguments; there is no guider."""
+        return replace(super().pipeline_call(steps, negative_prompt), guider=None)
+
+    def more_arguments(self, steps: int) -> dict[str, Any]:
+        """Return also the number of steps, which counts the level 0."""
+        return {**super().more_arguments(steps), "num_inference_steps": steps + 1}
 
     @property
     def _joined(self) -> Joined:

@@ -28,6 +28,7 @@ class ModularPolicy(PipelinePolicy, ABC):
     """Adapter for the modular pipeline of one class of blocks."""
 
     index_name = MODULAR
+    missing_arguments = frozenset({"guidance_scale"})
     blocks_name: ClassVar[str]
     """The diffusers class of the blocks, whose pipeline is ``pipeline_name``."""
     left_out: ClassVar[tuple[str, ...]] = ()
@@ -123,10 +124,9 @@ class ModularPolicy(PipelinePolicy, ABC):
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments, its blocks and its guider."""
         call = super().pipeline_call(steps, negative_prompt)
-        arguments = {name: value for name, value in call.arguments.items() if name != self.guidance_argument}
         guider = {"guidance_scale": max(1.0, self.settings.guidance_scale)}
-        made = replace(call, blocks=self.blocks_name, left_out=self.left_out, workflow=self.workflow)
-        return replace(made, arguments=arguments, guider=guider)
+        blocks: dict[str, Any] = {"blocks": self.blocks_name, "left_out": self.left_out, "workflow": self.workflow}
+        return replace(call, guider=guider, **blocks)
 
     def step(self, *names: str) -> Any:
         """Return a block by the path of names to it, to read its settings."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from configs.registry import option_names
@@ -23,7 +24,7 @@ from models.maths.conditioning import Conditioning, Guided
 from models.maths.guidance import guided
 from models.policies.attention import set_attention
 from models.policies.compilation import compile_blocks
-from models.policies.diffusion import DiffusionSettings, PipelineCall
+from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.folder_policy import FolderPolicy
 from models.policies.tokenization import cut_notes
 from models.text.chat_templates import guard_template
@@ -67,6 +68,18 @@ APART_ATTENTION = (
 )
 
 
+def joined(rows: Sequence[Rows]) -> dict[str, Tensor]:
+    """Return the tensors of several rows by name, joined in the first dimension."""
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+
+def padded_text(embeds: Tensor, most: int) -> dict[str, Tensor]:
+    """Return ``prompt_embeds`` (1, ``most``, D), padded with zeros, and ``text_length`` (1,) int64, of (1, L, D)."""
+    length = embeds.shape[1]
+    padded = F.pad(embeds, (0, 0, 0, most - length))
+    return {"prompt_embeds": padded, "text_length": torch.tensor([length], device=embeds.device)}
+
+
 def thousandths(sigma: Tensor) -> Tensor:
     """Return sigma as pipelines pass it to models whose time runs from 0 to 1: via a timestep, with its rounding."""
     return sigma * 1000 / 1000
@@ -83,6 +96,10 @@ class PipelinePolicy(FolderPolicy):
     """The denoiser reads tensor values that describe the layout of its tokens."""
     guidance_argument: ClassVar[str] = "guidance_scale"
     """The pipeline's argument for the guidance scale."""
+    missing_arguments: ClassVar[frozenset[str]] = frozenset()
+    """Arguments of other pipelines that this one lacks."""
+    takes_images: ClassVar[bool] = False
+    """The first argument of the pipeline's ``prepare_latents`` is the images to start from."""
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
         """Wrap a loaded pipeline; see ``load``."""
@@ -125,6 +142,36 @@ class PipelinePolicy(FolderPolicy):
         found = {reader.tokenizer: getattr(self.pipeline, reader.tokenizer, None) for reader in self.readers}
         return list(cut_notes(self.readers, found, self.options, prompts))
 
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
+        """Return the rows of ``encode_one``, for prompts that are encoded one by one."""
+        started = [()] * len(prompts) if images is None else images
+        return joined([self.encode_one(*each) for each in zip(prompts, started, strict=True)])
+
+    @torch.no_grad()
+    def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """Return one row of every conditioning tensor; a family overrides this or ``encode``.
+
+        Args:
+            prompt: text.
+            images: start images of the prompt, (H, W, 3) uint8 each.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither encode_one nor encode")
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, ...) float32 noise, as the pipeline's own method draws it."""
+        about = (self.noise_channels(), *self.noise_size(), torch.float32, self.settings.device, list(generators))
+        drawn = self.pipeline.prepare_latents(*(None,) * self.takes_images, len(generators), *about)
+        noise: Tensor = drawn[0] if isinstance(drawn, tuple) else drawn
+        return noise
+
+    def noise_channels(self) -> int:
+        """Return the number of channels that the pipeline passes to ``prepare_latents``."""
+        return int(next(iter(self.denoisers.values())).config.in_channels)
+
+    def noise_size(self) -> tuple[int, ...]:
+        """Return the size that the pipeline passes to ``prepare_latents``."""
+        return self.settings.height, self.settings.width
+
     def sigmas(self, steps: int) -> Tensor:
         """Return 1, (T-1)/T, ..., 1/T, 0 after the scheduler's shift, as the pipeline sets them."""
         scheduler = self.pipeline.scheduler
@@ -150,8 +197,17 @@ class PipelinePolicy(FolderPolicy):
 
     def image_tokens(self) -> int:
         """Return the number of latent tokens of an image."""
-        unit = self.pipeline.vae_scale_factor * 2
-        return int((self.settings.height // unit) * (self.settings.width // unit))
+        height, width = self.grid()
+        return height * width
+
+    def grid(self) -> tuple[int, int]:
+        """Return the rows and columns of an image's latent tokens."""
+        unit = self.token_width()
+        return self.settings.height // unit, self.settings.width // unit
+
+    def token_width(self) -> int:
+        """Return the width of a latent token in pixels."""
+        return int(self.pipeline.vae_scale_factor * 2)
 
     def velocity(
         self,
@@ -202,7 +258,7 @@ class PipelinePolicy(FolderPolicy):
         save_lora(self.pipeline_name, folder, name, module)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments for size, steps, guidance and length of text."""
+        """Return the pipeline's arguments for size, steps, guidance and length of text, and ``more_arguments``."""
         settings = self.settings
         arguments: dict[str, Any] = {
             "height": settings.height,
@@ -214,7 +270,16 @@ class PipelinePolicy(FolderPolicy):
             arguments["negative_prompt"] = negative_prompt
         if "max_sequence_length" in option_names(self.options_type):
             arguments["max_sequence_length"] = self.options.max_sequence_length
-        return PipelineCall(arguments=arguments, vae_tiling=settings.vae_tiling)
+        arguments |= self.more_arguments(steps)
+        return PipelineCall(
+            arguments={name: each for name, each in arguments.items() if name not in self.missing_arguments},
+            vae_tiling=settings.vae_tiling,
+            heard="audio" in self.modality_names,
+        )
+
+    def more_arguments(self, steps: int) -> dict[str, Any]:
+        """Return further arguments of the pipeline, and other values of usual ones, for a number of steps."""
+        return {}
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the loaded text encoders, denoisers and autoencoders."""

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.nn.functional as F
 
+from configs.errors import ConfigError
 from models.maths.guidance import norm_preserving_guided
-from models.policies.diffusion import Images
 from models.policies.flux1 import Flux1
-from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
+from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, thousandths
 from models.policies.tokenization import Reader
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 
@@ -39,6 +40,8 @@ class QwenImage(Flux1):
     readers: ClassVar[tuple[Reader, ...]] = (Reader(tokenizer="tokenizer", most=1024, further=34, written=_described),)
     unused_parts = ()
     guidance_argument = "true_cfg_scale"
+    image_remedy = ("images", "")
+    """Images that are read with the text, and a further remedy for too many tokens, for messages."""
     blocks = ("transformer_blocks",)
     # Flow-GRPO's targets for Qwen-Image: attention and feed-forwards of both streams.
     lora_targets = (
@@ -49,26 +52,32 @@ class QwenImage(Flux1):
         "txt_mlp.net.2",
     )
 
-    @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D) and ``mask`` (B, L) int64, both of fixed length.
+    encode = PipelinePolicy.encode
 
-        Prompts are encoded one by one: padding to the longest of a batch would change the last bits of the others.
+    @torch.no_grad()
+    def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (1, L, D) and ``mask`` (1, L) int64, both of fixed length.
+
+        Padding to the longest prompt of a batch would change the last bits of the others.
+        """
+        return self.masked_text(prompt, max_sequence_length=self.options.max_sequence_length)
+
+    def masked_text(self, prompt: str, **given: Any) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (1, L, D) and ``mask`` (1, L) int64 of a prompt, with arguments of the pipeline.
+
+        Raises:
+            ConfigError: text and images have more tokens than ``max_sequence_length``.
         """
         length = self.options.max_sequence_length
-        embeds, masks = [], []
-        for prompt in prompts:
-            row, mask = self.pipeline.encode_prompt([prompt], device=self.settings.device, max_sequence_length=length)
-            mask = torch.ones(row.shape[:2], device=row.device) if mask is None else mask
-            missing = length - row.shape[1]
-            embeds.append(F.pad(row, (0, 0, 0, missing)))
-            masks.append(F.pad(mask.long(), (0, missing)))
-        return {"prompt_embeds": torch.cat(embeds), "mask": torch.cat(masks)}
-
-    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, tokens, 64) packed float32 noise."""
-        latents: Tensor = self._prepared(len(generators), list(generators))
-        return latents
+        embeds, mask = self.pipeline.encode_prompt([prompt], device=self.settings.device, **given)
+        mask = torch.ones(embeds.shape[:2], device=embeds.device) if mask is None else mask
+        missing = length - embeds.shape[1]
+        if missing < 0:
+            raise ConfigError(
+                f"model.options.max_sequence_length is {length}, but text and {self.image_remedy[0]} of prompt "
+                f"{prompt!r} have {embeds.shape[1]} tokens. Raise it{self.image_remedy[1]}."
+            )
+        return {"prompt_embeds": F.pad(embeds, (0, 0, 0, missing)), "mask": F.pad(mask.long(), (0, missing))}
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer; its time argument runs from 0 to 1."""
@@ -89,7 +98,7 @@ class QwenImage(Flux1):
 
     def shapes(self, rows: Rows) -> list[tuple[int, int, int]]:
         """Return frames, height and width in tokens of every image the model sees."""
-        return [(1, *self._grid())]
+        return [(1, *self.grid())]
 
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
         """Return the guided prediction; each token has the norm of the conditional prediction."""

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 
 from configs.errors import ConfigError
-from models.policies.diffusion import Images, PipelineCall
+from models.policies.diffusion import PipelineCall
 from models.policies.parts import Part
-from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
+from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions, padded_text
 from models.policies.reference_images import row_by_row
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 
@@ -34,6 +34,8 @@ class QwenImage21(PipelinePolicy):
     options_type: ClassVar[type[Any]] = TextOptions
     text_parts = ("text_encoder", "processor")
     guidance_argument = "true_cfg_scale"
+    missing_arguments = frozenset({"max_sequence_length"})
+    takes_images = True
     asks_layout = True
     size_unit = 32
     blocks = ("transformer_blocks",)
@@ -56,16 +58,12 @@ class QwenImage21(PipelinePolicy):
         return {"processor": TextProcessor.load(folder / "processor") if Part.TEXT in parts else Unread()}
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D) and ``text_length`` (B,) int64, the tokens each has.
+    def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, the tokens it has.
 
         Raises:
             ConfigError: a prompt has more tokens than ``max_sequence_length``; the pipeline does not truncate.
         """
-        rows = [self._encode_one(prompt) for prompt in prompts]
-        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-
-    def _encode_one(self, prompt: str) -> dict[str, Tensor]:
         embeds, _, _ = self.pipeline.encode_prompt([prompt], device=self.settings.device)
         tokens, most = embeds.shape[1], self.options.max_sequence_length
         if tokens > most:
@@ -73,17 +71,7 @@ class QwenImage21(PipelinePolicy):
                 f"model.options.max_sequence_length is {most}, but prompt {prompt!r} has {tokens} tokens, those of "
                 "its template among them, and the pipeline reads all. Raise it, or shorten the prompt."
             )
-        return {
-            "prompt_embeds": F.pad(embeds, (0, 0, 0, most - tokens)),
-            "text_length": torch.tensor([tokens], device=embeds.device),
-        }
-
-    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, tokens, 64) packed float32 noise."""
-        settings, channels = self.settings, self.pipeline.transformer.config.in_channels
-        size = (settings.height, settings.width, torch.float32, settings.device)
-        latents: Tensor = self.pipeline.prepare_latents(None, len(generators), channels, *size, list(generators))[0]
-        return latents
+        return padded_text(embeds, most)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer for each row; its time argument runs from 0 to 1."""
@@ -98,16 +86,11 @@ class QwenImage21(PipelinePolicy):
             # The pipeline rounds the timestep to the latents' dtype, coarsely in bfloat16.
             timestep=(sigma * 1000).to(latents.dtype) / 1000,
             encoder_hidden_states=rows["prompt_embeds"][:, :length],
-            img_shapes=[[(1, *self._grid())]],
+            img_shapes=[[(1, *self.grid())]],
             img_mask=places[None],
             return_dict=False,
         )[0]
         return predicted[:, -tokens:]
-
-    def image_tokens(self) -> int:
-        """Return the number of latent tokens of an image."""
-        height, width = self._grid()
-        return height * width
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return decoded latents without the fourth channel, transparency."""
@@ -121,13 +104,16 @@ class QwenImage21(PipelinePolicy):
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; it reads whole texts, and its images have a fourth channel."""
         call = super().pipeline_call(steps, negative_prompt)
-        known = {name: value for name, value in call.arguments.items() if name != "max_sequence_length"}
         note = "Its images have a channel of transparency, which the run leaves away, as image.convert('RGB') does."
-        return replace(call, arguments={**known, "use_kv_cache": False}, differences=(*call.differences, note))
+        return replace(call, differences=(*call.differences, note))
 
-    def _grid(self) -> tuple[int, int]:
-        unit = self.pipeline.vae_scale_factor
-        return self.settings.height // unit, self.settings.width // unit
+    def more_arguments(self, steps: int) -> dict[str, Any]:
+        """Turn off the cache of the text's keys and values."""
+        return {"use_kv_cache": False}
+
+    def token_width(self) -> int:
+        """Return the width of a latent token in pixels."""
+        return int(self.pipeline.vae_scale_factor)
 
 
 def _moments(*values: float) -> Tensor:

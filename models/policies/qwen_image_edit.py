@@ -1,28 +1,41 @@
-"""Qwen-Image-Edit (QwenImageEditPipeline): the text encoder also reads the image; its latents are appended tokens."""
+"""Qwen-Image-Edit, and its versions 2509 and 2511, which edit images of any shape or combine several.
+
+The text encoder also reads the images; their latents are appended tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 
-from configs.errors import ConfigError
-from models.policies.diffusion import Images, PipelineCall
+from models.policies.diffusion import PipelineCall
 from models.policies.parts import Part
-from models.policies.pipeline import Rows
+from models.policies.pipeline import Modules, Rows
 from models.policies.qwen_image import QwenImage
+from models.policies.reference_images import (
+    check_references,
+    check_shape,
+    grids_of,
+    padded,
+    room_of,
+    row_by_row,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 #: Pixels to which the pipeline always scales the image to edit.
 _PIPELINE_AREA = 1024 * 1024
+#: Sides are rounded to multiples of 32 pixels, so that each may grow by half of that.
+_ROUNDING = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +56,9 @@ class QwenImageEdit(QwenImage):
     options_type: ClassVar[type[Any]] = QwenImageEditOptions
     options: QwenImageEditOptions
     text_parts = ("text_encoder", "tokenizer", "processor")
+    missing_arguments = frozenset({"max_sequence_length"})
+    takes_images = True
+    image_remedy = ("image", ", or lower model.options.condition_area")
     # Prompts that are too long are refused.
     readers = ()
     encoding_parts = frozenset({Part.TEXT, Part.VAE})
@@ -59,14 +75,24 @@ class QwenImageEdit(QwenImage):
         return {"processor": TextImageProcessor.load(folder / "processor")}
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D), ``mask`` (B, L) and ``image_latents`` (B, tokens, 64).
+    def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (1, L, D), ``mask`` (1, L) and ``image_latents`` (1, tokens, 64).
 
         Raises:
             ConfigError: text and image have more tokens than ``max_sequence_length``.
         """
-        rows = [self._encode_one(prompt, image) for prompt, (image,) in zip(prompts, images or (), strict=True)]
-        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+        (pixels,), (width, height) = images, self._condition_size()
+        image = self.pipeline.image_processor.resize(Image.fromarray(pixels), height, width)
+        text, (tokens, _) = self.masked_text(prompt, image=image), self.tokens_of_image(image, height, width)
+        return {**text, "image_latents": tokens}
+
+    def tokens_of_image(self, image: Image.Image, height: int, width: int) -> tuple[Tensor, tuple[int, int]]:
+        """Return the (1, N, 64) tokens of an image scaled to a size, and their rows and columns."""
+        pipeline = self.pipeline
+        unit = pipeline.image_processor.preprocess(image, height, width).unsqueeze(2)
+        latents = pipeline._encode_vae_image(unit.to(self.settings.device, pipeline.vae.dtype), None)
+        _, channels, _, rows, columns = latents.shape
+        return pipeline._pack_latents(latents, 1, channels, rows, columns), (rows // 2, columns // 2)
 
     def extra_tokens(self, rows: Rows) -> Tensor | None:
         """Return the tokens of the image to edit."""
@@ -74,43 +100,16 @@ class QwenImageEdit(QwenImage):
 
     def shapes(self, rows: Rows) -> list[tuple[int, int, int]]:
         """Return the grids of the generated image and of the one to edit."""
-        unit = self.pipeline.vae_scale_factor * 2
+        unit = self.token_width()
         width, height = self._condition_size()
         return [*super().shapes(rows), (1, height // unit, width // unit)]
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; it sets the padding of text, and scales the image to a megapixel."""
-        call = super().pipeline_call(steps, negative_prompt)
-        arguments = {name: value for name, value in call.arguments.items() if name != "max_sequence_length"}
-        area = self.options.condition_area
-        differences: tuple[str, ...] = ()
-        if area != _PIPELINE_AREA:
-            differences = (
-                f"The run scaled the image to edit to {area} pixels; {self.pipeline_name} always scales it to "
-                f"{_PIPELINE_AREA}.",
-            )
-        return replace(call, arguments=arguments, image_size=self._condition_size(), differences=differences)
-
-    def _encode_one(self, prompt: str, pixels: np.ndarray) -> dict[str, Tensor]:
-        pipeline, length = self.pipeline, self.options.max_sequence_length
-        width, height = self._condition_size()
-        image = pipeline.image_processor.resize(Image.fromarray(pixels), height, width)
-        embeds, mask = pipeline.encode_prompt([prompt], image=image, device=self.settings.device)
-        mask = torch.ones(embeds.shape[:2], device=embeds.device) if mask is None else mask
-        missing = length - embeds.shape[1]
-        if missing < 0:
-            raise ConfigError(
-                f"model.options.max_sequence_length is {length}, but text and image of prompt {prompt!r} have "
-                f"{embeds.shape[1]} tokens. Raise it, or lower model.options.condition_area."
-            )
-        unit = pipeline.image_processor.preprocess(image, height, width).unsqueeze(2)
-        latents = pipeline._encode_vae_image(unit.to(self.settings.device, pipeline.vae.dtype), None)
-        _, channels, _, rows, columns = latents.shape
-        return {
-            "prompt_embeds": F.pad(embeds, (0, 0, 0, missing)),
-            "mask": F.pad(mask.long(), (0, missing)),
-            "image_latents": pipeline._pack_latents(latents, 1, channels, rows, columns),
-        }
+        call, area = super().pipeline_call(steps, negative_prompt), self.options.condition_area
+        note = f"The run scaled the image to edit to {area} pixels; {self.pipeline_name} always scales it to"
+        differences = () if area == _PIPELINE_AREA else (f"{note} {_PIPELINE_AREA}.",)
+        return replace(call, image_size=self._condition_size(), differences=differences)
 
     def _condition_size(self) -> tuple[int, int]:
         from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
@@ -118,7 +117,74 @@ class QwenImageEdit(QwenImage):
         width, height, _ = calculate_dimensions(self.options.condition_area, self.settings.width / self.settings.height)
         return width, height
 
-    def _prepared(self, rows: int, generators: list[torch.Generator]) -> Any:
-        channels = self.pipeline.transformer.config.in_channels // 4
-        size, device = (self.settings.height, self.settings.width), self.settings.device
-        return self.pipeline.prepare_latents(None, rows, channels, *size, torch.float32, device, generators)[0]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenImageEditPlusOptions:
+    """Options of the family."""
+
+    max_sequence_length: int = 2048
+    """Tokens of text and images together; every prompt is padded to this length and masked."""
+    references: int = 1
+    """Maximum number of images per prompt; for fewer images, tokens are padded in the cache only."""
+    reference_area: int = 1024 * 1024
+    """Pixels to which each image is scaled, keeping its aspect ratio."""
+
+
+class QwenImageEditPlus(QwenImageEdit):
+    """Adapter for QwenImageEditPlusPipeline; rows are computed one by one, as their images differ in size."""
+
+    pipeline_name = "QwenImageEditPlusPipeline"
+    family = "qwen_image_edit_plus"
+    options_type = QwenImageEditPlusOptions
+    options: QwenImageEditPlusOptions  # type: ignore[assignment]
+    image_remedy = QwenImage.image_remedy
+
+    @torch.no_grad()
+    def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (1, L, D), ``mask`` (1, L), ``image_latents`` and their grids, see ``padded``.
+
+        Raises:
+            ConfigError: text and images have more tokens than ``max_sequence_length``, a prompt comes with more images
+                than ``references``, or one is too narrow.
+        """
+        most, area = self.options.references, self.options.reference_area
+        check_references(len(images), most, prompt)
+        pictures = [Image.fromarray(pixels) for pixels in images]
+        for picture in pictures:
+            check_shape(picture, prompt, least=1)
+        scale, seen_area = self.pipeline.image_processor.resize, _plus().CONDITION_IMAGE_SIZE
+        text = self.masked_text(prompt, image=[scale(each, *_size(each, seen_area)) for each in pictures])
+        tokens, grids = zip(*(self.tokens_of_image(each, *_size(each, area)) for each in pictures), strict=True)
+        return {**text, **padded(tokens, grids, most=most, room=room_of(area, self.token_width(), round_up=_ROUNDING))}
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the transformer for each row; its time argument runs from 0 to 1."""
+        return row_by_row(partial(super().call, modules), latents, sigma, rows)
+
+    def extra_tokens(self, rows: Rows) -> Tensor | None:
+        """Return the tokens of one row's images."""
+        return tokens_of(rows)
+
+    def shapes(self, rows: Rows) -> list[tuple[int, int, int]]:
+        """Return the grids of the generated image and of one row's images."""
+        return [*QwenImage.shapes(self, rows), *((1, height, width) for height, width in grids_of(rows))]
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments; it sets the padding of text, and scales images to a megapixel."""
+        call, area = QwenImage.pipeline_call(self, steps, negative_prompt), self.options.reference_area
+        always = _plus().VAE_IMAGE_SIZE
+        note = f"The run scaled images to {area} pixels; {self.pipeline_name} always scales them to {always}."
+        return replace(call, differences=() if area == always else (note,))
+
+
+def _size(picture: Image.Image, area: int) -> tuple[int, int]:
+    """Return height and width of an image scaled to an area, as the pipeline of several images rounds them."""
+    width, height = _plus().calculate_dimensions(area, picture.width / picture.height)
+    return height, width
+
+
+def _plus() -> Any:
+    """Return the module with the sizes of the pipeline of several images."""
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
+
+    return pipeline_qwenimage_edit_plus

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from models.policies.diffusion import Images, PipelineCall
 from models.policies.euler_grid import EulerGridPolicy
 from models.policies.pipeline import APART_ATTENTION, Modules, Rows
 from models.policies.pipeline_configs import DPM_FLOW, Fields
 from models.policies.tokenization import Reader
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 
@@ -61,13 +61,8 @@ class Sana(EulerGridPolicy):
     lora_targets = APART_ATTENTION
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D) and ``mask`` (B, L) int64."""
-        found = [self._encoded(prompt) for prompt in prompts]
-        embeds, masks = zip(*found, strict=True)
-        return {"prompt_embeds": torch.cat(embeds), "mask": torch.cat(masks).long()}
-
-    def _encoded(self, prompt: str) -> tuple[Tensor, Tensor]:
+    def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (1, L, D) and ``mask`` (1, L) int64."""
         instruction = self._instruction if self.options.instruction and prompt else None
         embeds, mask, _, _ = self.pipeline.encode_prompt(
             [prompt],
@@ -76,24 +71,12 @@ class Sana(EulerGridPolicy):
             max_sequence_length=self.options.max_sequence_length,
             complex_human_instruction=instruction,
         )
-        return embeds, mask
+        return {"prompt_embeds": embeds, "mask": mask.long()}
 
     @property
     def _instruction(self) -> list[str]:
         parameter = inspect.signature(type(self.pipeline).__call__).parameters["complex_human_instruction"]
         return list(parameter.default)
-
-    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, 32, h, w) float32 noise."""
-        settings, channels = self.settings, self.pipeline.transformer.config.in_channels
-        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
-            len(generators),
-            channels,
-            *(settings.height, settings.width),
-            torch.float32,
-            settings.device,
-            list(generators),
-        )
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer; its time argument runs from 0 to 1000, times its config's scale."""
@@ -114,10 +97,7 @@ class Sana(EulerGridPolicy):
         images: Tensor = vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
         return images
 
-    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments: no binning of sizes, and the instruction if it is on."""
-        call = super().pipeline_call(steps, negative_prompt)
-        further: dict[str, Any] = {"use_resolution_binning": False}
-        if not self.options.instruction:
-            further["complex_human_instruction"] = None
-        return replace(call, arguments={**call.arguments, **further})
+    def more_arguments(self, steps: int) -> dict[str, Any]:
+        """Turn off binning of sizes, and the instruction if the option is off."""
+        off = {} if self.options.instruction else {"complex_human_instruction": None}
+        return {"use_resolution_binning": False, **off}

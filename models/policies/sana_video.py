@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
 from models.policies.clips import ClipPolicy
-from models.policies.diffusion import PipelineCall
 from models.policies.sana import Sana
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from torch import Tensor
 
 _AUTOENCODER = "AutoencoderKLWan"
 
@@ -24,15 +20,7 @@ class SanaVideo(ClipPolicy, Sana):
 
     pipeline_name = "SanaVideoPipeline"
     family = "sana_video"
-
-    def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents, (B, 3, F, H, W)."""
-        return self.decode_standardized(latents)
-
-    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, with the number of frames."""
-        call = super().pipeline_call(steps, negative_prompt)
-        return replace(call, arguments={**call.arguments, "frames": self.settings.frames})
+    frames_argument = "frames"
 
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:

@@ -71,14 +71,6 @@ class SD3(PipelinePolicy):
         )
         return {"prompt_embeds": embeds, "pooled": pooled}
 
-    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, C, h, w) float32 noise."""
-        channels = self.pipeline.transformer.config.in_channels
-        height, width = self.settings.height, self.settings.width
-        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
-            len(generators), channels, height, width, torch.float32, self.settings.device, list(generators)
-        )
-
     def sigmas(self, steps: int) -> Tensor:
         """Return the scheduler's sigmas, as the pipeline sets them."""
         if self.options.schedule == "linear":
@@ -88,10 +80,9 @@ class SD3(PipelinePolicy):
         scheduler.set_timesteps(num_inference_steps=steps, device=self.settings.device, **dynamic)
         return scheduler.sigmas.clone().float()  # type: ignore[no-any-return]
 
-    def image_tokens(self) -> int:
-        """Return the number of latent tokens of an image."""
-        unit = self.pipeline.vae_scale_factor * self.pipeline.transformer.config.patch_size
-        return int((self.settings.height // unit) * (self.settings.width // unit))
+    def token_width(self) -> int:
+        """Return the width of a latent token in pixels."""
+        return int(self.pipeline.vae_scale_factor * self.pipeline.transformer.config.patch_size)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer; its time argument runs from 0 to 1000."""
@@ -102,10 +93,6 @@ class SD3(PipelinePolicy):
             pooled_projections=rows["pooled"],
             return_dict=False,
         )[0]
-
-    def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents."""
-        return self.decode_scaled(latents)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; the linear schedule is passed as explicit sigmas."""

@@ -60,10 +60,8 @@ class SDXL(UNetPolicy):
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; an empty negative prompt is left out, as the pipeline would encode it."""
-        call = super().pipeline_call(steps, negative_prompt)
-        if negative_prompt or not self.pipeline.config.force_zeros_for_empty_prompt:
-            return call
-        return replace(call, arguments={key: each for key, each in call.arguments.items() if key != "negative_prompt"})
+        zeros = not negative_prompt and self.pipeline.config.force_zeros_for_empty_prompt
+        return super().pipeline_call(steps, None if zeros else negative_prompt)
 
     def decode_scaled(self, latents: Tensor) -> Tensor:
         """Return decoded (B, C, h, w) latents; some models have a mean and a std per channel."""

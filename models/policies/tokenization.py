@@ -17,6 +17,16 @@ def _plain(tokenizer: Any, text: str) -> Any:
     return text
 
 
+def asked(**options: Any) -> Callable[[Any, str], Any]:
+    """Return a function that writes a prompt as the user's message of a tokenizer's chat template with options."""
+
+    def written(tokenizer: Any, text: str) -> Any:
+        messages = [{"role": "user", "content": text}]
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
+
+    return written
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
     """One tokenizer of a pipeline, and its limit and template of prompts."""

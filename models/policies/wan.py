@@ -1,20 +1,27 @@
-"""Wan 2.1 and 2.2 text to video (WanPipeline): five-dimensional latents; 2.2 has one transformer per noise range."""
+"""Wan 2.1 and 2.2 text to video (WanPipeline): five-dimensional latents; 2.2 has one transformer per noise range.
+
+Wan 2.2 TI2V-5B has one transformer and a time input for each token. Without a start image all tokens have the same
+noise level, so steps and log-probs work as in other families.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from configs.errors import ConfigError
+from configs.extras import require_extra
+from models.library_loading import read_json
 from models.maths.guidance import guided
 from models.maths.transitions import expand
 from models.policies.clips import ClipPolicy
-from models.policies.diffusion import Images, PipelineCall
+from models.policies.diffusion import Images
 from models.policies.euler_grid import EulerGridPolicy
+from models.policies.parts import Part
 from models.policies.pipeline import APART_ATTENTION, Modules, Rows
 from models.policies.pipeline_configs import Fields
 from models.policies.tokenization import Reader
@@ -66,14 +73,36 @@ class Wan(EulerGridPolicy, ClipPolicy):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D)."""
+        """Return ``prompt_embeds`` (B, L, D), and the rows of ``encode_images`` if prompts come with images.
+
+        Raises:
+            ConfigError: the package that pipelines of images clean prompts with is not installed.
+        """
+        with_images = Part.VAE in self.encoding_parts
+        if with_images:
+            require_extra("video", "ftfy", label=f"model.policy '{self.family}'")
+        found = self.encode_images(prompts, images or ()) if with_images else {}
         embeds, _ = self.pipeline.encode_prompt(
             list(prompts),
             do_classifier_free_guidance=False,
             device=self.settings.device,
             max_sequence_length=self.options.max_sequence_length,
         )
-        return {"prompt_embeds": embeds}
+        return {"prompt_embeds": embeds, **found}
+
+    def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
+        """Return the rows of B prompts' images; tasks that take images override it."""
+        raise NotImplementedError(f"{type(self).__name__} takes no images")
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, C, f, h, w) float32 noise; the methods of some tasks' pipelines also need images."""
+        from diffusers.utils.torch_utils import randn_tensor
+
+        pipeline, settings = self.pipeline, self.settings
+        frames = (settings.frames - 1) // pipeline.vae_scale_factor_temporal + 1
+        height, width = (size // pipeline.vae_scale_factor_spatial for size in (settings.height, settings.width))
+        shape = (len(generators), pipeline.vae.config.z_dim, frames, height, width)
+        return randn_tensor(shape, list(generators), settings.device, torch.float32)  # type: ignore[no-any-return]
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer of each row's noise range; the time argument runs from 0 to 1000."""
@@ -113,10 +142,6 @@ class Wan(EulerGridPolicy, ClipPolicy):
         early = expand(self._early(sigma), positive)
         return torch.where(early, guided(negative, positive, first), guided(negative, positive, second))
 
-    def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents, (B, 3, F, H, W)."""
-        return self.decode_standardized(latents)
-
     def save_lora(self, folder: Path) -> None:
         """Write one LoRA file per transformer.
 
@@ -142,25 +167,22 @@ class Wan(EulerGridPolicy, ClipPolicy):
                 f"model.policy '{cls.family}' is for. Choose the policy of that Wan."
             )
 
-    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, with the guidance of the second transformer."""
-        call = super().pipeline_call(steps, negative_prompt)
-        arguments = {**call.arguments, "num_frames": self.settings.frames}
-        if self.options.guidance_scale_2 is not None:
-            arguments["guidance_scale_2"] = self.options.guidance_scale_2
-        return replace(call, arguments=arguments)
+    def more_arguments(self, steps: int) -> dict[str, Any]:
+        """Return also the guidance of the second transformer."""
+        scale = self.options.guidance_scale_2
+        return {**super().more_arguments(steps), **({} if scale is None else {"guidance_scale_2": scale})}
 
     def _early(self, sigma: Tensor) -> Tensor:
         boundary = self.pipeline.config.boundary_ratio
         return torch.ones_like(sigma, dtype=torch.bool) if boundary is None else sigma * 1000 >= boundary * 1000
 
     def _one(self, module: nn.Module, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        return module(  # type: ignore[no-any-return]
-            hidden_states=latents,
-            timestep=sigma * 1000,
-            encoder_hidden_states=rows["prompt_embeds"],
-            return_dict=False,
-        )[0]
+        text, inputs = rows["prompt_embeds"], self.inputs(latents, sigma, rows)
+        return module(encoder_hidden_states=text, return_dict=False, **inputs)[0]  # type: ignore[no-any-return]
+
+    def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
+        """Return the transformer's arguments other than the text, for the task."""
+        return {"hidden_states": latents, "timestep": sigma * 1000}
 
 
 class Wan22(Wan):
@@ -168,3 +190,24 @@ class Wan22(Wan):
 
     family = "wan22"
     lora_targets = ATTENTION_AND_FFN
+
+
+class Wan22TI2V(Wan):
+    """Adapter for WanPipeline with a time input per token; latents are (B, 48, f, h, w)."""
+
+    family = "wan22_ti2v"
+    expands_timesteps = True
+    size_unit = 32
+
+    def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
+        """Return latents, and the time of each token."""
+        frames, height, width = latents.shape[2:]
+        # The pipeline uses every second latent of a mask, which is all ones without an image.
+        tokens = frames * ((height + 1) // 2) * ((width + 1) // 2)
+        return {"hidden_states": latents, "timestep": (sigma * 1000)[:, None].expand(-1, tokens)}
+
+    @classmethod
+    def unit_of(cls, folder: Path) -> int:
+        """Return the unit of height and width."""
+        vae, transformer = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
+        return int(vae["scale_factor_spatial"] * transformer["patch_size"][1])

@@ -2,6 +2,11 @@
 
 They can also hold the last frame, the second image of a prompt. Wan 2.1 models take either the first frame alone or
 both (FLF2V), Wan 2.2 takes one or both.
+
+In Wan 2.2 TI2V-5B, the first latent frame is that of the image and stays fixed: its tokens have time 0, all others the
+time of the step. Chains hold only the other frames, so that noise, log-probs, KL and losses are means over the
+generated frames; the first frame would only add terms that do not depend on the weights. It is prepended for model
+calls and decoding.
 """
 
 from __future__ import annotations
@@ -9,52 +14,75 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from PIL import Image
 
-from configs.errors import PromptError
-from configs.extras import require_extra
+from configs.errors import ConfigError, PromptError
 from models.library_loading import read_json
-from models.policies.clips import clip_noise, frames_at_ends
-from models.policies.diffusion import Images, PipelineCall
+from models.maths.conditioning import Conditioning
+from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.parts import Part
 from models.policies.pipeline import Rows
-from models.policies.wan import ATTENTION_AND_FFN, Wan
+from models.policies.wan import ATTENTION_AND_FFN, Wan, Wan22TI2V
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class Wan21ImageToVideo(Wan):
-    """Adapter for WanImageToVideoPipeline; Wan 2.1 also takes the image's CLIP embeddings."""
+class _ImageToVideo(Wan):
+    """Adapter for WanImageToVideoPipeline."""
 
     pipeline_name = "WanImageToVideoPipeline"
-    family = "wan21_i2v"
     text_parts = ("text_encoder", "tokenizer", "image_encoder", "image_processor")
     encoding_parts = frozenset({Part.TEXT, Part.VAE})
     lora_targets = ATTENTION_AND_FFN
 
-    @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds``, ``condition`` (B, 20, f, h, w) and for Wan 2.1 ``image_embeds`` (B, N, D).
+    def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
+        """Return ``condition`` (B, ...) float32, which the pipeline computes from first frames and optional last ones.
+
+        Args:
+            prompts: B prompts.
+            images: the first frame of each of B clips, or the first and the last.
+        """
+        pipeline, settings, found = self.pipeline, self.settings, []
+        size = (settings.height, settings.width)
+        for _, ends in zip(prompts, images, strict=True):
+            units = [pipeline.video_processor.preprocess(Image.fromarray(each), *size) for each in ends]
+            first, *last = (unit.to(settings.device, torch.float32) for unit in units)
+            # The returned latents are unused; a separate generator keeps the global one unchanged.
+            _, condition, *_ = pipeline.prepare_latents(
+                first,
+                *(1, pipeline.vae.config.z_dim, *size, settings.frames, torch.float32, settings.device),
+                torch.Generator(),
+                last_image=last[0] if last else None,
+            )
+            found.append(condition)
+        return {"condition": torch.cat(found)}
+
+
+class Wan21ImageToVideo(_ImageToVideo):
+    """Adapter for WanImageToVideoPipeline; Wan 2.1 also takes the image's CLIP embeddings."""
+
+    family = "wan21_i2v"
+
+    def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
+        """Return ``condition`` (B, 20, f, h, w) and for Wan 2.1 ``image_embeds`` (B, N, D).
 
         With a last frame its N tokens follow those of the first, (B, 2 N, D).
 
         Raises:
-            ConfigError: the package this pipeline cleans prompts with is not installed.
             PromptError: a prompt comes with more or fewer frames than the model takes.
         """
-        require_extra("video", "ftfy", label=f"model.policy '{self.family}'")
-        pipeline, device = self.pipeline, self.settings.device
-        started = [[Image.fromarray(pixels) for pixels in ends] for ends in images or ()]
-        for prompt, ends in zip(prompts, started, strict=True):
+        pipeline = self.pipeline
+        for prompt, ends in zip(prompts, images, strict=True):
             _check_ends(pipeline.transformer.config, len(ends), prompt, self.settings.frames)
-        found = {**super().encode(prompts), "condition": frames_at_ends(pipeline, self.settings, started)}
-        if self._sees_image:
+        found = super().encode_images(prompts, images)
+        if getattr(pipeline.transformer.config, "image_dim", None) is not None:
             # A row is a clip, with the tokens of both frames in sequence.
-            seen = [pipeline.encode_image(ends, device).flatten(0, 1) for ends in started]
+            pictures = [list(map(Image.fromarray, ends)) for ends in images]
+            seen = [pipeline.encode_image(ends, self.settings.device).flatten(0, 1) for ends in pictures]
             found["image_embeds"] = torch.stack(seen)
         return found
 
@@ -74,32 +102,72 @@ class Wan21ImageToVideo(Wan):
         """Return the pipeline's arguments; a second image is the last frame."""
         return replace(super().pipeline_call(steps, negative_prompt), last_frame=True)
 
-    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, 16, f, h, w) float32 noise."""
-        return clip_noise(self.pipeline, self.settings, generators)
-
-    @property
-    def _sees_image(self) -> bool:
-        return getattr(self.pipeline.transformer.config, "image_dim", None) is not None
-
-    def _one(self, module: nn.Module, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+    def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
+        """Return latents with those of given frames, their time, and the embeddings of images."""
         seen = rows.get("image_embeds")
         if seen is not None and _sees_both(self.pipeline.transformer.config):
             # The transformer expects a clip's two frames as two rows, and joins them.
             seen = seen.unflatten(1, (2, -1)).flatten(0, 1)
-        return module(  # type: ignore[no-any-return]
-            hidden_states=torch.cat([latents, rows["condition"].to(latents.dtype)], dim=1),
-            timestep=sigma * 1000,
-            encoder_hidden_states=rows["prompt_embeds"],
-            encoder_hidden_states_image=seen,
-            return_dict=False,
-        )[0]
+        both = torch.cat([latents, rows["condition"].to(latents.dtype)], dim=1)
+        return {**super().inputs(both, sigma, rows), "encoder_hidden_states_image": seen}
 
 
 class Wan22ImageToVideo(Wan21ImageToVideo):
     """Wan 2.2: two transformers, which take the image as latents only."""
 
     family = "wan22_i2v"
+
+
+class Wan22TI2VImage(_ImageToVideo, Wan22TI2V):
+    """Adapter for WanImageToVideoPipeline with a time input per token; latents are (B, 48, f - 1, h, w)."""
+
+    # The published folder names the text-to-video pipeline.
+    folders_of: ClassVar[tuple[str, ...]] = ("WanPipeline",)
+    family = "wan22_ti2v_i2v"
+
+    def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
+        """Return ``condition`` (B, 48, 1, h, w), the latents of one image per prompt."""
+        return super().encode_images(prompts, [[first] for (first,) in images])
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, 48, f - 1, h, w) float32 noise: drawn for all frames, as in the pipeline, without the first."""
+        return super().initial_latents(generators)[:, :, 1:].contiguous()
+
+    def finished(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return (B, 48, f, h, w): the image's latents, followed by those of the generated frames."""
+        first = conditioning.positive["condition"].to(latents.device, latents.dtype)
+        return torch.cat([first, latents], dim=2)
+
+    def decode_smoothly(self, latents: Tensor) -> Tensor:
+        """Raise ConfigError: gradients are taken from latents alone, which lack the first frame."""
+        raise ConfigError(
+            f"model.policy '{self.family}': clips are decoded with the image they start from, which the decoding for "
+            "reward gradients does not get. Choose an optimize.algorithm that needs no gradients."
+        )
+
+    @classmethod
+    def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
+        """Check height, width and the number of frames, of which at least one must be generated.
+
+        Raises:
+            ConfigError: the model cannot make such clips.
+        """
+        super().check_size(folder, settings, unit=unit)
+        if settings.frames == 1:
+            raise ConfigError(
+                f"model.frames is 1, but the first frame of model.policy '{cls.family}' is the image, and nothing is "
+                "left to make. Set it to 5 or more."
+            )
+
+    def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
+        """Return latents after those of the image, and the time of each token."""
+        times = super().inputs(latents, sigma, rows)["timestep"]
+        still = times.new_zeros(len(times), times.shape[1] // latents.shape[2])
+        clip = torch.cat([rows["condition"].to(latents.dtype), latents], dim=2)
+        return {"hidden_states": clip, "timestep": torch.cat([still, times], dim=1)}
+
+    def _one(self, module: nn.Module, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        return super()._one(module, latents, sigma, rows)[:, :, 1:]
 
 
 def _sees_both(config: Mapping[str, Any]) -> bool:

@@ -16,10 +16,8 @@ import torch
 from PIL import Image
 
 from configs.errors import ConfigError
-from configs.extras import require_extra
 from models.maths.conditioning import Conditioning
 from models.maths.transitions import expand
-from models.policies.clips import clip_noise
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.parts import Part
 from models.policies.wan import Wan, WanOptions
@@ -57,10 +55,10 @@ class WanVideoToVideo(Wan):
     encoding_parts = frozenset({Part.TEXT, Part.VAE})
     starts_from_clips = True
     denoiser_names = ("transformer",)
+    missing_arguments = frozenset({"num_frames", "guidance_scale_2"})
 
-    @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D) and ``source`` (B, 16, f, h, w) float32, the latents of prompts' clips.
+    def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
+        """Return ``source`` (B, 16, f, h, w) float32, the latents of prompts' clips.
 
         Args:
             prompts: B prompts.
@@ -68,20 +66,19 @@ class WanVideoToVideo(Wan):
                 repeated as a still clip.
 
         Raises:
-            ConfigError: a clip is too short, or the package this pipeline cleans prompts with is not installed.
+            ConfigError: a clip is too short.
         """
-        require_extra("video", "ftfy", label=f"model.policy '{self.family}'")
         from diffusers.pipelines.wan.pipeline_wan_video2video import retrieve_latents
 
         pipeline, settings, sources = self.pipeline, self.settings, []
-        for prompt, (pixels,) in zip(prompts, images or (), strict=True):
+        for prompt, (pixels,) in zip(prompts, images, strict=True):
             frames = [Image.fromarray(frame) for frame in self._frames(pixels, prompt)]
             film = pipeline.video_processor.preprocess_video(frames, height=settings.height, width=settings.width)
             film = film.to(settings.device, torch.float32).to(pipeline.vae.dtype)
             sources.append(retrieve_latents(pipeline.vae.encode(film), sample_mode="argmax").float())
         joined = torch.cat(sources)
         mean, inverse = self.standards(joined)
-        return {**super().encode(prompts), "source": (joined - mean) * inverse}
+        return {"source": (joined - mean) * inverse}
 
     def _frames(self, pixels: np.ndarray, prompt: str) -> np.ndarray:
         wanted = self.settings.frames
@@ -92,10 +89,6 @@ class WanVideoToVideo(Wan):
                 "one, or lower model.frames."
             )
         return film
-
-    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, 16, f, h, w) float32 noise."""
-        return clip_noise(self.pipeline, self.settings, generators)
 
     def started(self, noise: Tensor, sigmas: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the clips' latents with noise of the first level, mixed as in ``scale_noise``."""
@@ -121,11 +114,16 @@ class WanVideoToVideo(Wan):
         return found
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments: steps of the whole schedule, the strength, and the frames of the clip."""
-        call = super().pipeline_call(steps, negative_prompt)
-        known = {key: each for key, each in call.arguments.items() if key not in ("num_frames", "guidance_scale_2")}
-        further = {"num_inference_steps": self._whole(steps), "strength": self.options.strength}
-        return replace(call, arguments={**known, **further}, clip=self.settings.frames)
+        """Return the pipeline's arguments, and the frames of the clip."""
+        return replace(super().pipeline_call(steps, negative_prompt), clip=self.settings.frames)
+
+    def more_arguments(self, steps: int) -> dict[str, Any]:
+        """Return the steps of the whole schedule, and the strength."""
+        return {
+            **super().more_arguments(steps),
+            "num_inference_steps": self._whole(steps),
+            "strength": self.options.strength,
+        }
 
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:

@@ -6,23 +6,17 @@ The guidance scale is one more than in the pipeline, where 0 turns it off, so th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from models.policies.diffusion import Images, PipelineCall
+from models.policies.diffusion import Images
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
-from models.policies.tokenization import Reader
+from models.policies.tokenization import Reader, asked
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def _question(tokenizer: Any, text: str) -> Any:
-    messages = [{"role": "user", "content": text}]
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=True)
 
 
 class ZImage(PipelinePolicy):
@@ -33,7 +27,7 @@ class ZImage(PipelinePolicy):
     options_type = TextOptions
     options: TextOptions
     text_parts = ("text_encoder", "tokenizer")
-    readers = (Reader(tokenizer="tokenizer", written=_question),)
+    readers = (Reader(tokenizer="tokenizer", written=asked(enable_thinking=True)),)
     blocks = ("noise_refiner", "context_refiner", "layers")
     # Flow-Factory's targets for Z-Image: attention and feed-forwards.
     lora_targets = (
@@ -57,13 +51,6 @@ class ZImage(PipelinePolicy):
         padded = [F.pad(row, (0, 0, 0, limit - len(row))) for row in rows]
         return {"prompt_embeds": torch.stack(padded), "length": lengths}
 
-    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, 16, h, w) float32 noise."""
-        channels, size = self.pipeline.transformer.in_channels, (self.settings.height, self.settings.width)
-        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
-            len(generators), channels, *size, torch.float32, self.settings.device, list(generators)
-        )
-
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer; its time argument runs from 0 (noise) to 1, and it predicts x0 - eps."""
         texts = [row[:length] for row, length in zip(rows["prompt_embeds"], rows["length"].tolist(), strict=True)]
@@ -75,12 +62,6 @@ class ZImage(PipelinePolicy):
         """Return positive + (scale - 1) (positive - negative); the pipeline's guidance scale is scale - 1."""
         return positive + (self.settings.guidance_scale - 1) * (positive - negative)
 
-    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, with its definition of the guidance scale."""
-        call = super().pipeline_call(steps, negative_prompt)
-        scale = max(0.0, self.settings.guidance_scale - 1)
-        return replace(call, arguments={**call.arguments, self.guidance_argument: scale})
-
-    def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents."""
-        return self.decode_scaled(latents)
+    def more_arguments(self, steps: int) -> dict[str, Any]:
+        """Return the guidance scale by the pipeline's definition."""
+        return {self.guidance_argument: max(0.0, self.settings.guidance_scale - 1)}

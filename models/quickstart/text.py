@@ -1,12 +1,16 @@
-"""Tokenizers and text encoders of the tiny pipelines: the real classes, trained on a few words or random."""
+"""Tokenizers of the tiny pipelines: the real classes, trained on a few words."""
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import transformers as t
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from models.policies.dummy_components import TextProcessor
 
 _SENTENCE = (
     "a an the of in on and with two three red green blue yellow cube circle cat dog sign that says photo painting "
@@ -27,57 +31,6 @@ _QWEN_TOKENS = [
     "<|image_pad|>",
     "<|video_pad|>",
 ]
-
-
-def language(tokenizer: Any, *, layers: int) -> dict[str, Any]:
-    """Return the options shared by all tiny language models."""
-    return {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "max_position_embeddings": 4096,
-    }
-
-
-def clip_encoder(tokenizer: Any, *, projection: bool = False) -> Any:
-    """Return a CLIP text encoder for a tokenizer."""
-    config = t.CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=tokenizer.model_max_length,
-        projection_dim=32,
-        # CLIP's defaults point beyond a small vocabulary.
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return (t.CLIPTextModelWithProjection if projection else t.CLIPTextModel)(config).eval()
-
-
-def t5_encoder(tokenizer: Any, width: int, *, multilingual: bool = False) -> Any:
-    """Return a T5 or UMT5 encoder for a tokenizer."""
-    options = {
-        "vocab_size": len(tokenizer),
-        "d_model": width,
-        "d_kv": 8,
-        "d_ff": 2 * width,
-        "num_layers": 2,
-        "num_heads": 4,
-        "feed_forward_proj": "gated-gelu",
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "decoder_start_token_id": 0,
-    }
-    if multilingual:
-        return t.UMT5EncoderModel(t.UMT5Config(**options)).eval()
-    return t.T5EncoderModel(t.T5Config(**options)).eval()
 
 
 def byte_pairs(special: list[str], words: str = "") -> tuple[dict[str, int], list[tuple[str, str]]]:
@@ -155,7 +108,50 @@ def gemma_tokenizer() -> Any:
     return t.GemmaTokenizer(vocab=vocabulary, merges=list(merges), model_max_length=4096)
 
 
-def gemma(tokenizer: Any) -> Any:
-    """Return a Gemma 2 language model for a tokenizer, without its head."""
-    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return t.Gemma2Model(t.Gemma2Config(**language(tokenizer, layers=2), **ids)).eval()
+def mistral_tokenizer() -> Any:
+    """Return a tokenizer for FLUX.2, with its chat template.
+
+    Mistral's own processor requires torchvision even for text; a tokenizer with a chat template answers the same call.
+    """
+    special = ["<unk>", "<s>", "</s>", "<pad>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]"]
+    vocabulary, merges = byte_pairs(special)
+    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = t.TokenizersBackend(
+        tokenizer_object=raw,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        extra_special_tokens=special[4:],
+        padding_side="left",
+        model_max_length=4096,
+    )
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}[SYSTEM_PROMPT]"
+        "{{ m['content'][0]['text'] }}[/SYSTEM_PROMPT]{% else %}[INST]"
+        "{% for c in m['content'] %}{{ c['text'] }}{% endfor %}[/INST]{% endif %}"
+        "{% endfor %}"
+    )
+    return tokenizer
+
+
+def _hunyuan_tokenizer() -> Any:
+    """Return a Qwen tokenizer that knows the words of HunyuanVideo 1.5's template."""
+    from diffusers import HunyuanVideo15Pipeline
+
+    embeds = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds)
+    return qwen_tokenizer(words=embeds.parameters["system_message"].default)
+
+
+#: Tokenizers of tiny pipelines by their names in ``tiny.yaml``.
+TOKENIZERS: Mapping[str, Callable[[], Any]] = {
+    "clip_tokenizer": clip_tokenizer,
+    "t5_tokenizer": t5_tokenizer,
+    "qwen_tokenizer": qwen_tokenizer,
+    "qwen_processor": lambda: TextProcessor(qwen_tokenizer()),
+    "hunyuan_tokenizer": _hunyuan_tokenizer,
+    "gemma_tokenizer": gemma_tokenizer,
+    "mistral_tokenizer": mistral_tokenizer,
+    "byte_tokenizer": t.ByT5Tokenizer,
+}

@@ -1,46 +1,37 @@
 """Tiny real pipelines of every model family, with random weights: the real classes and latent geometry, small widths.
 
-They are for trying a config end to end, and for tests; they generate noise.
+They are for trying a config end to end, and for tests; they generate noise. A new family is an entry in ``tiny.yaml``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
-import diffusers as d
+import diffusers
 import torch
-import transformers as t
-from tokenizers import Tokenizer, models, pre_tokenizers
+import transformers
+import yaml
+from diffusers.pipelines import ltx2
+from torch import nn
 
 from configs.errors import ConfigError
+from configs.registry import resolve
 from configs.suggestions import did_you_mean
-from models.quickstart.cogvideox import cogvideox
-from models.quickstart.flux3 import Flux3
-from models.quickstart.hunyuan import hunyuan_video15
-from models.quickstart.ltx2 import ltx2
-from models.quickstart.minimax_h3 import MiniMaxH3
-from models.quickstart.parts import (
-    flow_scheduler,
-    flux2_transformer,
-    flux2_vae,
-    kl_vae,
-    shifting_scheduler,
-)
-from models.quickstart.qwen import EditPipeline, QwenImage21, qwen_image
-from models.quickstart.sana import sana, sana_video
-from models.quickstart.text import (
-    byte_pairs,
-    clip_encoder,
-    clip_tokenizer,
-    language,
-    qwen_tokenizer,
-    t5_encoder,
-    t5_tokenizer,
-)
-from models.quickstart.wan import wan, wan_image_to_video, wan_ti2v, wan_video_to_video
+from models.library_loading import read_json
+from models.policies import POLICIES
+from models.policies.pipeline_index import MODULAR, component_entry, in_folder, index_file, portable_index
+from models.quickstart.text import TOKENIZERS
+
+#: Fields of a part that are not fields of its config.
+_ABOUT = ("is", "of")
+#: Prefix of parts that are drawn before others and then dropped.
+_UNUSED = "unused_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,265 +53,127 @@ class TinyBuilder:
         report("tiny pipeline", 1, 1)
 
 
-def build_tiny(family: str, seed: int = 0) -> Any:
+def build_tiny(family: str, seed: int = 0, *, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
     """Return the tiny pipeline of a family; equal seeds give equal weights.
+
+    Args:
+        family: name in the table.
+        seed: seed of the weights.
+        changes: other values of config fields, by part.
 
     Raises:
         ConfigError: there is no such family.
     """
-    if family not in _FAMILIES:
-        raise ConfigError(f"model.build: there is no tiny pipeline of '{family}'. {did_you_mean(family, _FAMILIES)}")
+    known = _families()
+    if family not in known:
+        raise ConfigError(f"model.build: there is no tiny pipeline of '{family}'. {did_you_mean(family, known)}")
+    described = dict(known[family])
+    parts: dict[str, Any] = {}
+    pipeline, processor = described.pop("pipeline", None), described.pop("processor_files", None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _FAMILIES[family]()
+        for name, about in described.items():
+            parts[name] = _part(about, parts, (changes or {}).get(name, {}))
+    parts = {name: part for name, part in parts.items() if not name.startswith(_UNUSED)}
+    if processor is not None:
+        return _WithProcessor(family, pipeline, parts, **processor)
+    return _assembled(pipeline, parts)
 
 
-def _sd15() -> Any:
-    tokenizer = clip_tokenizer()
-    unet = d.UNet2DConditionModel(
-        sample_size=8,
-        block_out_channels=(16, 32),
-        layers_per_block=1,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        cross_attention_dim=32,
-        attention_head_dim=4,
-        norm_num_groups=4,
-    )
-    scheduler = d.DDIMScheduler(
-        beta_start=0.00085,
-        beta_end=0.012,
-        beta_schedule="scaled_linear",
-        clip_sample=False,
-        set_alpha_to_one=False,
-        steps_offset=1,
-    )
-    return d.StableDiffusionPipeline(
-        vae=kl_vae(4, 0.18215, None, quantized=True),
-        text_encoder=clip_encoder(tokenizer),
-        tokenizer=tokenizer,
-        unet=unet,
-        scheduler=scheduler,
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
-    )
+@cache
+def _families() -> dict[str, dict[str, Any]]:
+    found = yaml.safe_load(files("models.quickstart").joinpath("tiny.yaml").read_text())
+    return {family: parts for family, parts in found.items() if family != "shared"}
 
 
-def _sdxl() -> Any:
-    tokenizer = clip_tokenizer()
-    # Two encoders of width 32, concatenated; pooled text, and eight numbers for each of the six sizes.
-    unet = d.UNet2DConditionModel(
-        sample_size=8,
-        block_out_channels=(16, 32),
-        layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        transformer_layers_per_block=(1, 2),
-        cross_attention_dim=64,
-        attention_head_dim=(2, 4),
-        norm_num_groups=4,
-        use_linear_projection=True,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=32 + 6 * 8,
-    )
-    # The published config; this class ignores some of its fields.
-    scheduler = d.EulerDiscreteScheduler.from_config(
-        {
-            "beta_start": 0.00085,
-            "beta_end": 0.012,
-            "beta_schedule": "scaled_linear",
-            "clip_sample": False,
-            "set_alpha_to_one": False,
-            "steps_offset": 1,
-            "timestep_spacing": "leading",
-        }
-    )
-    return d.StableDiffusionXLPipeline(
-        vae=kl_vae(4, 0.13025, None, quantized=True),
-        text_encoder=clip_encoder(tokenizer),
-        text_encoder_2=clip_encoder(tokenizer, projection=True),
-        tokenizer=tokenizer,
-        tokenizer_2=tokenizer,
-        unet=unet,
-        scheduler=scheduler,
-        add_watermarker=False,
-    )
+def _assembled(pipeline: Any, parts: Mapping[str, Any]) -> Any:
+    about = {"is": pipeline} if isinstance(pipeline, str) else pipeline
+    return _class_of(about["is"])(**parts, **_without(about))
 
 
-def _sd3() -> Any:
-    clip, t5 = clip_tokenizer(), t5_tokenizer()
-    transformer = d.SD3Transformer2DModel(
-        sample_size=8,
-        in_channels=16,
-        out_channels=16,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=4,
-        joint_attention_dim=64,
-        caption_projection_dim=32,
-        pooled_projection_dim=64,
-        pos_embed_max_size=32,
-        dual_attention_layers=(0,),
-        qk_norm="rms_norm",
-    )
-    return d.StableDiffusion3Pipeline(
-        transformer=transformer,
-        scheduler=flow_scheduler(shift=3.0),
-        vae=kl_vae(16, 1.5305, 0.0609),
-        text_encoder=clip_encoder(clip, projection=True),
-        tokenizer=clip,
-        text_encoder_2=clip_encoder(clip, projection=True),
-        tokenizer_2=clip,
-        text_encoder_3=t5_encoder(t5, 64),
-        tokenizer_3=t5,
-    )
+def _without(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in about.items() if key not in _ABOUT}
 
 
-def _flux1() -> Any:
-    clip, t5 = clip_tokenizer(), t5_tokenizer()
-    transformer = d.FluxTransformer2DModel(
-        in_channels=64,
-        num_layers=1,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=64,
-        pooled_projection_dim=32,
-        guidance_embeds=True,
-        axes_dims_rope=(4, 6, 6),
-    )
-    return d.FluxPipeline(
-        transformer=transformer,
-        vae=kl_vae(16, 0.3611, 0.1159),
-        text_encoder=clip_encoder(clip),
-        tokenizer=clip,
-        text_encoder_2=t5_encoder(t5, 64),
-        tokenizer_2=t5,
-        scheduler=shifting_scheduler(max_shift=1.15),
-    )
+def _part(about: Any, parts: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
+    """Return a new part of a pipeline, see ``tiny.yaml``."""
+    if isinstance(about, str):
+        return TOKENIZERS[about]()
+    made, of = _class_of(about["is"]), about.get("of")
+    tokenizer = None if of is None else getattr(parts[of], "tokenizer", parts[of])
+    config = {**_valued(_without(about), tokenizer), **changes}
+    if hasattr(made, "config_class"):
+        part = made(made.config_class(**config))
+    else:
+        # Some published configs have fields that the class ignores.
+        part = made.from_config(config) if hasattr(made, "from_config") else made(**config)
+    _START.get(about["is"], lambda part: None)(part)
+    return part.eval() if isinstance(part, nn.Module) else part
 
 
-def _flux2() -> Any:
-    special = ["<unk>", "<s>", "</s>", "<pad>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]"]
-    vocabulary, merges = byte_pairs(special)
-    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    # Mistral's own processor wants torchvision even for text; a tokenizer with a chat template answers the same call.
-    tokenizer = t.TokenizersBackend(
-        tokenizer_object=raw,
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        extra_special_tokens=special[4:],
-        padding_side="left",
-        model_max_length=4096,
-    )
-    tokenizer.chat_template = (
-        "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}[SYSTEM_PROMPT]"
-        "{{ m['content'][0]['text'] }}[/SYSTEM_PROMPT]{% else %}[INST]"
-        "{% for c in m['content'] %}{{ c['text'] }}{% endfor %}[/INST]{% endif %}"
-        "{% endfor %}"
-    )
-    # The pipeline reads hidden states 10, 20 and 30, so the depth cannot shrink.
-    text = t.MistralConfig(**language(tokenizer, layers=31), bos_token_id=1, eos_token_id=2, pad_token_id=3)
-    vision = t.PixtralVisionConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        head_dim=8,
-        image_size=32,
-        patch_size=4,
-    )
-    config = t.Mistral3Config(
-        text_config=text.to_dict(),
-        vision_config=vision.to_dict(),
-        image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"),
-    )
-    return d.Flux2Pipeline(
-        scheduler=flow_scheduler(shift=3.0, use_dynamic_shifting=True),
-        vae=flux2_vae(),
-        text_encoder=t.Mistral3ForConditionalGeneration(config).eval(),
-        tokenizer=tokenizer,
-        transformer=flux2_transformer(guidance=True),
-    )
+def _class_of(name: str) -> Any:
+    for library in (diffusers, transformers, ltx2):
+        if (found := getattr(library, name, None)) is not None:
+            return found
+    raise AttributeError(f"neither diffusers nor transformers has a class {name}")
 
 
-def _flux2_klein() -> Any:
-    tokenizer = qwen_tokenizer()
-    # Hidden states 9, 18 and 27.
-    config = t.Qwen3Config(
-        **language(tokenizer, layers=28), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
-    return d.Flux2KleinPipeline(
-        scheduler=flow_scheduler(shift=3.0, use_dynamic_shifting=True),
-        vae=flux2_vae(),
-        text_encoder=t.Qwen3ForCausalLM(config).eval(),
-        tokenizer=tokenizer,
-        transformer=flux2_transformer(guidance=False),
-        is_distilled=False,
-    )
+def _valued(value: Any, tokenizer: Any) -> Any:
+    """Return a field's value, with numbers of the tokenizer and repeated values in full."""
+    if isinstance(value, str) and value.startswith("$"):
+        return len(tokenizer) if value == "$size" else tokenizer.convert_tokens_to_ids(value[1:])
+    if isinstance(value, list):
+        return [_valued(each, tokenizer) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if "repeat" in value:
+        return [value["repeat"]] * value["times"]
+    return {key: _valued(each, tokenizer) for key, each in value.items()}
 
 
-def _kontext() -> Any:
-    unused = ("image_encoder", "feature_extractor")
-    parts = {name: part for name, part in _flux1().components.items() if name not in unused}
-    return d.FluxKontextPipeline(**parts)
+def _vocoder(vocoder: nn.Module) -> None:
+    """Draw other weights: with the default ones it hums for any spectrogram."""
+    for weights in vocoder.parameters():
+        nn.init.zeros_(weights) if weights.ndim == 1 else nn.init.kaiming_normal_(weights, mode="fan_out")
 
 
-def _z_image() -> Any:
-    tokenizer = qwen_tokenizer()
-    config = t.Qwen3Config(
-        **language(tokenizer, layers=3), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
-    transformer = d.ZImageTransformer2DModel(
-        in_channels=16,
-        dim=32,
-        n_layers=2,
-        n_refiner_layers=1,
-        n_heads=2,
-        n_kv_heads=2,
-        cap_feat_dim=16,
-        axes_dims=[4, 6, 6],
-        axes_lens=[256, 64, 64],
-    )
-    return d.ZImagePipeline(
-        scheduler=flow_scheduler(shift=3.0),
-        vae=kl_vae(16, 0.3611, 0.1159),
-        text_encoder=t.Qwen3Model(config).eval(),
-        tokenizer=tokenizer,
-        transformer=transformer,
-    )
+def _sounds(autoencoder: Any) -> None:
+    """Enlarge weights: with the default ones it only hums for any latents."""
+    for name, weights in autoencoder.decoder.named_parameters():
+        if name.endswith("weight_g"):
+            weights.data.mul_(2)
 
 
-_FAMILIES: dict[str, Callable[[], Any]] = {
-    "sd15": _sd15,
-    "sdxl": _sdxl,
-    "sd3": _sd3,
-    "flux1": _flux1,
-    "flux2": _flux2,
-    "flux2_klein": _flux2_klein,
-    "flux3": Flux3,
-    "qwen_image": qwen_image,
-    "qwen_image_edit": EditPipeline,
-    "qwen_image_edit_plus": lambda: EditPipeline("QwenImageEditPlusPipeline", zero_condition=True),
-    "qwen_image21": QwenImage21,
-    "wan21": wan,
-    "wan22": lambda: wan(two=True),
-    "wan21_v2v": wan_video_to_video,
-    "wan22_ti2v": wan_ti2v,
-    "wan22_ti2v_i2v": lambda: wan_ti2v(image=True),
-    "flux1_kontext": _kontext,
-    "wan21_i2v": lambda: wan_image_to_video(two=False),
-    "wan22_i2v": lambda: wan_image_to_video(two=True),
-    "z_image": _z_image,
-    "sana": sana,
-    "sana_video": sana_video,
-    "hunyuan_video15": hunyuan_video15,
-    "cogvideox": cogvideox,
-    "ltx2": ltx2,
-    "minimax_h3": MiniMaxH3,
-}
+_START: Mapping[str, Callable[[Any], None]] = {"LTX2Vocoder": _vocoder, "AutoencoderKLMiniMaxH3Audio": _sounds}
+
+
+class _WithProcessor:
+    """A pipeline with a processor of Qwen.
+
+    transformers creates the processor only with torchvision, so its files are written without it. The index of a
+    modular repository does not contain its path.
+    """
+
+    def __init__(self, family: str, pipeline: Any, parts: Mapping[str, Any], **processor: Any) -> None:
+        """Keep the parts; ``processor`` has the part's name, its class, and settings of images."""
+        self._family, self._pipeline, self._parts, self._processor = family, pipeline, parts, processor
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write a pipeline's folder."""
+        if self._pipeline is None:
+            pipeline = resolve(POLICIES, self._family, label="model.policy").pipeline_blocks().init_pipeline()
+            pipeline.update_components(**self._parts)
+            pipeline.save_pretrained(str(folder), overwrite_modular_index=True)
+        else:
+            _assembled(self._pipeline, self._parts).save_pretrained(folder)
+        images = dict(self._processor)
+        name, made = images.pop("part"), images.pop("class")
+        target, path = Path(folder) / name, index_file(Path(folder))
+        transformers.Qwen2VLImageProcessorPil(**images).save_pretrained(target)
+        if not (target / "tokenizer.json").is_file():
+            self._parts["tokenizer"].save_pretrained(target)
+        index, modular = read_json(path), path.name == MODULAR
+        if modular:
+            index = portable_index(index, in_folder(path.parent))
+        index[name] = component_entry(path.name, name, "transformers", made)
+        path.write_text(json.dumps(index, indent=2, sort_keys=modular) + "\n" * modular)

@@ -22,7 +22,7 @@ from models.maths.transitions import ODE, Grid, expand
 from models.policies.cogvideox import CogVideoX
 from models.policies.diffusion import DiffusionSettings
 from models.policies.parts import Part
-from models.quickstart.cogvideox import cogvideox
+from models.quickstart.tiny import build_tiny
 
 PROMPTS = ["a red cube", "two cats and a dog in the photo"]
 PUBLISHED = {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
@@ -33,7 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a tiny pipeline with the positions of 5B."""
     quiet_libraries()
     path = tmp_path_factory.mktemp("cogvideox")
-    cogvideox(rotary=True).save_pretrained(path)
+    rotary = {"transformer": {"use_rotary_positional_embeddings": True}, "scheduler": {"snr_shift_scale": 1.0}}
+    build_tiny("cogvideox", changes=rotary).save_pretrained(path)
     return path
 
 
