@@ -15,10 +15,11 @@ from flows.cli import app
 from models.maths import KERNELS, PLANS
 from models.policies import FAMILY_KINDS, POLICIES
 from models.rewards import REWARDS
+from pages import build
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tests.conftest import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *build.pages().values()]
 COMPARISON = (ROOT / "docs" / "comparison.md").read_text()
 #: What every place that introduces flowmill says of it.
 WHAT = "diffusion, flow-matching and causal language models with reinforcement learning, as a durable data pipeline"
@@ -50,9 +51,14 @@ _DENIAL = re.compile(
 NAMES = {*ALGORITHMS, *TOKEN_ALGORITHMS, *POLICIES, *REWARDS, *KERNELS, *presets()}
 
 
+def text_of(page: Path) -> str:
+    """Return the text of a page, rendered parts included."""
+    return build.filled(page.read_text())
+
+
 def sentences(page: Path) -> Iterator[str]:
     """Yield the sentences, rows and headings of a page, without blocks of code."""
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL)
     for part in re.split(r"\n\n+|\n(?=[|#*-])", text):
         yield from re.split(r"(?<=[.;:!?])\s+", " ".join(part.split()))
 
@@ -67,7 +73,7 @@ def denied(sentence: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_counts_are_those_of_the_tables(page: Path) -> None:
-    for number, noun in _COUNT.findall(" ".join(page.read_text().split())):
+    for number, noun in _COUNT.findall(" ".join(text_of(page).split())):
         count = int(number) if number.isdigit() else NUMBERS.index(number.casefold()) + 1
         assert count in COUNTS[noun.casefold()], f"{page.name}: '{number} {noun}', of {sorted(COUNTS[noun.casefold()])}"
 
