@@ -20,7 +20,7 @@ from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *build.pages().values()]
-COMPARISON = (ROOT / "docs" / "comparison.md").read_text()
+PAPERS = (ROOT / "docs" / "papers.md").read_text()
 #: What every place that introduces flowmill says of it.
 WHAT = "diffusion, flow-matching and causal language models with reinforcement learning, as a durable data pipeline"
 DIGITS = [name for name in presets() if name.startswith("digits")]
@@ -94,7 +94,7 @@ def test_a_denial_is_found_and_a_count_too() -> None:
 
 
 def test_what_is_missing_is_a_row_of_a_table_and_no_name_of_another() -> None:
-    section = COMPARISON.partition("## What flowmill does not have\n")[2].partition("\n## ")[0]
+    section = PAPERS.partition("### What flowmill does not have\n")[2].partition("\n### ")[0]
     rows = [row for row in re.findall(r"^\| ([^|]+) \| [^|]+ \|$", section, re.MULTILINE) if row != "not here"]
     assert len(rows) > 3
     assert not [row for row in rows if {word.casefold() for word in re.findall(r"\w+", row)} & NAMES]
@@ -116,14 +116,13 @@ def test_what_is_missing_is_a_row_of_a_table_and_no_name_of_another() -> None:
     ],
 )
 def test_the_comparison_lists_what_the_tables_have(part: str, names: set[str]) -> None:
-    listed = re.findall(r"`(\w+)`", COMPARISON.partition(f"<!-- {part} -->")[2].partition("<!-- end -->")[0])
+    listed = re.findall(r"`(\w+)`", PAPERS.partition(f"<!-- {part} -->")[2].partition("<!-- end -->")[0])
     assert sorted(listed) == sorted(names)
     assert len(listed) == len(names)
 
 
 def test_every_preset_but_miniatures_follows_a_paper_or_says_what() -> None:
-    page = (ROOT / "docs" / "papers.md").read_text()
-    assert [name for name in presets() if f"`{name}`" not in page and not name.startswith("tiny_")] == []
+    assert [name for name in presets() if f"`{name}`" not in PAPERS and not name.startswith("tiny_")] == []
 
 
 def test_every_introduction_names_every_kind_of_model() -> None:
