@@ -36,9 +36,9 @@ test-slow: install-test
 
 chaos: install-test
 	$(PYTEST) -m campaign
-	$(BIN)/python -m tests.chaos.fuzz --seed $(SEED)
-	$(BIN)/python -m tests.chaos.campaign --kills $(KILLS) --seed $(SEED)
-	$(BIN)/python -m tests.chaos.campaign --kills $(KILLS) --seed $(SEED) --tend
+	$(BIN)/python -m tools.chaos.fuzz --seed $(SEED)
+	$(BIN)/python -m tools.chaos.campaign --kills $(KILLS) --seed $(SEED)
+	$(BIN)/python -m tools.chaos.campaign --kills $(KILLS) --seed $(SEED) --tend
 
 install: $(VENV)/.installed
 install-test: $(VENV)/.installed-test
@@ -79,10 +79,10 @@ typecheck: install-test
 
 # The checks before a first run on a GPU, in ten minutes.
 gpu: install-test
-	$(BIN)/python -m tests.gpu --json gpu.json
+	$(BIN)/python -m tools.gpu --json gpu.json
 
 bench: install-test
-	$(BIN)/python -m tests.benchmarks --write $(BENCH)
+	$(BIN)/python -m tools.benchmarks --write $(BENCH)
 
 docs: install-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from urllib.parse import SplitResult, urlsplit
-from urllib.request import proxy_bypass
 
 _SCHEMES = ("http", "https", "all")
 _SOCKS = ("socks5", "socks5h")
@@ -17,6 +16,9 @@ def by_proxy(url: str) -> str:
     Args:
         url: the address, or its server's address.
     """
+    # Every command imports this module, and few of them need HTTP.
+    from urllib.request import proxy_bypass
+
     parts = urlsplit(url)
     # Clients fall back to ALL_PROXY.
     found = next((name for scheme in (parts.scheme, "all") if (name := _variable(scheme))), None)

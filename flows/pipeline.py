@@ -8,7 +8,6 @@ from typing import Any
 from prefect import flow
 
 from configs.errors import CancelledError
-from configs.schema import RunConfig
 from flows import process_state
 from flows.artifacts import flow_run_tags
 from flows.callbacks import RunCallbacks
@@ -24,7 +23,7 @@ from tasks.runs.extension import grown
 from tasks.runs.locks import executing
 from tasks.runs.opening import mark_finished, open_run
 from tasks.runs.state import note_state
-from tasks.specs.graph import evaluation_nodes, first_nodes, is_evaluated, training_nodes
+from tasks.specs.plan import RunPlan
 from tasks.tracking.tracker import Tracker
 
 
@@ -55,7 +54,7 @@ def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -
         callbacks, status = RunCallbacks(context, tracker), "FAILED"
         note_state(context, "running")
         try:
-            train(RunStages(execution), callbacks, context.config)
+            train(RunStages(execution), callbacks, context.plan)
             status = "FINISHED"
         except BaseException as error:
             if isinstance(error, CancelledError) or signal_behind(error) is not None:
@@ -70,27 +69,27 @@ def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -
     return context.chain.digest()
 
 
-def train(stages: RunStages, callbacks: RunCallbacks, config: RunConfig) -> None:
+def train(stages: RunStages, callbacks: RunCallbacks, plan: RunPlan) -> None:
     """Chain the stages over all epochs."""
-    for node in first_nodes(config):
+    for node in plan.setup():
         stages.run(node.stage, node.epoch, node.slot)
-    evaluate(stages, callbacks, config, epoch=0)
-    rollouts = Rollouts(stages, config)
-    for epoch in range(1, config.run.epochs + 1):
+    evaluate(stages, callbacks, plan, epoch=0)
+    rollouts = Rollouts(stages, plan)
+    for epoch in range(1, plan.config.run.epochs + 1):
         stages.begin_epoch()
         rollouts.complete(epoch)
-        for node in training_nodes(config, epoch):
+        for node in plan.training(epoch):
             stages.run(node.stage, node.epoch, node.slot)
         callbacks.trained(epoch)
-        if is_evaluated(config, epoch):
-            evaluate(stages, callbacks, config, epoch=epoch)
+        if plan.is_evaluated(epoch):
+            evaluate(stages, callbacks, plan, epoch=epoch)
         callbacks.ended(epoch)
-    stages.run("export", config.run.epochs)
-    callbacks.exported(config.run.epochs)
+    stages.run("export", plan.config.run.epochs)
+    callbacks.exported(plan.config.run.epochs)
 
 
-def evaluate(stages: RunStages, callbacks: RunCallbacks, config: RunConfig, *, epoch: int) -> None:
+def evaluate(stages: RunStages, callbacks: RunCallbacks, plan: RunPlan, *, epoch: int) -> None:
     """Sample with the policy after an epoch, score the samples, and show the figures."""
-    for node in evaluation_nodes(config, epoch):
+    for node in plan.evaluation(epoch):
         stages.run(node.stage, node.epoch, node.slot)
     callbacks.evaluated(epoch)

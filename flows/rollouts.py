@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import cast
 
 from configs.rewards import RewardSection
-from configs.schema import RunConfig
 from flows.cancellation import check_cancelled
 from flows.stages import Future, RunStages, await_shards, finish, submit
 from tasks.inputs.renderer import reads_images
-from tasks.specs.graph import drawn_nodes, rolled_out_by
+from tasks.specs.plan import RunPlan
 from tasks.stages.rollout import RolloutStage
 from tasks.stages.score import ScoreStage
 from tasks.stages.stage import Shard
@@ -23,9 +22,9 @@ _QUICK_S = 0.2
 class Rollouts:
     """The rollouts of a run and their scores."""
 
-    def __init__(self, stages: RunStages, config: RunConfig) -> None:
+    def __init__(self, stages: RunStages, plan: RunPlan) -> None:
         """Bind to a run's stages; no rollout is started."""
-        self._stages, self._config = stages, config
+        self._stages, self._plan = stages, plan
         self._begun: dict[int, EpochRollout] = {}
 
     def complete(self, epoch: int) -> None:
@@ -33,12 +32,13 @@ class Rollouts:
 
         Rewards that read rendered images are scored after the rollouts.
         """
-        for upcoming in rolled_out_by(self._config, epoch):
+        for upcoming in self._plan.rollouts_from(epoch):
             if upcoming not in self._begun:
-                following = [section for section in self._config.scored if not reads_images(self._config, section)]
+                config = self._plan.config
+                following = [section for section in config.scored if not reads_images(config, section)]
                 self._begun[upcoming] = EpochRollout(self._stages, upcoming, following)
         self._begun.pop(epoch).finish()
-        for node in drawn_nodes(self._config, epoch):
+        for node in self._plan.rendered(epoch):
             self._stages.run(node.stage, node.epoch, node.slot)
 
 

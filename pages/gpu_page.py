@@ -12,7 +12,7 @@ from tasks.inputs.components import make_algorithm
 from tasks.inputs.policy_kind import kind_name
 from tasks.modalities.diffusion.activations import Activations, measure_activations
 from tasks.modalities.diffusion.memory import DenoiserMemory, denoiser_memory
-from tests.benchmarks.traffic import expected
+from tools.benchmarks.traffic import expected
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "gpus.md"

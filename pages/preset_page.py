@@ -1,4 +1,4 @@
-"""Reads the heads of presets, and renders the list of all presets and their differences from ``tests.published``."""
+"""Reads the heads of presets, and renders the list of all presets and their differences from ``tools.published``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from models.policies import POLICIES, VIDEO
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import algorithms_of
 from tasks.inputs.policy_kind import kind_name
-from tests.published import PUBLISHED
-from tests.published.publication import Publication
+from tools.published import PUBLISHED
+from tools.published.publication import Publication
 
 ROOT = Path(__file__).parent.parent
 #: Extras of components.

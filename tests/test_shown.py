@@ -192,7 +192,7 @@ def a_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
         "prompts": config.prompts.model_copy(update={"train": text, "heldout": text}),
     }
     base = BaseModel(source="hub", name=text, revision=text, license=License(id="other", name=text, link=text))
-    told_of = card.About(
+    told_of = card.CardContent(
         config=config.model_copy(update=sections),
         epoch=1,
         base=base,

@@ -10,7 +10,7 @@ from flows.console import console, print_json, print_table
 
 if TYPE_CHECKING:
     from tasks.metrics.evaluations import Figures
-    from tasks.reports.comparison import Comparison
+    from tasks.reports.comparison import RunDifference
 
 
 def diff_command(first: str, second: str, *, root: str, as_json: bool) -> None:
@@ -46,7 +46,7 @@ def diff_command(first: str, second: str, *, root: str, as_json: bool) -> None:
         _print(first, second, found)
 
 
-def _print(first: str, second: str, found: Comparison) -> None:
+def _print(first: str, second: str, found: RunDifference) -> None:
     settings = Table("setting", first, second, title="Settings", title_justify="left")
     for key, (one, other) in found.settings.items():
         settings.add_row(key, str(one), str(other))

@@ -66,7 +66,7 @@ class OpenAI:
     proof: Literal["prompt_logprobs", "echo"] = "prompt_logprobs"
     """How its log-probs of a given text are requested: with vLLM's `prompt_logprobs`, or OpenAI's `echo`."""
     folder: str | None = None
-    """Folder, shared with the server, where the policy is written before a rollout, as `from_pretrained` reads it."""
+    """Where the policy is written before a rollout, as `from_pretrained` reads it: a place shared with the server."""
     reload: str | None = None
     """Address that the path is then posted to; it must answer once the server has the weights; needs `folder`."""
     reload_body: dict[str, Any] = field(default_factory=lambda: {"path": "{path}", "policy": "{policy}"})

@@ -29,7 +29,7 @@ _PREFIXES = (("visual.", "visual."), ("model.", "language_model."))
 _PADS = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
 
 
-class Reader(nn.Module):
+class Backbone(nn.Module):
     """The model without its language head, and its tokenizer; a module, so that it can be offloaded while idle.
 
     Its language model counts positions in one dimension, as in the forward passes of HPSv3 and VideoAlign, which pass

@@ -14,7 +14,7 @@ from torch import nn
 
 from configs.path_types import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
-from models.rewards.answer_parsing import TOKEN, Reader, read_instruction, token_grid
+from models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, token_grid
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import Takes, encoder_of
@@ -44,7 +44,7 @@ class HpsV3:
     """Torch device, or auto."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the weights, except for those of the head, which are float32."""
-    _reader: Reader = field(init=False, repr=False)
+    _reader: Backbone = field(init=False, repr=False)
     _head: nn.Sequential = field(init=False, repr=False)
     _images: Any = field(init=False, repr=False)
     _instruction: str = field(init=False, repr=False)
@@ -62,7 +62,7 @@ class HpsV3:
         stored = given.read()
         head = {name.removeprefix("rm_head."): stored.pop(name) for name in list(stored) if name.startswith("rm_head.")}
         dtype: torch.dtype = getattr(torch, self.dtype)
-        self._reader = Reader(
+        self._reader = Backbone(
             given, stored, model=self.model, revision=self.revision, marks=[_REWARD], device=device, dtype=dtype
         )
         self._head = _make_head(self._reader.width)

@@ -16,7 +16,7 @@ from configs.errors import ConfigError
 from configs.path_types import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
 from models.library_loading import read_json
-from models.rewards.answer_parsing import TOKEN, Reader, read_instruction, token_grid
+from models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, token_grid
 from models.rewards.base import Needs, Scores
 from models.rewards.sizes import Takes, encoder_of
 from models.rewards.weight_files import WeightsFile
@@ -115,7 +115,7 @@ class VideoAlign:
     """Torch device, or auto."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the weights, except for those of the head, which are float32."""
-    _reader: Reader = field(init=False, repr=False)
+    _reader: Backbone = field(init=False, repr=False)
     _head: Tensor = field(init=False, repr=False)
     _settings: Settings = field(init=False, repr=False)
     _instruction: str = field(init=False, repr=False)
@@ -140,7 +140,7 @@ class VideoAlign:
         if head is None or head.shape[0] not in (1, len(ASPECTS)):
             raise given.unusable("it has no rm_head.weight of one or three rows")
         dtype: torch.dtype = getattr(torch, self.dtype)
-        self._reader = Reader(
+        self._reader = Backbone(
             given, stored, model=self.model, revision=self.revision, marks=_MARKS, device=device, dtype=dtype
         )
         if head.shape[1] != self._reader.width:

@@ -245,9 +245,3 @@ def make_estimator(config: RunConfig) -> Estimator:
     """
     found: Estimator = chosen(ESTIMATORS, config.advantage.estimator, label="advantage.estimator")
     return found
-
-
-def has_values(config: RunConfig) -> bool:
-    """Return whether a run has a values stage, for a critic's values or per-token log-probs of the base model."""
-    estimator = make_estimator(config)
-    return estimator.needs_values or estimator.needs_reference

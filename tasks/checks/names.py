@@ -30,7 +30,7 @@ from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms import algorithms_of
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
-from tasks.inputs.option_paths import Place, places, taken
+from tasks.inputs.option_paths import OptionPath, places, taken
 from tasks.inputs.policy_kind import kind_name
 
 _SEEN_FROM = "Paths in options are relative to the working directory."
@@ -162,7 +162,7 @@ def _unusable(folder: Path, place: str) -> Iterator[ConfigError]:
         yield error
 
 
-def _lacking(named: Place) -> str:
+def _lacking(named: OptionPath) -> str:
     """Return the complaint about a path in an option; '' if it exists."""
     path = Path(named.path)
     if named.is_file and not path.is_file():

@@ -15,7 +15,7 @@ from tasks.runs.context import RunContext
 from tasks.runs.locks import run_name
 from tasks.runs.opening import finished_result
 from tasks.runs.staleness import Standing, State, standings
-from tasks.specs.graph import run_nodes
+from tasks.specs.plan import RunPlan
 
 if TYPE_CHECKING:
     from tasks.modalities.forward_cost import Cost
@@ -80,7 +80,7 @@ def forecast(config: RunConfig, found: RunContext | None = None) -> Forecast:
 
 
 def _finished(config: RunConfig) -> tuple[StageForecast, ...]:
-    counts = Counter(node.stage for node in run_nodes(config))
+    counts = Counter(node.stage for node in RunPlan(config).nodes())
     return tuple(
         StageForecast(stage=name, fresh=count, reused=0, due=0, rows=None, seconds=None, reason="")
         for name, count in counts.items()

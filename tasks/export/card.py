@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class CardContent:
     """The content of a card, except for the usage."""
 
     config: RunConfig
@@ -49,7 +49,7 @@ class About:
     """The trained adapters, if any."""
 
 
-def model_card(about: About, usage: Usage | None) -> str:
+def model_card(about: CardContent, usage: Usage | None) -> str:
     """Return README.md: YAML front matter and text."""
     parts = [
         f"---\n{_head(front(about))}---",
@@ -62,7 +62,7 @@ def model_card(about: About, usage: Usage | None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def front(about: About) -> dict[str, Any]:
+def front(about: CardContent) -> dict[str, Any]:
     """Return the front matter: the Hub's fields, then flowmill's own."""
     base, config = about.base, about.config
     stated = {"license": base.license.id, "license_name": base.license.name, "license_link": base.license.link}
@@ -97,12 +97,12 @@ def _head(fields: Mapping[str, Any]) -> str:
     return yaml.safe_dump(fields, sort_keys=False, width=1000)
 
 
-def _title(about: About) -> str:
+def _title(about: CardContent) -> str:
     name = about.base.name.rpartition("/")[2]
     return f"{name}, post-trained with {about.config.optimize.algorithm.name}"
 
 
-def _summary(about: About) -> str:
+def _summary(about: CardContent) -> str:
     config, base = about.config, about.base
     label = "LoRA weights for" if config.model.lora else "A whole diffusers pipeline:"
     rewards = ", ".join(f"{in_code(section.slot)} (weight {section.weight:g})" for section in config.rewards)
@@ -123,7 +123,7 @@ def _summary(about: About) -> str:
     )
 
 
-def _results(about: About) -> str:
+def _results(about: CardContent) -> str:
     if not about.after:
         return f"## Results\n\nThe policy after epoch {about.epoch} was not evaluated."
     section = about.config.evaluate
@@ -146,7 +146,7 @@ def _results(about: About) -> str:
     return "\n".join(lines)
 
 
-def _use(about: About, usage: Usage | None) -> str:
+def _use(about: CardContent, usage: Usage | None) -> str:
     if usage is None:
         return (
             "## Use\n\nThe model family is one of your own, whose adapter does not say how plain diffusers is called."
@@ -176,7 +176,7 @@ def _strength(lora: LoraSpec | None) -> Sequence[str]:
     )
 
 
-def _whereabouts(about: About) -> str:
+def _whereabouts(about: CardContent) -> str:
     if about.base.source in ("built", "file"):
         return (
             f"it is `pipeline` in the store's artifact {in_code(about.base_artifact)}. Put it, or a link to it, here."
@@ -196,7 +196,7 @@ def _dtype_note(usage: Usage) -> Sequence[str]:
     return (f"It decodes in {usage.dtype} and keeps latents in it; the evaluation did both in float32.",)
 
 
-def _origin(about: About) -> str:
+def _origin(about: CardContent) -> str:
     base = about.base
     stated = {
         "unknown": "unknown: the base model's folder states none. Find out before you share these weights.",

@@ -37,7 +37,7 @@ Metadata = Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class OptionPath:
     """A path or hub id that an option of a component names."""
 
     component: Component
@@ -84,7 +84,7 @@ class Held:
     """Time of the last change, in nanoseconds since 1970."""
 
 
-def places(component: Component, table: Mapping[str, str], *, label: str) -> Iterator[Place]:
+def places(component: Component, table: Mapping[str, str], *, label: str) -> Iterator[OptionPath]:
     """Yield the places that the options of a component name.
 
     Args:
@@ -93,7 +93,7 @@ def places(component: Component, table: Mapping[str, str], *, label: str) -> Ite
         label: its role, for messages.
     """
     for option, path, kind in _named(component.name, component.options, table, ""):
-        yield Place(component=component, label=label, option=option, path=path, kind=kind)
+        yield OptionPath(component=component, label=label, option=option, path=path, kind=kind)
 
 
 def taken(name: str, table: Mapping[str, str]) -> dict[str, str] | None:
@@ -128,17 +128,17 @@ def _leaves(value: object) -> Iterator[str]:
         yield from (found for each in value for found in _leaves(each))
 
 
-def reward_places(section: RewardSection) -> tuple[Place, ...]:
+def reward_places(section: RewardSection) -> tuple[OptionPath, ...]:
     """Return the places that a reward, monitor or judge reads."""
     return tuple(places(section, REWARDS, label="reward"))
 
 
-def algorithm_places(config: RunConfig) -> tuple[Place, ...]:
+def algorithm_places(config: RunConfig) -> tuple[OptionPath, ...]:
     """Return the places that the algorithm reads, such as its teachers."""
     return tuple(places(config.optimize.algorithm, algorithms_of(kind_name(config)), label="algorithm"))
 
 
-def config_places(config: RunConfig) -> dict[str, tuple[Place, ...]]:
+def config_places(config: RunConfig) -> dict[str, tuple[OptionPath, ...]]:
     """Return the places that rewards and the algorithm read, by setting; components that read none are left out."""
     found = {"optimize.algorithm": algorithm_places(config)}
     for setting, component in components(config):
@@ -147,7 +147,7 @@ def config_places(config: RunConfig) -> dict[str, tuple[Place, ...]]:
     return {setting: each for setting, each in found.items() if each}
 
 
-def held(place: Place, metadata: Callable[[], Metadata], *, deep: bool = False) -> Held | None:
+def held(place: OptionPath, metadata: Callable[[], Metadata], *, deep: bool = False) -> Held | None:
     """Return the content of a place; None if it does not exist or cannot be read.
 
     Args:
@@ -173,7 +173,7 @@ def changed_places(config: RunConfig, metadata: Callable[[], Metadata]) -> list[
     return [path for path in believed if held(named[path], metadata, deep=True) != believed[path]] if believed else None
 
 
-def _files(place: Place, metadata: Callable[[], Metadata]) -> tuple[Path, list[str]]:
+def _files(place: OptionPath, metadata: Callable[[], Metadata]) -> tuple[Path, list[str]]:
     """Return the relevant files of a place as a folder and paths below it; no paths if it does not exist."""
     path = Path(place.path)
     if place.is_file:

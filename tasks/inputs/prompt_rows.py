@@ -23,7 +23,7 @@ _OF_LINES = (".txt", ".jsonl", ".csv", ".tsv")
 AS_SEEN = "-as-seen"
 
 
-class Place(NamedTuple):
+class RowLocation(NamedTuple):
     """Location of a row, for errors."""
 
     where: str
@@ -35,7 +35,7 @@ class Place(NamedTuple):
         return f"{self.where}: {self.source}, {unit} {self.number}"
 
 
-def text_of(value: Any, place: Place) -> str:
+def text_of(value: Any, place: RowLocation) -> str:
     """Return the text of a prompt.
 
     Raises:
@@ -70,7 +70,7 @@ def _kind_of(value: Any) -> str:
     return "a number" if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
-def check_metadata(metadata: Mapping[str, Any], place: Place) -> None:
+def check_metadata(metadata: Mapping[str, Any], place: RowLocation) -> None:
     """Refuse columns with bytes, which JSON lacks: a reward would get a list of numbers instead."""
     for column, value in metadata.items():
         if _holds_bytes(value):
@@ -88,7 +88,7 @@ def _holds_bytes(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(_holds_bytes, value))
 
 
-def images_of(row: Mapping[str, Any], column: str, place: Place, folder: Path) -> tuple[tuple[Path, ...], str]:
+def images_of(row: Mapping[str, Any], column: str, place: RowLocation, folder: Path) -> tuple[tuple[Path, ...], str]:
     """Return the files of a row's images, in order, and their joined content keys.
 
     Raises:
@@ -116,7 +116,7 @@ def split_keys(joined: str) -> list[str]:
     return joined.split(",")
 
 
-def _image(name: str, place: Place, folder: Path) -> tuple[Path, str]:
+def _image(name: str, place: RowLocation, folder: Path) -> tuple[Path, str]:
     try:
         path = below(folder, name)
     except ValueError as error:

@@ -17,7 +17,7 @@ from configs.gc_tuning import without_collecting
 from configs.schema import PROMPT_FILES, PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
 from tasks.inputs.prompt_files import READERS, Rows, hub_rows, saved_rows
-from tasks.inputs.prompt_rows import Place, check_metadata, images_of, split_keys, text_of
+from tasks.inputs.prompt_rows import RowLocation, check_metadata, images_of, split_keys, text_of
 from tasks.inputs.saved_datasets import is_saved_dataset, saved_files
 
 #: Metadata key of the content hash of a prompt's start image, or of the joined hashes of several.
@@ -219,7 +219,7 @@ def _prompts(rows: Rows, source: str, section: PromptsSection, where: str) -> li
     folder = Path(source) if is_saved_dataset(Path(source)) else Path(source).parent
     # There may be millions of objects, none of them garbage.
     with without_collecting():
-        numbered = [(number, _prompt(row, section, Place(where, source, number), folder)) for number, row in rows]
+        numbered = [(number, _prompt(row, section, RowLocation(where, source, number), folder)) for number, row in rows]
     if not numbered:
         raise PromptError(f"{where}: '{source}' holds no prompts.")
     _check_distinct(numbered, where, source)
@@ -231,7 +231,7 @@ def prompts_fingerprint(prompts: Mapping[str, list[Prompt]]) -> str:
     return fingerprint({split: [prompt.id for prompt in items] for split, items in prompts.items()})
 
 
-def _prompt(row: Mapping[str, Any], section: PromptsSection, place: Place, folder: Path) -> Prompt:
+def _prompt(row: Mapping[str, Any], section: PromptsSection, place: RowLocation, folder: Path) -> Prompt:
     column = section.column
     if column not in row:
         raise PromptError(f"{place} has no '{column}'; it has {', '.join(row) or 'nothing'}. Set prompts.column.")
@@ -255,7 +255,7 @@ def _check_distinct(numbered: Sequence[tuple[int, Prompt]], where: str, source: 
     again = [(number, prompt) for number, prompt in numbered if first.setdefault(prompt.id, number) != number]
     number, prompt = again[0]
     places = " and ".join(
-        str(Place(where, source, each)).removeprefix(f"{where}: ") for each in (first[prompt.id], number)
+        str(RowLocation(where, source, each)).removeprefix(f"{where}: ") for each in (first[prompt.id], number)
     )
     counted = "" if len(again) == 1 else f"{len(again):,} of {len(numbered):,} prompts were there before. The first: "
     remove = "one" if len(again) == 1 else f"all {len(again):,} repetitions"

@@ -20,7 +20,6 @@ from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, scor
 from tasks.metrics.monitors import monitor_alerts
 from tasks.metrics.rules import RULES, History
 from tasks.runs.chain import Chain
-from tasks.specs.graph import scored_nodes, training_nodes
 
 #: Probability of a false alert of held-out scores, per reward and run, for any number of evaluations.
 FALSE_ALARMS = 0.05
@@ -152,7 +151,7 @@ def fall_by_chance(before: Mapping[str, float], after: Mapping[str, float]) -> f
 def _figures(chain: Chain, epoch: int) -> dict[str, float] | None:
     """Return the figures of a trained epoch for rules; None while its training is not complete."""
     found: dict[str, float] = {}
-    for node in (*scored_nodes(chain.config, epoch), *training_nodes(chain.config, epoch)):
+    for node in (*chain.plan.scored(epoch), *chain.plan.training(epoch)):
         entry = chain.find(*node)
         manifest = None if entry is None else chain.store.manifest(entry.ref)
         if manifest is None:

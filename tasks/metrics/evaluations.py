@@ -16,7 +16,7 @@ from storage.trajectories.tables import read_shard
 from tasks.metrics.image_grids import GRID
 from tasks.metrics.texts import TEXTS, Text, read_texts
 from tasks.runs.chain import Chain
-from tasks.specs.graph import OF, evaluation_nodes
+from tasks.specs.graph import OF
 
 #: Evaluated prompt lists, in order of execution.
 SPLITS = ("heldout", "train")
@@ -148,7 +148,7 @@ def finished_evaluations(chain: Chain) -> list[int]:
 
 
 def _is_finished(chain: Chain, epoch: int) -> bool:
-    return all(chain.find(*node) is not None for node in evaluation_nodes(chain.config, epoch))
+    return all(chain.find(*node) is not None for node in chain.plan.evaluation(epoch))
 
 
 def _by_split(store: ArtifactStore, rewards: Mapping[str, ArtifactRef]) -> Figures:

@@ -35,7 +35,7 @@ from tasks.metrics.speed import ROWS, committed_at, seconds_of, speed_of
 from tasks.metrics.texts import Text
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
-from tasks.specs.graph import Node, evaluation_nodes, scored_nodes, training_nodes
+from tasks.specs.graph import Node
 
 #: Settings logged as parameters, the others are tags: MLflow shows all parameters above each image grid.
 _PARAMETERS = (
@@ -137,7 +137,7 @@ def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
     Raises:
         NotCommittedError: artifacts or files of the evaluation are lost.
     """
-    nodes = list(evaluation_nodes(chain.config, epoch))
+    nodes = list(chain.plan.evaluation(epoch))
     found = [chain.find(*node) for node in nodes]
     if any(entry is None for entry in found):
         return None
@@ -298,7 +298,7 @@ def _evaluation(
 
 def _made(chain: Chain, epoch: int) -> dict[tuple[int, str, str], Manifest] | None:
     """Return the manifests of an epoch's training; None while it is not up to date."""
-    nodes = [*scored_nodes(chain.config, epoch), *training_nodes(chain.config, epoch)]
+    nodes = [*chain.plan.scored(epoch), *chain.plan.training(epoch)]
     found = [chain.find(*node) for node in nodes]
     if any(entry is None for entry in found):
         return None

@@ -61,7 +61,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class PairedComparison:
     """Two models on one reward, prompt by prompt."""
 
     difference: Estimate
@@ -70,7 +70,7 @@ class Comparison:
     """Probability of such a difference between equal models."""
 
 
-def compare(one: Result, other: Result, reward: str) -> Comparison:
+def compare(one: Result, other: Result, reward: str) -> PairedComparison:
     """Compare two results on the prompts of both.
 
     Raises:
@@ -87,7 +87,7 @@ def compare(one: Result, other: Result, reward: str) -> Comparison:
     differences = np.array(other.scores[reward]) - np.array(one.scores[reward])
     low, high = one.bounds.get(reward, (-np.inf, np.inf))
     difference = mean_with_interval(differences).within(low - high, high - low)
-    return Comparison(difference=difference, p=chance_of_difference(differences))
+    return PairedComparison(difference=difference, p=chance_of_difference(differences))
 
 
 def read_result(file: Path) -> Result:

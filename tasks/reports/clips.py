@@ -8,7 +8,6 @@ from storage.trajectories.base import TrajectoryShard
 from storage.trajectories.media import MediaFormat
 from tasks.reports.reading import rows_of
 from tasks.runs.chain import Chain
-from tasks.specs.graph import drawn_of
 
 
 def film_of(shard: TrajectoryShard, row: int, *, fps: int) -> bytes | None:
@@ -33,7 +32,7 @@ def films_of(
         StoreError: there is no such sample.
         CorruptError: a file is damaged.
     """
-    ref = chain.require(*drawn_of(chain.config, epoch, evaluation=evaluation)).ref
+    ref = chain.require(*chain.plan.media_of(epoch, evaluation=evaluation)).ref
     fps = chain.config.rollout.media.fps
     films = {name: film_of(shard, row, fps=fps) for name, shard, row in rows_of(chain.store, ref, samples)}
     return {name: film for name, film in films.items() if film is not None}

@@ -13,7 +13,7 @@ from tasks.specs.graph import Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RunDifference:
     """Two runs."""
 
     settings: dict[str, tuple[Any, Any]]
@@ -30,7 +30,7 @@ class Comparison:
     """Scores by epoch that either run evaluated; empty where one did not."""
 
 
-def compare(first: RunContext, second: RunContext) -> Comparison:
+def compare(first: RunContext, second: RunContext) -> RunDifference:
     """Return the common and the different parts of two runs; reads manifests and lineage, no samples."""
     settings = [asks_for(context.config.model_dump(mode="json")) for context in (first, second)]
     keys = sorted({*settings[0], *settings[1]} - {"run.name"})
@@ -39,7 +39,7 @@ def compare(first: RunContext, second: RunContext) -> Comparison:
     artifacts = [set(each.values()) for each in made]
     stages = list(dict.fromkeys(node.stage for each in made for node in each))
     counted = {stage: [{a for n, a in each.items() if n.stage == stage} for each in made] for stage in stages}
-    return Comparison(
+    return RunDifference(
         settings={
             key: (settings[0].get(key), settings[1].get(key))
             for key in keys

@@ -14,7 +14,6 @@ from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.trajectories.base import TrajectoryShard
 from storage.trajectories.tables import TABLES, read_rows
-from tasks.advantages.estimators import make_estimator
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.renderer import image_name, sample_name
 from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, finished_evaluations
@@ -23,7 +22,7 @@ from tasks.metrics.tracked import epoch_content, evaluation_content
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.staleness import standings
-from tasks.specs.graph import Node, drawn_of
+from tasks.specs.graph import Node
 
 #: Columns with payload locations, which do not describe a sample.
 _PLACES = ("arrays", "media_offset", "media_size")
@@ -117,7 +116,7 @@ def samples_of_epoch(chain: Chain, epoch: int) -> pa.Table:
     entry = chain.find(epoch, "advantage")
     if entry is not None:
         table = _joined(table, read_rows(store, entry.ref), {"reward": "reward", "advantage": "advantage"})
-        if make_estimator(chain.config).per_token:
+        if chain.plan.estimator.per_token:
             tokens = read_rows(store, entry.ref, "token_advantages")
             table = _joined(table, tokens, {name: name for name in tokens.column_names[1:]})
         if any(reward.modality is not None for reward in chain.config.rewards):
@@ -160,7 +159,7 @@ def pictures_of(
         CorruptError: a file is damaged.
     """
     render, store = chain.config.render, chain.store
-    ref = chain.require(*drawn_of(chain.config, epoch, evaluation=evaluation)).ref
+    ref = chain.require(*chain.plan.media_of(epoch, evaluation=evaluation)).ref
     if render is None or render.images == 1:
         return media_of(store, ref, samples)
     names = {name: [image_name(name, n, of=render.images) for n in range(render.images)] for name in samples or ()}

@@ -17,7 +17,7 @@ from configs.fingerprint import fingerprint
 from storage.artifacts.lineage import LineageEntry
 from storage.artifacts.records import same_content
 from storage.layout import ArtifactRef
-from tasks.specs.graph import OF, RENDERER, Node, has_gradients, policy_after, run_nodes
+from tasks.specs.graph import OF, RENDERER, Node, policy_after
 from tasks.specs.identity import StageIdentity, identity_of
 from tasks.specs.run_inputs import RunInputs
 from tasks.specs.stages import STAGES
@@ -37,7 +37,7 @@ class Chain:
             epoch: the epoch of that stage.
         """
         self._facts = facts
-        self.config, self.store, self.run = facts.config, facts.store, facts.run
+        self.config, self.plan, self.store, self.run = facts.config, facts.plan, facts.store, facts.run
         self.own = run
         """The chain of the run's own config, if this chain has another config."""
         self._epoch = epoch
@@ -48,7 +48,7 @@ class Chain:
 
     def nodes(self) -> Iterator[Node]:
         """Yield every stage of the run, each after its inputs."""
-        return run_nodes(self.config)
+        return self.plan.nodes()
 
     def ref(self, node: Node) -> ArtifactRef:
         """Return the artifact a stage is expected to make, or has made."""
@@ -143,7 +143,7 @@ class Chain:
         if node.stage == "score":
             return node.slot in {section.slot for section in config.scored}
         if node.stage == "gradient":
-            return has_gradients(config) and node.slot in {section.slot for section in config.rewards}
+            return self.plan.has_gradients and node.slot in {section.slot for section in config.rewards}
         if node.stage == "judge":
             return reward in {section.slot for section in (*config.rewards, *config.evaluate.judges)}
         return True

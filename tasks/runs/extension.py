@@ -8,7 +8,7 @@ from configs.load import override_config
 from tasks.runs.context import RunContext
 from tasks.runs.epoch_count import remember_length
 from tasks.runs.opening import recorded
-from tasks.specs.graph import Node, nodes_of, policy_after
+from tasks.specs.graph import Node, policy_after
 from tasks.specs.stages import STAGES
 
 
@@ -60,7 +60,7 @@ def _with_epochs(context: RunContext, epochs: int) -> RunContext:
 
 def _last(context: RunContext, stage: str, done: int) -> int:
     """Return the newest epoch, from the last trained one on, that has a stage for all rewards."""
-    slots = [node.slot for node in nodes_of(context.config, done + 1, stage)] or [""]
+    slots = [node.slot for node in context.plan.of_stage(done + 1, stage)] or [""]
     epoch = done
     while all(context.chain.find(*Node(epoch + 1, stage, slot)) is not None for slot in slots):
         epoch += 1

@@ -6,7 +6,7 @@ from configs.errors import ConfigError
 from configs.fingerprint import fingerprint
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
-from tasks.specs.graph import Node, evaluation_nodes, first_nodes, nodes_of
+from tasks.specs.graph import Node
 from tasks.specs.stages import STAGES
 
 #: Settings that identify the run: a stage with other values would belong to another run.
@@ -37,13 +37,13 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
         raise ConfigError(f"--name '{evaluation}' must consist of letters, digits, '-', '_' and '.'.")
     first = _prompts_first(context, node)
     if node.stage in ("score", "gradient") and not node.slot:
-        return [*first, *(nodes_of(context.config, node.epoch, node.stage) or [node])]
+        return [*first, *(context.plan.of_stage(node.epoch, node.stage) or [node])]
     if node.stage == "base" and not node.slot:
-        return [each for each in first_nodes(context.config) if each.stage == "base"]
+        return [each for each in context.plan.setup() if each.stage == "base"]
     if not evaluates or node.slot:
         return [*first, node]
     name = evaluation or _own_name(context, node.epoch)
-    found = list(evaluation_nodes(context.config, node.epoch, name))
+    found = list(context.plan.evaluation(node.epoch, name))
     # The images of the run's own evaluation exist; an evaluation with a name is a record of the same images.
     return [*first, *(found if node.stage == "evaluate" or name else found[1:])]
 
@@ -70,8 +70,8 @@ def _own_name(context: RunContext, epoch: int) -> str:
     chain, own = context.chain, context.chain.own
     if own is None:
         return ""
-    ours = {node: _work(chain, node) for node in evaluation_nodes(context.config, epoch)}
-    if ours == {node: _work(own, node) for node in evaluation_nodes(own.config, epoch)}:
+    ours = {node: _work(chain, node) for node in context.plan.evaluation(epoch)}
+    if ours == {node: _work(own, node) for node in own.plan.evaluation(epoch)}:
         return ""
     return f"set-{fingerprint(sorted(f'{node} {work}' for node, work in ours.items()))[:6]}"
 

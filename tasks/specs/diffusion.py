@@ -8,9 +8,9 @@ from typing import Any
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.policies import IMAGE_CONDITIONED, NOISE_RANGE, NOT_ENCODED, POLICIES
-from tasks.inputs.components import algorithm_needs, as_evaluated, call_options, make_algorithm
-from tasks.specs.graph import has_gradients
+from tasks.inputs.components import as_evaluated, call_options, make_algorithm
 from tasks.specs.modalities import ModalitySpec
+from tasks.specs.plan import RunPlan
 
 
 class DiffusionSpec(ModalitySpec):
@@ -31,7 +31,7 @@ class DiffusionSpec(ModalitySpec):
         """Everything that changes samples; shard and batch sizes do not."""
         rollout = config.rollout.fingerprinted({"groups_per_shard", "unconditional", "tokens"})
         more: dict[str, Any] = {}
-        if algorithm_needs(config).old_means:
+        if RunPlan(config).needs.old_means:
             more["means"] = True
         if config.rollout.unconditional:
             more["unconditional"] = True
@@ -45,9 +45,11 @@ class DiffusionSpec(ModalitySpec):
 
     def training_options(self, config: RunConfig) -> Mapping[str, Any]:
         """The sampler of log-probs, and the rewards that enter training."""
-        summed = {"gradient_weights": [reward.weight for reward in config.rewards]} if has_gradients(config) else {}
+        summed = (
+            {"gradient_weights": [reward.weight for reward in config.rewards]} if RunPlan(config).has_gradients else {}
+        )
         asked: dict[str, Any] = {}
-        if algorithm_needs(config).rewards:
+        if RunPlan(config).needs.rewards:
             # Rewards that are called while training, and arguments of the model that decodes for them.
             asked = {"asked": [_asked(reward) for reward in config.rewards], "model": call_options(config)}
         return {"sampler": config.rollout.sampler.model_dump(mode="json"), **summed, **asked, **_ends(config)}

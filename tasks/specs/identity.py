@@ -12,7 +12,7 @@ from configs.registry import imported
 from configs.schema import RunConfig
 from storage.artifacts.lineage import LineageEntry
 from storage.layout import ArtifactRef
-from tasks.inputs.option_paths import Place
+from tasks.inputs.option_paths import OptionPath
 from tasks.specs.graph import RENDERER, Node
 from tasks.specs.input_hashes import CONTENTS, Digests
 from tasks.specs.run_inputs import RunInputs
@@ -67,7 +67,7 @@ class StageIdentity(ABC):
     def upstream(self) -> tuple[Node, ...]:
         """Return the stages whose artifacts this one reads."""
 
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[OptionPath, ...]:
         """Return the files and folders that options name, whose contents change the result."""
         return ()
 

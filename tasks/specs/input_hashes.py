@@ -13,7 +13,7 @@ from configs.schema import RunConfig
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import LineageEntry, RunFolder
 from storage.layout import ArtifactRef
-from tasks.inputs.option_paths import Held, Metadata, Place, config_places, held
+from tasks.inputs.option_paths import Held, Metadata, OptionPath, config_places, held
 from tasks.inputs.store_trust import is_known
 from tasks.specs.graph import Node
 
@@ -43,7 +43,7 @@ class Contents:
         self._reads = reads
         self._looked: dict[tuple[str, ...], Held | None] = {}
 
-    def of(self, node: Node, places: Sequence[Place], made_as: Callable[[Digests], str]) -> Digests:
+    def of(self, node: Node, places: Sequence[OptionPath], made_as: Callable[[Digests], str]) -> Digests:
         """Return the digests that belong to a stage's artifact: of present files, else as recorded.
 
         Artifacts from before contents counted stay valid while no file changed since; there are no digests then.
@@ -86,20 +86,20 @@ class Contents:
             found[setting] = {**{path: each.digest for path, each in here.items()}, **self._known(gone)}
         return {setting: digests for setting, digests in found.items() if digests}
 
-    def _look(self, places: Sequence[Place]) -> tuple[dict[str, Held], list[str]]:
+    def _look(self, places: Sequence[OptionPath]) -> tuple[dict[str, Held], list[str]]:
         """Return the present files by path, and the paths of files that may have existed."""
         here = {place.path: found for place in places if (found := self._here(place)) is not None}
         # A hub id to be loaded is no folder.
         gone = [place for place in places if place.path not in here and (self._reads or not place.may_be_hub)]
         return here, [place.path for place in gone]
 
-    def _here(self, place: Place) -> Held | None:
+    def _here(self, place: OptionPath) -> Held | None:
         key = (place.component.name, place.option, place.path, place.kind, place.column or "")
         if key not in self._looked:
             self._looked[key] = held(place, self._metadata) if self._may_look(place) else None
         return self._looked[key]
 
-    def _may_look(self, place: Place) -> bool:
+    def _may_look(self, place: OptionPath) -> bool:
         # A store's config must not choose files to read on a machine where it was never given.
         known = not self._reads or is_known(place.component, place.option.partition(".")[0])
         return known and not (self._reads and place.column is not None)

@@ -25,6 +25,7 @@ from tasks.inputs.weight_sources import (
 )
 from tasks.specs.graph import RENDERER
 from tasks.specs.input_hashes import Contents
+from tasks.specs.plan import RunPlan
 
 #: Key of the critic's initial model in options of stages, where that is not the base model.
 _CRITIC = "critic_base"
@@ -46,6 +47,11 @@ class RunInputs:
         self.config = config
         self.run = run
         self.reads = reads
+
+    @cached_property
+    def plan(self) -> RunPlan:
+        """The plan that the config resolves to."""
+        return RunPlan(self.config)
 
     @cached_property
     def model_identity(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from configs.rewards import RewardSection
 from storage.artifacts.records import ShardRecord
-from tasks.advantages.estimators import has_values, make_estimator
 from tasks.specs.graph import Node
 from tasks.stages.stage import Output, Shard, Stage
 
@@ -37,10 +36,10 @@ class AdvantageStage(Stage):
         advantages of the one before.
         """
         rewards = tuple(Node(epoch, "score", section.slot) for epoch in self.epochs for section in self.sections)
-        estimator = make_estimator(self.config)
+        estimator = self.facts.plan.estimator
         section = self.config.advantage
         if estimator.per_token:
-            values = (Node(self.epoch, "value"),) if has_values(self.config) else ()
+            values = (Node(self.epoch, "value"),) if self.facts.plan.has_values else ()
             before = (Node(self.epoch - 1, "advantage"),) if estimator.adapts and self.epoch > 1 else ()
             return (*rewards, Node(self.epoch, "rollout"), *values, *before)
         if section.kl_coef > 0 or section.overlong is not None:

@@ -15,7 +15,7 @@ from configs.errors import ConfigError, CorruptError, RewardError
 from configs.escaping import command
 from storage.layout import ArtifactRef
 from storage.trajectories.tables import read_rows, write_rows
-from tasks.advantages.estimators import TokenEstimator, make_estimator
+from tasks.advantages.estimators import TokenEstimator
 from tasks.advantages.groups import (
     Normalizer,
     damp_below,
@@ -69,7 +69,7 @@ class EpochAdvantages:
         everything, *earlier = self._epochs()
         counted, informative = self._informative(everything, self._counted(everything))
         now = everything.take(counted)
-        estimator = make_estimator(self.config)
+        estimator = self.context.plan.estimator
         if estimator.per_token:
             found = self._per_token(cast(TokenEstimator, estimator), everything, counted, folder)
             return replace(found, summary={**found.summary, **informative})

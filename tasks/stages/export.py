@@ -10,7 +10,7 @@ from configs.errors import ConfigError
 from tasks.inputs.base_model import describe_base, license_identity
 from tasks.inputs.prompts import prompt_set
 from tasks.modalities.modality import ExportRequest
-from tasks.specs.graph import Node, evaluation_nodes, policy_after
+from tasks.specs.graph import Node, policy_after
 from tasks.specs.modalities import modality_spec
 from tasks.stages.stage import Output, Shard, Stage
 
@@ -65,7 +65,7 @@ class ExportStage(Stage):
 
         One that has run with other settings is an input too: it is due again before figures are given.
         """
-        return tuple(node for node in evaluation_nodes(self.config, epoch) if self.facts.run.made(*node))
+        return tuple(node for node in self.facts.plan.evaluation(epoch) if self.facts.run.made(*node))
 
     def _folder_options(self) -> Mapping[str, Any]:
         """Return the names and license of a local base model for the card; as recorded where the folder is gone."""

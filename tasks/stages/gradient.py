@@ -21,7 +21,7 @@ from storage.artifacts.row_digest import Contents
 from storage.trajectories.gradients import write_gradients
 from tasks.inputs.components import decode_rows
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
-from tasks.specs.graph import Node, has_gradients
+from tasks.specs.graph import Node
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Output, Shard
 
@@ -40,7 +40,7 @@ class GradientStage(Scoring):
             ConfigError: the config has no such reward, or its algorithm needs no gradients.
         """
         algorithm = self.config.optimize.algorithm.name
-        if not has_gradients(self.config):
+        if not self.facts.plan.has_gradients:
             raise ConfigError(
                 f"This run has no stage 'gradient': its optimize.algorithm '{algorithm}' trains on no gradients of "
                 "rewards. Those of 'reward_gradient' have it."

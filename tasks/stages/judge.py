@@ -15,7 +15,7 @@ from storage.trajectories.tables import read_shard
 from tasks.metrics.evaluations import split_of
 from tasks.metrics.scores import mean_figures
 from tasks.metrics.texts import Text, write_texts
-from tasks.specs.graph import OF, Node, shown_of
+from tasks.specs.graph import OF, Node
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Output, Shard
 
@@ -41,7 +41,7 @@ class JudgeStage(Scoring):
 
     def upstream(self) -> tuple[Node, ...]:
         """The evaluation, or its renders."""
-        return (shown_of(self.config, self.section, self.epoch, self.evaluation),)
+        return (self.facts.plan.judged_by(self.section, self.epoch, self.evaluation),)
 
     def whole(self, names: Sequence[str]) -> dict[str, list[str]]:
         """Each prompt list as one: its prompts take turns, so groups end where it does."""

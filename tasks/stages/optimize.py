@@ -10,9 +10,9 @@ from models.policies.parts import Part
 from storage.artifacts.checkpoints import clear_checkpoints
 from storage.artifacts.records import ShardRecord
 from storage.layout import ArtifactRef
-from tasks.inputs.components import algorithm_needs, decode_rows, make_algorithm
-from tasks.inputs.option_paths import Place, algorithm_places, reward_places
-from tasks.specs.graph import Node, gradient_nodes, policy_after
+from tasks.inputs.components import decode_rows
+from tasks.inputs.option_paths import OptionPath, algorithm_places, reward_places
+from tasks.specs.graph import Node, policy_after
 from tasks.specs.modalities import modality_spec
 from tasks.specs.run_inputs import critic_identity
 from tasks.stages.policy import SHARD
@@ -42,9 +42,9 @@ class OptimizeStage(Stage):
             "epoch": self.epoch,
         }
 
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[OptionPath, ...]:
         """Files of the algorithm, and of rewards that are called while training."""
-        called = self.config.rewards if algorithm_needs(self.config).rewards else ()
+        called = self.config.rewards if self.facts.plan.needs.rewards else ()
         return (*algorithm_places(self.config), *(place for reward in called for place in reward_places(reward)))
 
     def upstream(self) -> tuple[Node, ...]:
@@ -57,13 +57,13 @@ class OptimizeStage(Stage):
         epochs = range(self.epoch, first - 1, -1)
         found = [policy_after(self.epoch - 1)]
         for epoch in epochs:
-            found += [Node(epoch, "rollout"), Node(epoch, "advantage"), *gradient_nodes(self.config, epoch)]
+            found += [Node(epoch, "rollout"), Node(epoch, "advantage"), *self.facts.plan.gradients(epoch)]
         return tuple(found)
 
     @property
     def parts(self) -> frozenset[Part]:
         """Trained parts, and parts that rewards called while training need."""
-        requires = make_algorithm(self.config).requires
+        requires = self.facts.plan.algorithm.requires
         critic = frozenset({Part.CRITIC} if requires.critic else ())
         asked = self.policy_kind.asked_parts(self.config) if requires.rewards else frozenset()
         return self.policy_kind.training_parts | critic | asked
@@ -72,7 +72,7 @@ class OptimizeStage(Stage):
     def sizes(self) -> Mapping[str, int | None]:
         """Batch sizes of training, decoding and reward gradients."""
         size = {"micro_batch_size": self.config.execution.micro_batch_size}
-        if not make_algorithm(self.config).requires.rewards:
+        if not self.facts.plan.algorithm.requires.rewards:
             return size
         own = [section.batch_size for section in self.config.rewards if section.batch_size is not None]
         return {**size, "decode_batch_size": decode_rows(self.config), "batch_size": min(own, default=None)}

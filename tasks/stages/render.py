@@ -20,7 +20,6 @@ from tasks.inputs.renderer import image_name, render_of, renderer_config
 from tasks.modalities.modality import Kind, make_kind
 from tasks.specs.graph import RENDERER, Node
 from tasks.specs.modalities import modality_spec
-from tasks.stages.shard_writer import ShardWriter
 from tasks.stages.stage import Output, Shard, Stage
 
 
@@ -66,6 +65,8 @@ class Drawing(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Draw the texts of one shard."""
+        from tasks.stages.shard_writer import ShardWriter
+
         self.host.use_threads()
         renderer = self.host.renderer
         assert renderer is not None

@@ -14,7 +14,7 @@ from storage.layout import ArtifactRef
 from tasks.inputs.prompts import SOURCE, StoredPrompt
 from tasks.modalities.modality import Sampler, SampleRequest
 from tasks.runs.sharding import cover, rollout_cuts
-from tasks.specs.graph import Node, policy_of
+from tasks.specs.graph import Node
 from tasks.specs.modalities import modality_spec
 from tasks.stages.sampling import Sampling
 from tasks.stages.stage import Output, Shard
@@ -32,7 +32,7 @@ class RolloutStage(Sampling):
 
     def upstream(self) -> tuple[Node, ...]:
         """The policy, the prompts."""
-        return (policy_of(self.config, self.epoch), Node(0, "preprocess"))
+        return (self.facts.plan.policy_of(self.epoch), Node(0, "preprocess"))
 
     def plan(self) -> list[Shard]:
         """Return ranges of groups, or of the samples of some."""

@@ -12,7 +12,6 @@ from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample, TrajectoryStore
 from tasks.inputs.components import media_format, open_trajectory_store, sampling_sizes
 from tasks.modalities.modality import Sampler, SampleRequest, SamplingContext
-from tasks.stages.shard_writer import ShardWriter
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
@@ -93,6 +92,8 @@ class Sampling(Stage):
             about: figures about the content.
             kept: how many samples to return.
         """
+        from tasks.stages.shard_writer import ShardWriter
+
         self.host.use_threads()
         batch, form, first = self.config.execution.rollout_batch_size, media_format(self.config), list[Sample]()
         recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)

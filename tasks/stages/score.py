@@ -9,7 +9,7 @@ from typing import Any
 from models.rewards.base import Batch, Scores
 from storage.artifacts.records import ShardRecord
 from tasks.metrics.scores import figures_of, mean_figures
-from tasks.specs.graph import Node, samples_of
+from tasks.specs.graph import Node
 from tasks.stages.rollout import RolloutStage, ends_group, planned_shards
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Shard
@@ -30,7 +30,7 @@ class ScoreStage(Scoring):
 
     def upstream(self) -> tuple[Node, ...]:
         """The trajectories, or their renders."""
-        return (samples_of(self.config, self.section, self.epoch),)
+        return (self.facts.plan.scored_by(self.section, self.epoch),)
 
     def follow(self, rollout: RolloutStage) -> None:
         """Read trajectories that may still be in the making."""

@@ -22,7 +22,7 @@ from storage.layout import ArtifactRef
 from storage.trajectories.base import TrajectoryShard
 from storage.trajectories.tables import write_rows
 from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.option_paths import Place, reward_places
+from tasks.inputs.option_paths import OptionPath, reward_places
 from tasks.inputs.prompts import SOURCE
 from tasks.inputs.renderer import reads_images, render_of, renderer_config
 from tasks.inputs.weight_sources import origin_of
@@ -51,7 +51,7 @@ class Scoring(Stage):
         some = {"sources": list(self.section.sources)} if self.section.sources else {}
         return {"reward": self.section.name, "options": self.section.options, **clips, **worst, **some}
 
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[OptionPath, ...]:
         """Files of the reward; a server that scores in its place must read the same."""
         return reward_places(self.section)
 

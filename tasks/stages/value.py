@@ -11,7 +11,6 @@ import pyarrow as pa
 from models.policies.parts import Part
 from storage.artifacts.row_digest import Contents
 from storage.trajectories.tables import write_rows
-from tasks.advantages.estimators import make_estimator
 from tasks.inputs.components import open_trajectory_store
 from tasks.modalities.modality import ValueRequest
 from tasks.specs.graph import Node, policy_after
@@ -34,7 +33,7 @@ class ValueStage(Stage):
 
     def options(self) -> Mapping[str, Any]:
         """Which of the two there are, and how they are computed."""
-        estimator = make_estimator(self.config)
+        estimator = self.facts.plan.estimator
         about: dict[str, Any] = {"reference": estimator.needs_reference}
         if estimator.needs_values:
             about["critic"] = self.config.critic.model_dump(mode="json", include={"backbone", "dtype"})
@@ -87,7 +86,7 @@ class ValueStage(Stage):
 
     @property
     def _valuing(self) -> ValueRequest:
-        estimator = make_estimator(self.config)
+        estimator = self.facts.plan.estimator
         return ValueRequest(
             context=self.context,
             host=self.host,

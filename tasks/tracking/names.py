@@ -16,7 +16,7 @@ _DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class NameRule:
     """MLflow's rule for names of one kind."""
 
     limit: int
@@ -27,7 +27,7 @@ class Rule:
     """Whether it must be a normalized relative path that does not lead up."""
 
 
-_KEY = Rule(limit=250, refused=re.compile(r"[^/\w.\- :]"), is_path=True)
+_KEY = NameRule(limit=250, refused=re.compile(r"[^/\w.\- :]"), is_path=True)
 _FREE = re.compile(r"[\x00-\x1f\x7f]")
 #: For files: ASCII, as file systems limit bytes, without characters that MLflow parses in picture names and URLs.
 _FILE = re.compile(r"[^\w.\-~ :]", re.ASCII)
@@ -35,15 +35,15 @@ RULES = {
     "metric": _KEY,
     "param": _KEY,
     "tag": _KEY,
-    "run": Rule(limit=250, refused=_FREE),
-    "experiment": Rule(limit=250, refused=_FREE),
-    "dataset": Rule(limit=500, refused=_FREE),
-    "logged model": Rule(limit=250, refused=re.compile(r"""[/:.%"'\x00-\x1f\x7f]""")),
-    "registered model": Rule(limit=250, refused=re.compile(r"""[/:"'\\\x00-\x1f\x7f]"""), is_path=True),
-    "file": Rule(limit=100, refused=_FILE, is_path=True),
-    "folder": Rule(limit=120, refused=re.compile(rf"(?!/){_FILE.pattern}", re.ASCII), is_path=True),
+    "run": NameRule(limit=250, refused=_FREE),
+    "experiment": NameRule(limit=250, refused=_FREE),
+    "dataset": NameRule(limit=500, refused=_FREE),
+    "logged model": NameRule(limit=250, refused=re.compile(r"""[/:.%"'\x00-\x1f\x7f]""")),
+    "registered model": NameRule(limit=250, refused=re.compile(r"""[/:"'\\\x00-\x1f\x7f]"""), is_path=True),
+    "file": NameRule(limit=100, refused=_FILE, is_path=True),
+    "folder": NameRule(limit=120, refused=re.compile(rf"(?!/){_FILE.pattern}", re.ASCII), is_path=True),
     # Stored as JSON, 200 entries per tag.
-    "entry": Rule(limit=20, refused=re.compile(r"[^!#-\[\]-~]")),
+    "entry": NameRule(limit=20, refused=re.compile(r"[^!#-\[\]-~]")),
 }
 #: Most characters of a tag's value, and of a description.
 _LONGEST_TEXT = 5000

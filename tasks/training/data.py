@@ -15,14 +15,12 @@ from storage.layout import ArtifactRef
 from storage.trajectories.base import TrajectoryShard
 from storage.trajectories.gradients import StoredGradients
 from storage.trajectories.tables import read_rows
-from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Algorithm
-from tasks.inputs.components import make_algorithm, open_trajectory_store
+from tasks.inputs.components import open_trajectory_store
 from tasks.modalities.gradients import RewardGradients
 from tasks.modalities.modality import Kind, Training
 from tasks.modalities.rows import Units, plan_updates
 from tasks.modalities.sample_set import SampleSet
-from tasks.specs.graph import has_gradients
 
 if TYPE_CHECKING:
     from tasks.runs.context import RunContext
@@ -45,14 +43,14 @@ class TrainingData:
         self.context, self.kind, self.config, self.epoch = context, kind, context.config, epoch
         self.policy, *rest = inputs
         # Each epoch has trajectories, advantages and, if stored, the gradient of each reward.
-        each = 2 + (len(self.config.rewards) if has_gradients(self.config) else 0)
+        each = 2 + (len(self.config.rewards) if self.context.plan.has_gradients else 0)
         self._trajectories, self._advantages = rest[::each], rest[1::each]
         self._gradients = [rest[start + 2 : start + each] for start in range(0, len(rest), each)]
 
     @cached_property
     def algorithm(self) -> Algorithm:
         """The algorithm."""
-        return make_algorithm(self.config)
+        return self.context.plan.algorithm
 
     def samples(self, host: ModelHost | None = None) -> SampleSet:
         """Return the samples; batches need a host."""
@@ -63,7 +61,7 @@ class TrainingData:
             host=host,
             epoch=self.epoch,
             predicted=self._predicted,
-            gradients=self._followed() if has_gradients(self.config) else None,
+            gradients=self._followed() if self.context.plan.has_gradients else None,
         )
         requires, replay = self.algorithm.requires, self.config.optimize.replay
         found = self.kind.training_set(training, shards, advantages, requires)
@@ -75,7 +73,7 @@ class TrainingData:
         """Return the advantages of samples, and of tokens or modalities if stored."""
         store = self.context.store
         table = read_rows(store, advantages)
-        further = ["token_advantages"] * make_estimator(self.config).per_token
+        further = ["token_advantages"] * self.context.plan.estimator.per_token
         further += ["modality_advantages"] * any(reward.modality is not None for reward in self.config.rewards)
         for kind in further:
             parts = read_rows(store, advantages, kind)

@@ -12,9 +12,9 @@ import torch
 
 from configs.load import parse_config
 from tasks.checks.check import check_config
-from tests.benchmarks import __main__ as bench
-from tests.benchmarks import flow_grpo, page, peers
-from tests.benchmarks.work import PROMPTS, WORK, build_base
+from tools.benchmarks import __main__ as bench
+from tools.benchmarks import flow_grpo, page, peers
+from tools.benchmarks.work import PROMPTS, WORK, build_base
 
 COUNTED: dict[str, dict[str, Any]] = {
     peers.THEIRS: {"cpu": 10.0, "peak": 2000.0, "with_gradient": 1152, "without": 1280},
@@ -63,7 +63,7 @@ def test_epochs_end_where_they_should() -> None:
 
 def test_of_ours_every_epoch_but_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from tasks.tracking.tracker import Tracker
-    from tests.benchmarks import ours
+    from tools.benchmarks import ours
 
     logged: list[int] = []
     monkeypatch.setattr(Tracker, "log_epoch", lambda self, epoch: logged.append(epoch))
@@ -78,7 +78,7 @@ def test_of_ours_every_epoch_but_the_first_is_told(monkeypatch: pytest.MonkeyPat
 
 
 def test_rows_are_counted_with_and_without_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.benchmarks import work
+    from tools.benchmarks import work
 
     class Model:
         def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -12,10 +12,10 @@ import pytest
 
 from storage.artifacts.commit import ArtifactStore
 from storage.maintenance.verify import verify_store
-from tests.chaos.kills import ROOT, digest
+from tools.chaos.kills import ROOT, digest
 
 pytestmark = pytest.mark.campaign
-_SOURCE = Path(__file__).parent / "disk.c"
+_SOURCE = ROOT / "tools" / "chaos" / "disk.c"
 
 
 @pytest.fixture(scope="module")

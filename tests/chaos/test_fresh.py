@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.fresh import made
-from tests.chaos.kills import ROOT
+from tools.chaos.fresh import made
+from tools.chaos.kills import ROOT
 
 pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("one long process")]
 PRESETS = sorted((ROOT / "configs").glob("tiny_*.yaml"))
@@ -30,7 +30,7 @@ KINDS = {
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.stem)
 def test_a_long_process_makes_the_bytes_of_a_new_one(preset: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.chaos.fresh", str(preset), str(tmp_path / "new")]
+    command = [sys.executable, "-m", "tools.chaos.fresh", str(preset), str(tmp_path / "new")]
     done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     new = json.loads(done.stdout.splitlines()[-1])

@@ -18,7 +18,7 @@ from storage.artifacts.commit import ArtifactStore
 from storage.maintenance.verify import verify_store
 from tasks.runs.opening import open_run
 from tasks.tracking.client import open_client
-from tests.chaos.kills import ROOT, killed, orphans, records, start, uninterrupted, victims
+from tools.chaos.kills import ROOT, killed, orphans, records, start, uninterrupted, victims
 
 pytestmark = pytest.mark.slow
 

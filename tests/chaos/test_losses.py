@@ -10,9 +10,9 @@ import pytest
 from storage.maintenance.garbage_collection import Retention, plan_removals, remove
 from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
-from tests.chaos.losses import files_of, unseen
 from tests.conftest import ConfigFactory
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tools.chaos.losses import files_of, unseen
 
 
 def finish(context: RunContext, epochs: int) -> None:

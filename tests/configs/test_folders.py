@@ -18,7 +18,7 @@ from configs.rewards import RewardSection
 from models.policies.single_files import _copy as copy_component
 from storage.backends.file_hash_cache import file_hashes
 from tasks.export.files import _copy as export_component
-from tasks.inputs.option_paths import Place, held
+from tasks.inputs.option_paths import OptionPath, held
 from tasks.inputs.weight_sources import model_files, model_identity
 
 ROOT = Path(__file__).parents[2]
@@ -124,10 +124,10 @@ def relinked(folder: Path, link: str) -> None:
     (folder / link).symlink_to("../other")
 
 
-def made(place: str, kind: str) -> Place:
+def made(place: str, kind: str) -> OptionPath:
     section = RewardSection.model_validate({"name": "clip_score"})
     assert isinstance(section, Component)
-    return Place(component=section, label="reward", option="model", path=place, kind=kind)
+    return OptionPath(component=section, label="reward", option="model", path=place, kind=kind)
 
 
 @pytest.mark.parametrize("kind", ["ModelPlace", "FolderPlace"])

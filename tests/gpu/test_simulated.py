@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.gpu import families, memory
-from tests.gpu.lines import Line, Lines, between, equal
-from tests.support.accelerator import missing
+from tools.accelerator import missing
+from tools.gpu import families, memory
+from tools.gpu.lines import Line, Lines, between, equal
 
 STRICT = """
 import sys
@@ -27,7 +27,7 @@ import torch
 
 from models.devices import as_here, make_current
 from models.compute_meter import Meter
-from tests.support.accelerator import simulated
+from tools.accelerator import simulated
 
 counts = simulated(Path(sys.argv[1]))
 there, here = torch.ones(4, 4, device="sim:0"), torch.ones(4, 4)
@@ -117,7 +117,7 @@ def run_python(cache: Path, *arguments: str) -> None:
 def lines_of(cache: Path, *given: str) -> list[dict[str, Any]]:
     """Return what the one command found, all of it as it must be."""
     found = cache / "gpu.json"
-    run_python(cache, "-m", "tests.gpu", *given, "--simulated", "--json", str(found))
+    run_python(cache, "-m", "tools.gpu", *given, "--simulated", "--json", str(found))
     lines: list[dict[str, Any]] = json.loads(found.read_text())["lines"]
     assert {line["ok"] for line in lines} == {True, None}
     return lines

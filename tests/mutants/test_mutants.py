@@ -1,4 +1,4 @@
-"""The mutants themselves: what is changed, and that the lists of ``tests/mutants`` still fit the code."""
+"""The mutants themselves: what is changed, and that the lists of ``tools/mutants`` still fit the code."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import named_jobs, sample
-from tests.mutants.campaign import ROOT
-from tests.mutants.make import mutants
-from tests.mutants.tables import EQUIVALENT, FILES, NAMED, TESTS, own_tests
+from tools.mutants.__main__ import named_jobs, sample
+from tools.mutants.campaign import ROOT
+from tools.mutants.make import mutants
+from tools.mutants.tables import EQUIVALENT, FILES, NAMED, TESTS, own_tests
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from models.policies import POLICIES
 from pages.preset_page import ABSENT, deviations, resolved, shown, sources
 from tasks.checks.check import check_config
 from tests.conftest import ROOT
-from tests.published import PUBLISHED
+from tools.published import PUBLISHED
 
 
 def preset(name: str) -> Path:

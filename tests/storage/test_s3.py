@@ -125,7 +125,7 @@ def test_killed_writers_lose_nothing(place: str, request: pytest.FixtureRequest,
         root, pause = f"s3://{request.getfixturevalue('bucket')}/x", "1.2"
         variables = request.getfixturevalue("s3_server").variables()
     # In a process of its own: this one has threads by now, and what is forked from it may be anything.
-    command = [sys.executable, "-m", "tests.chaos.writers", "--kills", "12", "--pause", pause, "--root", root]
+    command = [sys.executable, "-m", "tools.chaos.writers", "--kills", "12", "--pause", pause, "--root", root]
     environment = {**os.environ, **variables, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -39,7 +39,7 @@ from tasks.inputs.weight_sources import Weights
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
-from tasks.specs.graph import gradient_nodes, has_gradients
+from tasks.specs.plan import RunPlan
 from tasks.stages.stage import Shard
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import execution_of, make_stage
@@ -247,7 +247,9 @@ class Bench:
     def _rollout(self, case: Case, config: RunConfig) -> tuple[RunContext, str]:
         """Return a run with this combination's rollouts, scored, and its name."""
         means, penalty = make_algorithm(config).requires.old_means, config.advantage.kl_coef > 0
-        name = f"{case.sampler}-{case.plan}-{means}-{penalty}-{config.rollout.same_noise}-{has_gradients(config)}"
+        name = (
+            f"{case.sampler}-{case.plan}-{means}-{penalty}-{config.rollout.same_noise}-{RunPlan(config).has_gradients}"
+        )
         if name not in self._contexts:
             self._contexts[name] = self._fresh(config, len(self._contexts))
         return self._contexts[name], name
@@ -266,7 +268,7 @@ class Bench:
         StageRun(make_stage(context, "rollout", 1)).execute()
         for section in config.rewards:
             StageRun(make_stage(context, "score", 1, section.slot)).execute()
-        for node in gradient_nodes(config, 1):
+        for node in RunPlan(config).gradients(1):
             StageRun(make_stage(context, node.stage, 1, node.slot)).execute()
         return context
 

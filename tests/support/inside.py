@@ -9,7 +9,7 @@ from configs.schema import RunConfig
 from tasks.execution.execution import Execution
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
-from tasks.specs.graph import evaluation_nodes, first_nodes, scored_nodes, training_nodes
+from tasks.specs.plan import RunPlan
 from tasks.stages.stage import Stage
 from tasks.stages.stage_run import StageRun
 
@@ -32,7 +32,7 @@ def make_stage(context: RunContext, name: str, epoch: int, slot: str = "") -> St
 def prepare(config: RunConfig) -> RunContext:
     """Begin a run and make everything that comes before the first epoch."""
     context = begin_run(config)
-    for node in first_nodes(config):
+    for node in RunPlan(config).setup():
         StageRun(make_stage(context, node.stage, 0, node.slot)).execute()
     return context
 
@@ -40,14 +40,14 @@ def prepare(config: RunConfig) -> RunContext:
 def run_epoch(context: RunContext, epoch: int) -> float:
     """Run the stages of one epoch; return the CPU seconds they took."""
     before = cpu()
-    for node in (*scored_nodes(context.config, epoch), *training_nodes(context.config, epoch)):
+    for node in (*context.plan.scored(epoch), *context.plan.training(epoch)):
         StageRun(make_stage(context, node.stage, epoch, node.slot)).execute()
     return cpu() - before
 
 
 def evaluate(context: RunContext, epoch: int, name: str = "") -> None:
     """Evaluate the policy after an epoch: sample, and score with every reward and judge."""
-    for node in evaluation_nodes(context.config, epoch, name):
+    for node in context.plan.evaluation(epoch, name):
         StageRun(make_stage(context, node.stage, node.epoch, node.slot)).execute()
 
 

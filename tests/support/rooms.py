@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("configs", "storage", "models", "tasks", "flows", "flowmill", "pages", "tests")
+PACKAGES = ("configs", "storage", "models", "tasks", "flows", "flowmill", "pages", "tests", "tools")
 #: Rooms inside a package, lowest first: each imports only those before it. Files beside rooms stand among them by name.
 ORDER: Mapping[str, tuple[str, ...]] = {
     "storage": ("names", "layout", "backends", "artifacts", "trajectories", "maintenance"),

@@ -18,7 +18,7 @@ from tasks.modalities.diffusion.setting_combination import Combination, draw_pla
 from tasks.modalities.diffusion.setting_rules import check_combination
 from tasks.modalities.forward_cost import Cost
 from tasks.runs.sharding import rollout_cuts
-from tasks.specs.graph import is_evaluated
+from tasks.specs.plan import RunPlan
 
 
 def check_diffusion(config: RunConfig, requires: Requirements) -> None:
@@ -65,7 +65,7 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
         * (1 + (config.optimize.replay.epochs if config.optimize.replay else 0))
     )
     splits = sum(1 for split in ("train", "heldout") if prompts[split])
-    evaluations = 1 + sum(1 for epoch in range(1, config.run.epochs + 1) if is_evaluated(config, epoch))
+    evaluations = RunPlan(config).evaluations
     values = _latent_values(config)
     width = {"float32": 4, "float16": 2}[rollout.latents_dtype]
     predicted = 4 * trained if rollout.unconditional else 0

@@ -11,7 +11,7 @@ from PIL import Image
 from models.image_files import within
 from models.policies.diffusion import DiffusionPolicy, PipelineCall
 from models.policies.pipeline_index import index_file, read_index_file
-from tasks.export.card import About, model_card
+from tasks.export.card import CardContent, model_card
 from tasks.export.evaluations import Shown, evaluation_figures, evaluation_images
 from tasks.export.files import copy_licenses, store_guider, store_scheduler, write_pipeline
 from tasks.export.usage import Usage, input_names, lora_files
@@ -101,9 +101,9 @@ class PipelineExport:
             fps=config.rollout.media.fps if config.model.frames > 1 else None,
         )
 
-    def _about(self, base: BaseModel, picture: str | None, lora: LoraSpec | None) -> About:
+    def _about(self, base: BaseModel, picture: str | None, lora: LoraSpec | None) -> CardContent:
         trained, model, prompts = self._inputs
-        return About(
+        return CardContent(
             config=self._config,
             epoch=self._epoch,
             base=base,

@@ -20,7 +20,7 @@ from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import ForwardTimes, Requirements, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, Routed, TransitionBatch
 from tasks.modalities.diffusion.replay import recompute
-from tasks.modalities.diffusion.states import About, Condition, clean_latents_of, ends_at, latents_at
+from tasks.modalities.diffusion.states import Condition, RowMetadata, clean_latents_of, ends_at, latents_at
 from tasks.modalities.gradients import RewardGradients
 from tasks.modalities.proximal import Proximal, RowFile, importance_weights
 from tasks.modalities.rows import Units, padded, single_rows
@@ -208,7 +208,7 @@ class ForwardSet(SampleSet):
         device: torch.device,
         ahead: int = 0,
         gradients: RewardGradients | None = None,
-        about: About | None = None,
+        about: RowMetadata | None = None,
     ) -> None:
         """Bind to the samples; levels and noise are drawn from ``seed``, which identifies run and epoch."""
         super().__init__(shards, advantages, ahead=ahead, device=device)

@@ -30,7 +30,7 @@ Condition = Callable[[Sequence[str]], Conditioning]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class RowMetadata:
     """Metadata of rows for rewards."""
 
     prompts: Mapping[str, StoredPrompt]
@@ -65,7 +65,7 @@ class StateSet(SampleSet):
         condition: Condition,
         device: torch.device,
         ahead: int = 0,
-        about: About | None = None,
+        about: RowMetadata | None = None,
     ) -> None:
         """Bind to the samples.
 

@@ -15,7 +15,7 @@ from tasks.algorithms.base import Requirements
 from tasks.inputs.components import make_kernel
 from tasks.inputs.prompts import SOURCE
 from tasks.modalities.diffusion.conditioning import conditioning_of
-from tasks.modalities.diffusion.states import About, Condition, StateSet
+from tasks.modalities.diffusion.states import Condition, RowMetadata, StateSet
 from tasks.modalities.modality import Training
 from tasks.modalities.sample_set import SampleSet
 from tasks.runs.seeds import derive
@@ -33,7 +33,7 @@ def training_set(
     config, device = training.config, torch.device("cpu") if training.host is None else training.host.device
     ahead, condition = config.execution.ahead, _condition(training, guided=requires.guided)
     seed = derive(config.run.seed, "forward", training.epoch)
-    about = About(prompts=training.context.prompts_by_id, seed=seed) if requires.rewards else None
+    about = RowMetadata(prompts=training.context.prompts_by_id, seed=seed) if requires.rewards else None
     if requires.data == "states":
         return StateSet(
             shards,

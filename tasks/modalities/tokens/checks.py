@@ -34,7 +34,7 @@ from tasks.inputs.weight_sources import critic_folder
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.tokens.prompts import Prompts
 from tasks.runs.sharding import rollout_cuts
-from tasks.specs.graph import is_evaluated
+from tasks.specs.plan import RunPlan
 
 #: Settings without a meaning for texts, by section; each must have its default.
 _FOREIGN: Mapping[str, tuple[type[Section], tuple[str, ...]]] = {
@@ -261,7 +261,7 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
         latent_bytes_per_epoch=None,
         latent_bytes=None,
         stores_latents=False,
-        evaluations=1 + sum(1 for epoch in range(1, config.run.epochs + 1) if is_evaluated(config, epoch)),
+        evaluations=RunPlan(config).evaluations,
         reference=requires.reference,
         drawing_forwards=samples * _forwards_of_a_text(config),
         depicting_forwards=splits * config.evaluate.samples * _forwards_of_a_text(config),

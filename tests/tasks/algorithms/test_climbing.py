@@ -86,11 +86,11 @@ def _walked(rows: StateBatch, theta: Tensor, steps: int) -> Tensor:
 
 def test_rewards_are_asked_of_those_that_say_so() -> None:
     theta = vector(START)
-    with pytest.raises(TypeError, match="has not said so"):
+    with pytest.raises(TypeError, match="does not declare it"):
         ReFL().loss(states(), models_of(Toy(theta, theta)))
     with pytest.raises(TypeError, match="needs a StateBatch"):
         ReFL().loss(noised([0.0], [0]), models_of(Toy(theta, theta), rewards=liking))
-    with pytest.raises(ConfigError, match="nothing can be left out"):
+    with pytest.raises(ConfigError, match="no forward can be left out"):
         create(ALGORITHMS, "refl", {"truncate": True}, label="algorithm")
 
 

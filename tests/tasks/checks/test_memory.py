@@ -148,7 +148,7 @@ def test_language_models_are_estimated_as_the_page_says(preset: str) -> None:
 
 @pytest.mark.campaign
 def test_ranks_exchange_what_the_page_says() -> None:
-    command = [sys.executable, "-m", "tests.benchmarks.traffic"]
+    command = [sys.executable, "-m", "tools.benchmarks.traffic"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert said.returncode == 0, said.stderr[-2000:]
     lines = said.stdout.splitlines()

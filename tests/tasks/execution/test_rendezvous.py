@@ -26,8 +26,8 @@ from configs.errors import ConfigError
 from tasks.execution.launch import Launched
 from tasks.execution.launchers import Agents, Launcher, Local, Program
 from tasks.execution.rendezvous import Rendezvous, interface_to, listening, reachable
-from tests.chaos.kills import digest, start, uninterrupted
 from tests.tasks.execution.test_launch import free_port
+from tools.chaos.kills import digest, start, uninterrupted
 
 ROOT = Path(__file__).parents[3]
 RANK = """

@@ -29,7 +29,8 @@ from tasks.inputs.components import open_trajectory_store
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, open_run
 from tasks.runs.progress import Silent
-from tasks.specs.graph import Node, policy_of, rolled_out_by
+from tasks.specs.graph import Node
+from tasks.specs.plan import RunPlan
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import make_stage, prepare, run_epoch
@@ -77,13 +78,13 @@ def test_a_runner_whose_package_is_missing_says_what_to_install(
 
 def test_which_policy_rolls_out_which_epoch_is_fixed(make_config: Make) -> None:
     config = make_config("execution.ahead=2", "run.epochs=4")
-    assert [policy_of(config, epoch) for epoch in (1, 2, 3, 4)] == [
+    assert [RunPlan(config).policy_of(epoch) for epoch in (1, 2, 3, 4)] == [
         Node(0, "policy"),
         Node(0, "policy"),
         Node(0, "policy"),
         Node(1, "optimize"),
     ]
-    assert [list(rolled_out_by(config, epoch)) for epoch in (1, 2, 3, 4)] == [[1, 2, 3], [2, 3, 4], [3, 4], [4]]
+    assert [list(RunPlan(config).rollouts_from(epoch)) for epoch in (1, 2, 3, 4)] == [[1, 2, 3], [2, 3, 4], [3, 4], [4]]
 
 
 def test_ahead_belongs_to_what_a_run_is(make_config: Make) -> None:

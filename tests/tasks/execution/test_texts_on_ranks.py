@@ -15,7 +15,7 @@ from tasks.execution.worker_group import Listener, WorkerGroup
 from tasks.inputs.weight_sources import CRITIC, Weights
 from tasks.runs.context import RunContext
 from tasks.runs.progress import Silent
-from tasks.specs.graph import run_nodes
+from tasks.specs.plan import RunPlan
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import make_stage, prepare
 from tests.support.language_models import texts_data
@@ -68,7 +68,7 @@ def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Worker
 def trained(crew: WorkerGroup, config: RunConfig) -> RunContext:
     """Carry out two epochs, on the ranks what they work on."""
     context = prepare(config)
-    for node in run_nodes(config):
+    for node in RunPlan(config).nodes():
         if node.epoch and node.stage in ("rollout", "score", "value", "advantage", "optimize"):
             run = StageRun(make_stage(context, node.stage, node.epoch, node.slot))
             if run.stage.on_ranks:

@@ -31,7 +31,7 @@ from tasks.algorithms.trends import (
 from tasks.checks.check import check_config
 from tasks.metrics.describe import describe_run
 from tasks.metrics.monitors import correlations, read_scored, shares
-from tasks.specs.graph import Node, run_nodes
+from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
 from tests.conftest import FlowmillCommand
 from tests.support.inside import make_stage, prepare
@@ -74,7 +74,7 @@ def test_what_each_reward_contributes_is_logged(make_config: Make) -> None:
         'rewards=[{name: jpeg_compressibility}, {name: "tests.support.rewards:brightness", label: bright, weight: 3}]'
     )
     context = prepare(make_config(rewards))
-    for node in run_nodes(context.config):
+    for node in context.plan.nodes():
         if node.epoch == 1 and node.stage in ("rollout", "score"):
             StageRun(make_stage(context, node.stage, node.epoch, node.slot)).execute()
     found = shares(read_scored(context.chain, 1), context.config.rewards)
@@ -87,7 +87,7 @@ def test_what_each_reward_contributes_is_logged(make_config: Make) -> None:
 def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:
     plain, watched = prepare(make_config()), prepare(make_config(MONITORS, "run.name=watched"))
     for context in (plain, watched):
-        for node in run_nodes(context.config):
+        for node in context.plan.nodes():
             if node.epoch == 1 and node.stage in ("rollout", "score", "advantage", "optimize"):
                 StageRun(make_stage(context, node.stage, node.epoch, node.slot)).execute()
     same = ("rollout", "advantage", "optimize")

@@ -23,9 +23,9 @@ from tasks.runs.opening import open_run
 from tasks.specs.graph import Node
 from tasks.tracking.client import open_client
 from tasks.tracking.locations import ARTIFACTS, tracking_folder
-from tests.chaos.kills import orphans, start
 from tests.conftest import FlowmillCommand
 from tests.support.inside import evaluate, prepare, run_epoch
+from tools.chaos.kills import orphans, start
 
 Make = Callable[..., RunConfig]
 RATE = "optimize.learning_rate"
@@ -100,7 +100,7 @@ def test_one_list_takes_the_place_of_no_sources(make_config: Make) -> None:
     assert final_settings(config, "a b.txt") == ['prompts.heldout="a b.txt"']
     sources = tuple(PromptSource(name=name, train=f"{name}.txt") for name in ("one", "two"))
     mixed = config.model_copy(update={"prompts": PromptsSection(sources=sources)})
-    with pytest.raises(ConfigError, match=r"--final 'a.txt': prompts.sources has lists of its own"):
+    with pytest.raises(ConfigError, match=r"--final 'a.txt': prompts.sources has separate lists"):
         final_settings(mixed, "a.txt")
 
 

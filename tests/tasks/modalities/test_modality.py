@@ -61,7 +61,7 @@ def test_a_policy_of_another_kind_goes_through_every_stage_and_learns(tmp_path: 
     assert traced["runs"]["chooser"]["updates"] != []
     assert describe_run(context)["finished_epochs"] == 3
     assert "chooser" in run_report(context)
-    with pytest.raises(Exception, match="no states between"):
+    with pytest.raises(Exception, match="no intermediate states"):
         States(context)
     assert verify_store(store, deep=True)["problems"] == []
 

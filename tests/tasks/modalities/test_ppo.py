@@ -24,7 +24,8 @@ from tasks.metrics.evaluations import evaluation_figures
 from tasks.reports.reading import artifact_table
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
-from tasks.specs.graph import Node, run_nodes
+from tasks.specs.graph import Node
+from tasks.specs.plan import RunPlan
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data, write_language_model
@@ -53,7 +54,7 @@ def test_a_critic_learns_beside_the_policy(tmp_path: Path) -> None:
     config = config_of(tmp_path, "run.epochs=3")
     check_config(config)
     assert config.advantage.estimator.name == "gae", "it follows the algorithm"
-    stages = [node.stage for node in run_nodes(config) if node.epoch == 1]
+    stages = [node.stage for node in RunPlan(config).nodes() if node.epoch == 1]
     assert stages[:5] == ["rollout", "score", "value", "advantage", "optimize"]
     context = prepare(config)
     for epoch in (1, 2, 3):
@@ -202,7 +203,7 @@ def test_estimators_without_a_critic_train(tmp_path: Path, algorithm: str, estim
     run_epoch(context, 1)
     assert updates_of(context, 1)[0]["ratio_mean"] == 1.0
     assert not (files_of(context, 1) / "critic.safetensors").exists()
-    assert ("value" in [node.stage for node in run_nodes(config)]) == ("kl_coef" in estimator)
+    assert ("value" in [node.stage for node in RunPlan(config).nodes()]) == ("kl_coef" in estimator)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ from tasks.reports.reading import artifact_table, media_of, pictures_of, samples
 from tasks.reports.report.content import read_run
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
-from tasks.specs.graph import RENDERER, Node, run_nodes
+from tasks.specs.graph import RENDERER, Node
+from tasks.specs.plan import RunPlan
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tests.support.language_models import drawn_texts_data
@@ -61,7 +62,7 @@ def written_of(images: pa.Table) -> list[str]:
 def test_images_are_drawn_of_texts_scored_for_the_prompt_and_shown_with_both(tiny_base: Path, tmp_path: Path) -> None:
     config = config_of(tmp_path, tiny_base)
     check_config(config)
-    nodes = list(run_nodes(config))
+    nodes = list(RunPlan(config).nodes())
     assert nodes[:2] == [Node(0, "base"), Node(0, "base", RENDERER)]
     of_epoch = [node.stage for node in nodes if node.epoch == 1]
     assert of_epoch[:6] == ["rollout", "render", "score", "score", "advantage", "optimize"]

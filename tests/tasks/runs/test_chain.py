@@ -23,7 +23,8 @@ from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, open_run
 from tasks.runs.stage_selection import named_stages
 from tasks.runs.staleness import State, due, explain, side_results, standing, standings
-from tasks.specs.graph import Node, run_nodes
+from tasks.specs.graph import Node
+from tasks.specs.plan import RunPlan
 from tasks.specs.stages import STAGES
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
@@ -37,7 +38,7 @@ RESTLESS = "rewards=[{name: 'tests.support.rewards:Restless'}]"
 def finish(config: RunConfig) -> RunContext:
     """Run everything a config asks for, here, skipping what is committed."""
     context = begin_run(config)
-    for node in run_nodes(config):
+    for node in RunPlan(config).nodes():
         execute(context, node)
     return context
 
@@ -55,7 +56,7 @@ def states(context: RunContext) -> dict[str, str]:
 def test_nodes_come_after_what_they_read(make_config: Make) -> None:
     config = make_config("run.epochs=3", "evaluate.every=2", "optimize.replay={epochs: 1}")
     context = begin_run(config)
-    nodes = list(run_nodes(config))
+    nodes = list(RunPlan(config).nodes())
     assert len(nodes) == len(set(nodes)) == 4 + 2 * 3 + 3 * 4 + 1
     for index, node in enumerate(nodes):
         assert set(context.chain.identity(node).upstream()) <= set(nodes[:index]), node
@@ -402,6 +403,6 @@ def test_make_stage_knows_every_stage_of_a_run(make_config: Make) -> None:
     followed = ("rewards=[digits_network]", "optimize.algorithm=reward_gradient", "rollout.plan=final")
     for overrides in ((), (*followed, "run.name=followed")):
         context = begin_run(make_config(*overrides))
-        for node in run_nodes(context.config):
+        for node in context.plan.nodes():
             assert make_stage(context, node.stage, node.epoch, node.slot).node == node
             assert context.chain.has(node)

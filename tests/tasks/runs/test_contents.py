@@ -36,8 +36,9 @@ from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
 from tasks.runs.staleness import State, explain, standing
-from tasks.specs.graph import Node, run_nodes
+from tasks.specs.graph import Node
 from tasks.specs.input_hashes import Contents
+from tasks.specs.plan import RunPlan
 from tasks.specs.run_inputs import RunInputs
 from tasks.stages.stage_run import StageRun
 from tasks.training.optimizers import OPTIMIZERS
@@ -239,7 +240,7 @@ def counting(config: RunConfig) -> Iterator[tuple[str, set[str]]]:
     """Yield every stage of a run, and the options whose contents count for it."""
     store = ArtifactStore(config.store)
     chain = RunContext(store, config, RunFolder(store, "small")).chain
-    for node in run_nodes(config):
+    for node in RunPlan(config).nodes():
         yield node.stage, {place.option for place in chain.identity(node).places()}
 
 

@@ -32,7 +32,7 @@ from tasks.reports.trace import trace_sample
 from tasks.runs.context import RunContext
 from tasks.runs.stage_selection import named_stages
 from tasks.runtime.host import ModelHost
-from tasks.specs.graph import Node, run_nodes
+from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
 from tasks.training.data import TrainingData
 from tests.support.inside import execution_of, make_stage, prepare, run_epoch
@@ -164,7 +164,7 @@ def test_other_learning_rates_take_the_stored_gradients_and_need_no_decoder(
             context = prepare(make_config(*DIGITS, f"run.name=other{number}", f"optimize.learning_rate={rate}"))
             run_epoch(context, 1)
             rates.append(context)
-    nodes = [node for node in run_nodes(first.config) if node.epoch == 1 and node.stage in ("rollout", "gradient")]
+    nodes = [node for node in first.plan.nodes() if node.epoch == 1 and node.stage in ("rollout", "gradient")]
     assert [node.stage for node in nodes] == ["rollout", "gradient"]
     for node in nodes:
         assert len({context.chain.require(*node).artifact for context in rates}) == 1, node
@@ -319,7 +319,7 @@ def test_what_can_work_is_not_and_a_person_is_told_what_it_does(make_config: Mak
 
 def test_runs_without_gradients_have_no_such_stage(make_config: Make) -> None:
     context = prepare(make_config())
-    assert all(node.stage != "gradient" for node in run_nodes(context.config))
+    assert all(node.stage != "gradient" for node in context.plan.nodes())
     with pytest.raises(ConfigError, match=r"no stage 'gradient': its optimize\.algorithm"):
         make_stage(context, "gradient", 1, "digits_network")
     watched = prepare(make_config(*DIGITS, "monitors=[{name: digits, label: watched}]", "run.name=watched"))

@@ -15,6 +15,7 @@ from configs.load import load_config
 from configs.schema import RunConfig
 from models.library_loading import quiet_libraries
 from models.rewards.similarity import structural_similarity
+from storage.trajectories import source_images
 from storage.trajectories.source_images import FILE
 from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
@@ -24,7 +25,6 @@ from tasks.inputs.prompts import image_keys
 from tasks.reports.reading import media_of
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
-from tasks.stages import preprocess
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
@@ -93,7 +93,7 @@ def test_prompts_of_an_earlier_version_have_their_images_where_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(preprocess, "write_references", lambda folder, keys, read: None)
+        patch.setattr(source_images, "write_references", lambda folder, keys, read: None)
         context = prepare(edits(tmp_path))
     ref = context.chain.require(0, "preprocess").ref
     assert FILE not in [file.name for file in context.store.shards(ref)[0].files]

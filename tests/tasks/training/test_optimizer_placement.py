@@ -15,8 +15,8 @@ from tasks.training import optimizer_placement
 from tasks.training.optimizer_placement import PlacedOptimizer
 from tasks.training.optimizers import OPTIMIZERS, MomentOptimizer, make_optimizer
 from tests.conftest import ROOT
-from tests.support.accelerator import missing
 from tests.tasks.training.test_optimizers import parameters, section, take_steps
+from tools.accelerator import missing
 
 #: Whole parameters, and halves of ranks of two, on a device or in host memory.
 ON_A_DEVICE = """
@@ -34,7 +34,7 @@ from configs.execution import ExecutionSection
 from models.weights.sharding import local, spread_like
 from tasks.training import optimizer_placement
 from tasks.training.optimizers import OPTIMIZERS, make_optimizer
-from tests.support.accelerator import simulated
+from tools.accelerator import simulated
 from tests.tasks.training.test_optimizers import SHAPES, section
 
 simulated(Path(sys.argv[1]), doubles=True)

@@ -1,0 +1,141 @@
+"""The plan of a run, resolved once from its config: its algorithm and estimator, and the graph of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from configs.rewards import RewardSection
+from configs.schema import AlgorithmNeeds, RunConfig
+from tasks.advantages.estimators import Estimator, make_estimator
+from tasks.algorithms.base import Algorithm
+from tasks.inputs.components import algorithm_needs, make_algorithm
+from tasks.inputs.renderer import reads_images
+from tasks.specs.graph import OF, RENDERER, Node, policy_after
+from tasks.specs.stages import names_of
+
+
+class RunPlan:
+    """The components that determine which stages a run has, and these stages in order."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Bind to a config; components are made at first use.
+
+        Methods and properties raise ConfigError if the config names a component that does not exist.
+        """
+        self.config = config
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """The training objective."""
+        return make_algorithm(self.config)
+
+    @cached_property
+    def needs(self) -> AlgorithmNeeds:
+        """The requirements of the algorithm that determine stages, as recorded where its code is not imported."""
+        return algorithm_needs(self.config)
+
+    @cached_property
+    def estimator(self) -> Estimator:
+        """The estimator of advantages."""
+        return make_estimator(self.config)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether there is a values stage, for a critic's values or per-token log-probs of the base model."""
+        return self.estimator.needs_values or self.estimator.needs_reference
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are stages of gradients, one for each reward, because the algorithm trains on them."""
+        return self.needs.gradients
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield all stages of the run, each after those it reads."""
+        yield from self.setup()
+        yield from self.evaluation(0)
+        for epoch in range(1, self.config.run.epochs + 1):
+            yield from self.scored(epoch)
+            yield from self.training(epoch)
+            if self.is_evaluated(epoch):
+                yield from self.evaluation(epoch)
+        yield Node(self.config.run.epochs, "export")
+
+    def setup(self) -> Iterator[Node]:
+        """Yield the stages that belong to the run as a whole, before all others."""
+        yield Node(0, "base")
+        if self.config.render is not None:
+            yield Node(0, "base", RENDERER)
+        yield from (Node(0, name) for name in names_of("run") if name != "base")
+
+    def scored(self, epoch: int) -> Iterator[Node]:
+        """Yield the stages from an epoch's policy to its scores."""
+        yield Node(epoch, "rollout")
+        if self.config.render is not None:
+            yield Node(epoch, "render")
+        yield from (Node(epoch, "score", reward.slot) for reward in self.config.scored)
+
+    def rendered(self, epoch: int) -> Iterator[Node]:
+        """Yield the stages that render an epoch's texts and score the images; none in runs without ``render``."""
+        if self.config.render is not None:
+            yield Node(epoch, "render")
+            yield from (Node(epoch, "score", each.slot) for each in self.config.scored if self._reads_images(each))
+
+    def training(self, epoch: int) -> Iterator[Node]:
+        """Yield the stages from an epoch's scores to its policy."""
+        if self.has_values:
+            yield Node(epoch, "value")
+        yield from self.gradients(epoch)
+        yield Node(epoch, "advantage")
+        yield Node(epoch, "optimize")
+
+    def gradients(self, epoch: int) -> Iterator[Node]:
+        """Yield the stages with the gradients of an epoch's rewards, if any."""
+        if self.has_gradients:
+            yield from (Node(epoch, "gradient", reward.slot) for reward in self.config.rewards)
+
+    def evaluation(self, epoch: int, name: str = "") -> Iterator[Node]:
+        """Yield the stages of one evaluation; ``name`` is empty for the run's own."""
+        yield Node(epoch, "evaluate", name)
+        if self.config.render is not None:
+            yield Node(epoch, "depict", name)
+        for reward in (*self.config.rewards, *self.config.evaluate.judges):
+            yield Node(epoch, "judge", f"{reward.slot}{OF}{name}" if name else reward.slot)
+
+    def of_stage(self, epoch: int, stage: str) -> list[Node]:
+        """Return the nodes of a stage of training in an epoch, several for a stage with slots."""
+        return [node for node in (*self.scored(epoch), *self.training(epoch)) if node.stage == stage]
+
+    def policy_of(self, epoch: int) -> Node:
+        """Return the stage that makes the policy of an epoch's rollout: the one before, older with ``ahead``."""
+        return policy_after(max(0, epoch - 1 - self.config.execution.ahead))
+
+    def rollouts_from(self, epoch: int) -> range:
+        """Return the epochs whose rollouts can start with an epoch; several with ``execution.ahead``."""
+        return range(epoch, min(epoch + self.config.execution.ahead, self.config.run.epochs) + 1)
+
+    def is_evaluated(self, epoch: int) -> bool:
+        """Return whether the policy after an epoch is evaluated: at the interval of the config, and the last."""
+        return epoch == self.config.run.epochs or epoch % self.config.evaluate.every == 0
+
+    @property
+    def evaluations(self) -> int:
+        """The number of evaluations of the run, that of the base policy included."""
+        return 1 + sum(self.is_evaluated(epoch) for epoch in range(1, self.config.run.epochs + 1))
+
+    def media_of(self, epoch: int, *, evaluation: bool) -> Node:
+        """Return the stage with the media of an epoch's samples, or of its evaluation."""
+        if self.config.render is not None:
+            return Node(epoch, "depict" if evaluation else "render")
+        return Node(epoch, "evaluate" if evaluation else "rollout")
+
+    def scored_by(self, reward: RewardSection, epoch: int) -> Node:
+        """Return the stage whose artifact a reward scores in an epoch: the samples, or their renders."""
+        return Node(epoch, "render" if self._reads_images(reward) else "rollout")
+
+    def judged_by(self, reward: RewardSection, epoch: int, name: str = "") -> Node:
+        """Return the stage whose artifact a reward scores in an evaluation, see ``scored_by``."""
+        return Node(epoch, "depict" if self._reads_images(reward) else "evaluate", name)
+
+    def _reads_images(self, reward: RewardSection) -> bool:
+        return reads_images(self.config, reward)

@@ -1,0 +1,1 @@
+"""Programs that measure, break and compare flowmill: benchmarks, kills, mutants, GPU checks, published settings."""

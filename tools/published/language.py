@@ -1,0 +1,94 @@
+"""The settings of language models, by preset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tools.published.publication import Publication
+
+_QUICK = (
+    "https://github.com/zysNLP/quickllm/blob/f7996e9559846ca8c17b5838d79936dea2d14a97"
+    "/learnings/llm_related-main/ppo_from_scratch"
+)
+_VERL = "https://github.com/volcengine/verl/blob"
+_GRPO = "optimize.algorithm.options"
+_ESTIMATOR = "advantage.estimator"
+
+
+def _verl(*, path: str, new: int, learning_rate: float) -> dict[str, Any]:
+    """Return what both scripts of verl state, and where they differ."""
+    return {
+        "model.path": path,
+        "prompts.train": "gsm8k/train.parquet",
+        "rewards": "1 gsm8k",
+        "rollout.prompts_per_epoch": 1024,
+        "rollout.group_size": 5,
+        "rollout.tokens.max_prompt": 512,
+        "rollout.tokens.max_new": new,
+        "optimize.algorithm.name": "grpo",
+        f"{_GRPO}.kl_coef": 0.001,
+        "optimize.learning_rate": learning_rate,
+        "optimize.updates_per_epoch": 4,
+    }
+
+
+PUBLISHED: Mapping[str, Publication] = {
+    "qwen_05b_ppo": Publication(
+        title="PPO from scratch on Qwen2.5-0.5B",
+        paper=None,
+        files={"guide": f"{_QUICK}/README.md"},
+        remark="Its critic is made of the actor's own backbone, which two optimizers then move; here it is a copy.",
+        settings={
+            "guide": {
+                "model.path": "Qwen/Qwen2.5-0.5B-Instruct",
+                "prompts.train": "prompt_list",
+                "rewards": "1 sequence_classification",
+                "rewards.clip": 0.2,
+                "rollout.prompts_per_epoch": 8,
+                "rollout.group_size": 2,
+                "rollout.tokens.max_prompt": 256,
+                "rollout.tokens.max_new": 50,
+                "rollout.tokens.on_overlong": "cut_right",
+                f"{_ESTIMATOR}.name": "gae",
+                f"{_ESTIMATOR}.options.kl_coef": 0.1,
+                f"{_ESTIMATOR}.options.kl": "k1",
+                f"{_ESTIMATOR}.options.discount": 0.1,
+                f"{_ESTIMATOR}.options.decay": 0.2,
+                "optimize.algorithm.name": "ppo",
+                f"{_GRPO}.clip_low": 0.2,
+                f"{_GRPO}.clip_high": 0.2,
+                f"{_GRPO}.value_clip": None,
+                f"{_GRPO}.normalization": "sequence_mean",
+                "optimize.learning_rate": 5e-5,
+                "critic.learning_rate": 5e-5,
+                "optimize.inner_epochs": 5,
+            }
+        },
+    ),
+    "qwen_05b_grpo": Publication(
+        title="GRPO on Qwen2.5 with the settings of verl's GSM8K example",
+        paper="2402.03300",
+        files={
+            "script": f"{_VERL}/0061a224aaae04981b1d4b79ee0abeaa4f132cc5"
+            "/examples/grpo_trainer/run_qwen2_5-3b_gsm8k_grpo_lora.sh"
+        },
+        remark="256 of 1024 prompts an update. The script names no rank, without which verl trains all weights.",
+        settings={
+            "script": {
+                **_verl(path="Qwen/Qwen2.5-3B-Instruct", new=1024, learning_rate=3e-6),
+                f"{_GRPO}.kl": "k3",
+                "evaluate.every": 5,
+            }
+        },
+    ),
+    "qwen_7b_grpo": Publication(
+        title="GRPO on Qwen2.5-7B with the settings of verl's example",
+        paper="2402.03300",
+        files={
+            "script": f"{_VERL}/03aefba409c618c7e8a032dfbbde37fb8dc740c7/examples/grpo_trainer/run_qwen2-7b.sh",
+        },
+        remark="256 of 1024 prompts an update. Its name of the KL's weight is that of an older verl.",
+        settings={"script": _verl(path="Qwen/Qwen2-7B-Instruct", new=512, learning_rate=1e-6)},
+    ),
+}
