@@ -85,7 +85,7 @@ bench: install-test
 	$(BIN)/python -m tools.benchmarks --write $(BENCH)
 
 docs: install-test
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build *.egg-info

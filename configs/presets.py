@@ -79,12 +79,18 @@ def preset_gpu(name: str) -> str:
 
 def preset_line(name: str) -> str:
     """Return the first sentence of a preset's head comment."""
+    return re.split(r"(?<=[\w)])\. ", preset_comment(name))[0].rstrip(".")
+
+
+def preset_comment(name: str) -> str:
+    """Return a preset's head comment, without commands, source and deviations."""
     comment: list[str] = []
     for line in (_FOLDER / f"{name}.yaml").read_text().splitlines():
-        if not line.startswith("# ") or line.startswith(("#   ", "# source:", "# deviates:")):
+        if not line.startswith("#"):
             break
-        comment.append(line.removeprefix("# "))
-    return re.split(r"(?<=[\w)])\. ", " ".join(comment))[0].rstrip(".")
+        if not line.startswith(("#   ", "# source:", "# deviates:")):
+            comment.append(line.removeprefix("# "))
+    return " ".join(comment)
 
 
 def config_file(given: str | Path) -> Path:

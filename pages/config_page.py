@@ -1,7 +1,4 @@
-"""Renders docs/configuration.md from the schema and the components' classes.
-
-``python -m pages.config_page`` writes the page; the text before its first section is kept.
-"""
+"""Renders every setting and option from the schema and the components' classes."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +33,6 @@ from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
 
-PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 #: Settings that name a component, and its table.
 COMPONENTS: dict[str, tuple[str, Mapping[str, str]]] = {
     "Model families": ("model.policy; options: model.options", POLICIES),
@@ -55,7 +50,7 @@ COMPONENTS: dict[str, tuple[str, Mapping[str, str]]] = {
 
 
 def render() -> str:
-    """Return the page's sections."""
+    """Return a section for each section of a config, and for each table of components."""
     lines: list[str] = []
     for section, field in RunConfig.model_fields.items():
         lines += [f"## {section}", "", _text(docstrings(RunConfig)[section]), ""]
@@ -181,13 +176,3 @@ def docstrings(kind: type) -> dict[str, str]:
 
 def _text(text: str | None) -> str:
     return re.sub(r"\s+", " ", (text or "").replace("``", "`").replace("|", "\\|")).strip()
-
-
-def page() -> str:
-    """Return the whole page: its beginning as it is, then the sections."""
-    head = PAGE.read_text().partition("\n## ")[0]
-    return f"{head.rstrip()}\n\n{render().rstrip()}\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

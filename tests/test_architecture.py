@@ -88,11 +88,11 @@ def test_rooms_import_only_rooms_before_them() -> None:
 @pytest.mark.parametrize("package", [*ALLOWED, "pages"])
 def test_the_docs_name_the_rooms_that_exist(package: str) -> None:
     exist = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
-    tree = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8").split("```")[1]
+    tree = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
     block = re.search(rf"^{package}/.*\n(?: .*\n)*", tree, re.MULTILINE)
-    assert block, f"docs/extending.md does not list {package}/"
+    assert block, f"docs/architecture.md does not list {package}/"
     named = set(re.findall(r"(\w+)/(?:\s|$)", block.group(), re.MULTILINE)) - {package}
-    assert named == exist, "the tree in docs/extending.md"
+    assert named == exist, "the tree in docs/architecture.md"
     if package in rooms.ORDER:
         text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))) or ""
         listed = re.search(r"before it: ([^.]*)\.", text)

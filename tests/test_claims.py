@@ -15,11 +15,12 @@ from flows.cli import app
 from models.maths import KERNELS, PLANS
 from models.policies import FAMILY_KINDS, POLICIES
 from models.rewards import REWARDS
+from pages import build
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tests.conftest import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-COMPARISON = (ROOT / "docs" / "comparison.md").read_text()
+PAGES = [ROOT / "README.md", *build.pages().values()]
+PAPERS = (ROOT / "docs" / "papers.md").read_text()
 #: What every place that introduces flowmill says of it.
 WHAT = "diffusion, flow-matching and causal language models with reinforcement learning, as a durable data pipeline"
 DIGITS = [name for name in presets() if name.startswith("digits")]
@@ -50,9 +51,14 @@ _DENIAL = re.compile(
 NAMES = {*ALGORITHMS, *TOKEN_ALGORITHMS, *POLICIES, *REWARDS, *KERNELS, *presets()}
 
 
+def text_of(page: Path) -> str:
+    """Return the text of a page, rendered parts included."""
+    return build.filled(page.read_text())
+
+
 def sentences(page: Path) -> Iterator[str]:
     """Yield the sentences, rows and headings of a page, without blocks of code."""
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL)
     for part in re.split(r"\n\n+|\n(?=[|#*-])", text):
         yield from re.split(r"(?<=[.;:!?])\s+", " ".join(part.split()))
 
@@ -67,7 +73,7 @@ def denied(sentence: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_counts_are_those_of_the_tables(page: Path) -> None:
-    for number, noun in _COUNT.findall(" ".join(page.read_text().split())):
+    for number, noun in _COUNT.findall(" ".join(text_of(page).split())):
         count = int(number) if number.isdigit() else NUMBERS.index(number.casefold()) + 1
         assert count in COUNTS[noun.casefold()], f"{page.name}: '{number} {noun}', of {sorted(COUNTS[noun.casefold()])}"
 
@@ -88,7 +94,7 @@ def test_a_denial_is_found_and_a_count_too() -> None:
 
 
 def test_what_is_missing_is_a_row_of_a_table_and_no_name_of_another() -> None:
-    section = COMPARISON.partition("## What flowmill does not have\n")[2].partition("\n## ")[0]
+    section = PAPERS.partition("### What flowmill does not have\n")[2].partition("\n### ")[0]
     rows = [row for row in re.findall(r"^\| ([^|]+) \| [^|]+ \|$", section, re.MULTILINE) if row != "not here"]
     assert len(rows) > 3
     assert not [row for row in rows if {word.casefold() for word in re.findall(r"\w+", row)} & NAMES]
@@ -110,14 +116,13 @@ def test_what_is_missing_is_a_row_of_a_table_and_no_name_of_another() -> None:
     ],
 )
 def test_the_comparison_lists_what_the_tables_have(part: str, names: set[str]) -> None:
-    listed = re.findall(r"`(\w+)`", COMPARISON.partition(f"<!-- {part} -->")[2].partition("<!-- end -->")[0])
+    listed = re.findall(r"`(\w+)`", PAPERS.partition(f"<!-- {part} -->")[2].partition("<!-- end -->")[0])
     assert sorted(listed) == sorted(names)
     assert len(listed) == len(names)
 
 
 def test_every_preset_but_miniatures_follows_a_paper_or_says_what() -> None:
-    page = (ROOT / "docs" / "papers.md").read_text()
-    assert [name for name in presets() if f"`{name}`" not in page and not name.startswith("tiny_")] == []
+    assert [name for name in presets() if f"`{name}`" not in PAPERS and not name.startswith("tiny_")] == []
 
 
 def test_every_introduction_names_every_kind_of_model() -> None:

@@ -16,11 +16,10 @@ from tests.conftest import ROOT
 HABITS = re.compile(r"\b(what|whatever|beside|told|anew|nobody|whoever)\b", re.IGNORECASE)
 _LIMIT = 1.0
 _PACKAGES = ("configs", "storage", "models", "tasks", "flows", "flowmill", "pages")
-# schemas.md shows column descriptions, which are bytes of every stored table.
 _PAGES = (
     "README.md",
     "CHANGELOG.md",
-    *sorted(f"docs/{each.name}" for each in (ROOT / "docs").glob("*.md") if each.name != "schemas.md"),
+    *sorted(str(each.relative_to(ROOT)) for folder in ("docs", "pages") for each in (ROOT / folder).rglob("*.md")),
 )
 
 

@@ -1,7 +1,7 @@
 """Rendezvous of torchrun's agents: one store, on one address.
 
 torchrun's own rendezvous backends listen on every interface, and c10d's unpickles any received data. This one listens
-only on the given address, and agents exchange only numbers; docs/security.md names trusted parties.
+only on the given address, and agents exchange only numbers; docs/reliability.md names trusted parties.
 """
 
 from __future__ import annotations

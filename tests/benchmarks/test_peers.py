@@ -94,11 +94,11 @@ def test_rows_are_counted_with_and_without_gradient(monkeypatch: pytest.MonkeyPa
 
 def test_every_benchmark_has_its_place_in_a_page(tmp_path: Path) -> None:
     made = bench.parts(Namespace(flow_grpo=None, rounds=1, seeds=1, write=False))
-    pages = {name: bench.PAGES.get(name, bench.DOCS / "performance.md") for name in made}
+    pages = {name: bench.PAGES.get(name, bench.DOCS / "evidence.md") for name in made}
     for name, where in pages.items():
         assert f"<!-- measured: {name} -->" in where.read_text(), name
-    copied = tmp_path / "performance.md"
-    copied.write_text((bench.DOCS / "performance.md").read_text())
+    copied = tmp_path / "evidence.md"
+    copied.write_text((bench.DOCS / "evidence.md").read_text())
     page.write(copied, "growth", "| a | b |\n", "a machine")
     text = copied.read_text()
     assert "<!-- measured: growth -->\n\n| a | b |\n\n(a machine)\n\n<!-- end -->" in text

@@ -1,8 +1,9 @@
-"""Presets, their heads and docs/presets.md say what the publications say, and name every difference."""
+"""Presets and their heads say what the publications say, and name every difference, as the rendered page does."""
 
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from configs.registry import resolve
 from models.memory.architectures import meta_denoiser
 from models.memory.published import PUBLISHED as ARCHITECTURES
 from models.policies import POLICIES
-from pages.preset_page import ABSENT, PAGE, deviations, introduction, page, resolved, shown
+from pages.preset_page import ABSENT, deviations, resolved, shown, sources
 from tasks.checks.check import check_config
 from tests.conftest import ROOT
 from tools.published import PUBLISHED
@@ -51,8 +52,15 @@ def test_a_head_names_its_source_and_every_file_that_is_cited_has_an_address(nam
     assert any(f"github.com/{owner}/" in address for address in publication.files.values())
 
 
-def test_the_page_is_what_the_presets_and_publications_render_to() -> None:
-    assert PAGE.read_text() == page(PUBLISHED, introduction()), "write it with 'python -m pages.preset_page'"
+def test_the_page_has_every_preset_with_its_source_and_differences() -> None:
+    sections = dict(part.split("\n", 1) for part in f"\n{sources()}".split("\n### ")[1:])
+    assert [*sections] == [*PUBLISHED]
+    for name, publication in PUBLISHED.items():
+        assert all(address in sections[name] for address in publication.files.values())
+        rows = re.findall(r"^\| `([\w.]+)` \| (.+) \| (.+) \| [^|]+ \| (.+) \|$", sections[name], re.MULTILINE)
+        listed = deviations(preset(name))
+        assert rows == [(key, line.published, line.ours, line.reason) for key, line in sorted(listed.items())]
+        assert f"{len(publication.values()) - len(rows)} published settings are equal." in sections[name]
 
 
 @pytest.mark.parametrize("line", ["# deviates: a 1 -> 2", "# deviates: a 1: why", "# deviates a 1 -> 2: why"])

@@ -16,7 +16,7 @@ from pages.preset_page import ABSENT, resolved
 from tasks.inputs.components import make_algorithm
 from tests.conftest import ROOT
 
-_SECTION = (ROOT / "docs" / "papers.md").read_text().partition("\n## Targets\n")[2]
+_SECTION = (ROOT / "docs" / "papers.md").read_text().partition("\n## Targets\n")[2].partition("\n## ")[0]
 ROWS = [[cell.strip() for cell in line.split(" | ")] for line in _SECTION.splitlines() if line.startswith("| `")]
 _COMMAND = re.compile(r"`(flowmill [^`]+)`")
 

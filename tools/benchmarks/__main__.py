@@ -72,7 +72,7 @@ def main() -> None:
         sys.stdout.write(f"## {name}\n\n{table}\n({measured})\n\n")
         sys.stdout.flush()
         if options.write:
-            page.write(PAGES.get(name, DOCS / "performance.md"), name, table, measured)
+            page.write(PAGES.get(name, DOCS / "evidence.md"), name, table, measured)
 
 
 def _learning(seeds: int) -> str:

@@ -1,4 +1,4 @@
-"""What the publications state for every full-size preset; docs/presets.md shows it beside what the presets have.
+"""What the publications state for every full-size preset; the page of presets shows the differences.
 
 Settings are grouped by the file that states them; later groups overrule earlier ones. Values are in the units of a
 config: epochs where a source counts epochs, optimizer updates for moving averages (four epochs of two updates are 8),

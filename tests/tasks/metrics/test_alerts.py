@@ -18,7 +18,6 @@ from tasks.metrics.alerts import FALSE_ALARMS, Alert, Watcher, alerts, fall_by_c
 from tasks.metrics.describe import describe_run
 from tasks.metrics.evaluations import scores_by_prompt
 from tasks.metrics.rules import RULES, History
-from tests.conftest import ROOT
 from tests.support.inside import evaluate, prepare, run_epoch
 from tests.support.rewards import Fading
 
@@ -154,9 +153,3 @@ def test_chance_of_a_fall_is_a_paired_test_of_the_prompts_with_both_scores() -> 
 
 def test_levels_of_all_evaluations_sum_to_the_stated_rate() -> None:
     assert sum(FALSE_ALARMS * 6 / (np.pi * k) ** 2 for k in range(1, 10**5)) == pytest.approx(FALSE_ALARMS, rel=1e-4)
-
-
-def test_the_docs_list_every_rule() -> None:
-    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-    for rule in RULES.values():
-        assert f"| `{rule.name}` | {rule.condition} | {rule.remedy} | {rule.source} |" in page
