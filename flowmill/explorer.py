@@ -65,7 +65,9 @@ def main(root: str, run_name: str | None, *, trust_store: bool) -> None:
             pair = other, _table(root, other.run.name, other.label, trust_store=trust_store)
             everything = paired(everything, pair[1])
         shown = _filtered(everything)
-        title = samples.title if other is None else f"{other.title} → {samples.title}"
+        title = samples.title
+        if other is not None:
+            title = f"{other.title} → {samples.label if other.run.name == samples.run.name else title}"
         st.subheader(in_markdown(f"{title}: {len(shown)} of {len(everything)} samples"))
         view = st.segmented_control(
             "View",

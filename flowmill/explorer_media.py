@@ -83,10 +83,10 @@ def prompt_of(row: Mapping[str, Any]) -> str:
 
 def figures_of(row: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return figures of a sample in one line of Markdown; a changed one with its value in the other sample."""
-    lines = []
+    lines, digits = [], 3
     for name in names:
         if pd.notna(row.get(name)) and not name.startswith("change."):
             change = row.get(f"change.{name}")
-            before = "" if change is None or pd.isna(change) else f"{short(row[name] - change)} → "
-            lines.append(f"{in_markdown(name.removeprefix('reward.'))} {before}{short(row[name])}")
+            before = "" if change is None or pd.isna(change) else f"{short(row[name] - change, digits)} → "
+            lines.append(f"{in_markdown(name.removeprefix('reward.'))} {before}{short(row[name], digits)}")
     return ", ".join(lines)

@@ -87,7 +87,8 @@ def paired(samples: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     """
     shared = [name for name in figures(samples) if name in other]
     renamed = {"sample_id": "other"} | {name: f"change.{name}" for name in shared}
-    pairs = samples.merge(other[[*NOISE, *renamed]].rename(columns=renamed), on=NOISE)
+    others = other[[*NOISE, *renamed]].drop_duplicates(NOISE).rename(columns=renamed)
+    pairs = samples.merge(others, on=NOISE)
     return pairs.assign(**{f"change.{name}": pairs[name] - pairs[f"change.{name}"] for name in shared})
 
 
@@ -116,9 +117,9 @@ def stops(values: pd.Series[Any]) -> list[float]:
     return sorted({**shown, short(chosen[-1]): float(chosen[-1])}.values()) if shown else []
 
 
-def short(value: float) -> str:
-    """Return a figure with four digits."""
-    return f"{value:.4g}"
+def short(value: float, digits: int = 4) -> str:
+    """Return a figure with so many significant digits."""
+    return f"{value:.{digits}g}"
 
 
 def in_groups(samples: pd.DataFrame, order: str, *, largest_first: bool) -> pd.DataFrame:
