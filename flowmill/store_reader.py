@@ -142,6 +142,13 @@ class Run:
 
         return rolled_out_epochs(self._context.chain)
 
+    @property
+    def evaluations(self) -> list[int]:
+        """Epochs with a complete evaluation; 0 is before training."""
+        from tasks.metrics.evaluations import finished_evaluations
+
+        return finished_evaluations(self._context.chain)
+
     def samples(self, epoch: int) -> pa.Table:
         """Return an epoch's samples: prompt, seed, sigmas, log_probs, ..., and rewards.
 

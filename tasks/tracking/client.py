@@ -18,6 +18,7 @@ from typing import Any
 
 import requests.adapters
 from mlflow import MlflowClient
+from mlflow.entities import FileInfo
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -57,6 +58,10 @@ class FolderClient(MlflowClient):
     def log_artifacts(self, run_id: str, local_dir: str, artifact_path: str | None = None) -> None:
         """Copy a folder to a run's artifacts."""
         self._repository(self.get_run(run_id).info.artifact_uri).log_artifacts(local_dir, artifact_path)
+
+    def list_artifacts(self, run_id: str, path: str | None = None) -> list[FileInfo]:
+        """Return the entries of a folder of a run's artifacts."""
+        return list(self._repository(self.get_run(run_id).info.artifact_uri).list_artifacts(path))
 
     def log_model_artifacts(self, model_id: str, local_dir: str, artifact_path: str | None = None) -> None:
         """Copy a folder to a logged model's artifacts."""

@@ -15,7 +15,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
 from configs.escaping import in_markdown
 from tasks.metrics.tracked import EvaluationContent
-from tasks.tracking.names import mlflow_name, mlflow_text
+from tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
 
 SUPERSEDED = "flowmill.superseded"
 """Tag of runs and versions that are superseded."""
@@ -61,7 +61,7 @@ def _new_model(client: MlflowClient, owner: Owner, evaluation: EvaluationContent
     return client.create_logged_model(
         owner.experiment_id,
         # Run names may contain dots, names of MLflow's logged models may not.
-        name=mlflow_name("logged model", f"{owner.run.replace('.', '-')}-epoch-{evaluation.epoch}"),
+        name=mlflow_name("logged model", f"{owner.run.replace('.', '-')}-epoch-{epoch_digits(evaluation.epoch)}"),
         source_run_id=owner.run_id,
         tags=tags,
         params={"epoch": str(evaluation.epoch), "trained": owner.kind},

@@ -67,6 +67,11 @@ def mlflow_name(kind: str, name: str) -> str:
     return f"{kept[: rule.limit - _DIGITS - 1].rstrip(' /')}-{hash_text(name)[:_DIGITS]}"
 
 
+def epoch_digits(epoch: int) -> str:
+    """Return an epoch as digits of one width, so that names that contain it sort by epoch."""
+    return f"{epoch:05d}"
+
+
 def mlflow_text(text: str) -> str:
     """Return a text for people, cut to the length that MLflow accepts."""
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from configs.escaping import visible
 from tasks.metrics.texts import Text
-from tasks.tracking.names import mlflow_name
+from tasks.tracking.names import epoch_digits, mlflow_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -24,7 +24,7 @@ _MOST = 30
 
 def log_texts(client: MlflowClient, run_id: str, texts: Sequence[Text], *, place: str, epoch: int) -> None:
     """Log the first texts of an evaluation as a table."""
-    path = f"{mlflow_name('folder', place)}/texts_epoch_{epoch:05d}.json"
+    path = f"{mlflow_name('folder', place)}/texts_epoch_{epoch_digits(epoch)}.json"
     rows = [[visible(value, keep="\n\t") for value in text] for text in texts]
     client.log_text(run_id, json.dumps({"columns": Text._fields, "data": rows}), path)
     tables = json.loads(client.get_run(run_id).data.tags.get(_TAG, "[]"))

@@ -32,7 +32,7 @@ from tasks.runs.staleness import is_complete
 from tasks.specs.graph import Node, policy_after
 from tasks.tracking.descriptions import datasets, describe, experiment, link
 from tasks.tracking.locations import tracking_uri
-from tasks.tracking.names import mlflow_name, mlflow_text
+from tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
 from tasks.tracking.points import metric_of
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class Tracker:
             place = f"{prefix}/{split}"
             log_picture(self._client, str(self.run_id), path, key=place, step=made.epoch, time_ms=made.time_ms)
         for split, folder in made.clips:
-            place = f"{mlflow_name('folder', f'{prefix}/{split}')}/clips/epoch_{made.epoch:05d}"
+            place = f"{mlflow_name('folder', f'{prefix}/{split}')}/clips/epoch_{epoch_digits(made.epoch)}"
             self._client.log_artifacts(str(self.run_id), str(folder), place)
         for split, texts in made.texts.items():
             log_texts(self._client, str(self.run_id), texts, place=f"{prefix}/{split}", epoch=made.epoch)

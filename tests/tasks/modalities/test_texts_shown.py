@@ -109,10 +109,12 @@ def test_the_summary_says_where_they_are(context: RunContext) -> None:
 def test_the_explorer_shows_them_below_their_prompts(run: flowmill.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [PAGE, run.store.root, "texts", ""])
     page = AppTest.from_file(PAGE, default_timeout=60).run()
-    samples = run.samples(1).to_pandas().sort_values(["advantage", "sample_id"], ascending=[False, True])
+    samples = run.samples(1).to_pandas().set_index("sample_id")
     assert not page.exception
     assert sorted(code.value for code in page.code) == sorted(samples.text)
-    next(button for button in page.button if button.label == "Open").click().run()
+    first = next(button for button in page.button if button.label == "Open")
+    first.click().run()
     assert not page.exception
-    assert [code.value for code in page.code] == [samples.text.iloc[0]]
+    assert page.code[-1].value == samples.text[first.key.removeprefix("open-")]
+    assert len(page.code) == len(samples) + 1
     assert not [text for text in page.markdown if "stored state" in text.value]

@@ -20,6 +20,7 @@ from configs.schema import RunConfig
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
 from tasks.stages.stage_run import StageRun
+from tasks.tracking import images
 from tasks.tracking.client import open_client
 from tasks.tracking.tracker import Tracker
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
@@ -117,6 +118,23 @@ def check_complete(context: RunContext, client: MlflowClient, run: Any) -> None:
     artifacts = Path(context.store.root.uri, "mlflow-artifacts", "flowmill", run.info.run_id, "artifacts")
     assert (artifacts / "config.yaml").exists()
     assert len(list(artifacts.glob("images/*.png"))) == 6, "one of each list and evaluation"
+
+
+def test_images_sort_by_epoch_and_those_of_an_earlier_version_keep_their_names(make_config: Make) -> None:
+    context = evaluated(make_config)
+    # An earlier version, which did not pad epochs, was killed after the images of the first evaluation.
+    with patch.object(images, "epoch_digits", str):
+        earlier = broken_off(context, "tracking", stops_once(MlflowClient, "log_outputs"))
+    folder = Path(context.store.root.uri, "mlflow-artifacts", "flowmill", str(earlier.run_id), "artifacts", "images")
+    kept = {path.name for path in folder.iterdir()}
+    assert len(kept) == 4
+    assert all("+step+0+" in name for name in kept)
+    assert Tracker(begin_run(context.config), orchestrator={}).close("FINISHED") is None
+    added = sorted({path.name for path in folder.iterdir()} - kept)
+    assert kept < {path.name for path in folder.iterdir()}
+    assert [name.partition("+timestamp")[0] for name in added if name.endswith(".png")] == [
+        f"eval~{split}+step+0000{epoch}" for split in ("heldout", "train") for epoch in (1, 2)
+    ]
 
 
 def test_points_have_the_time_of_their_commit(make_config: Make) -> None:

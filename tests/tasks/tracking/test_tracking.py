@@ -141,7 +141,7 @@ def test_evaluated_policies_are_models_that_can_be_ranked(tracked: RunContext) -
     models = client.search_logged_models(
         [run.info.experiment_id], order_by=[{"field_name": f"metrics.`{key}`", "ascending": False}]
     )
-    assert {model.name for model in models} == {"small-epoch-0", "small-epoch-1"}
+    assert {model.name for model in models} == {"small-epoch-00000", "small-epoch-00001"}
     values = [next(metric for metric in model.metrics if metric.key == key) for model in models]
     assert [metric.value for metric in values] == sorted((metric.value for metric in values), reverse=True)
     assert {(metric.dataset_name, metric.dataset_digest) for metric in values} == {
@@ -151,7 +151,7 @@ def test_evaluated_policies_are_models_that_can_be_ranked(tracked: RunContext) -
     reward = weighted_reward(tracked.config, evaluation_figures(tracked.chain, 1))
     assert float(champion.tags["flowmill.heldout_reward"]) == reward
     of_version = next(model for model in models if model.model_id == champion.tags["flowmill.logged_model"])
-    assert of_version.name == "small-epoch-1"
+    assert of_version.name == "small-epoch-00001"
     assert of_version.model_id in champion.description
     assert json.loads(of_version.tags["mlflow.modelVersions"]) == [{"name": "flowmill-small", "version": 1}]
     files = Path(tracked.store.root.uri, "mlflow-artifacts", champion.source.removeprefix("mlflow-artifacts:/"))
@@ -253,7 +253,7 @@ def test_epochs_done_again_are_never_mixed_with_those_before(make_config: Make) 
     assert point.value == context.store.require(ref).summary["reward_mean"]
     assert "trash" in told[0]
     names = [model.name for model in client.search_logged_models([second.info.experiment_id])]
-    assert names == ["small-epoch-0"]
+    assert names == ["small-epoch-00000"]
 
 
 def test_the_champion_is_what_the_run_ends_with_or_a_better_runs(
