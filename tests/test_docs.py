@@ -41,6 +41,7 @@ def test_every_command_and_option_is_documented(command: str) -> None:
     node = get_command(app)
     for word in command.split()[1:]:
         node = node.commands[word]  # type: ignore[attr-defined]
+    node = getattr(node, "loaded", node)
     line = next(line for line in (ROOT / "docs" / "operating.md").read_text().splitlines() if f"`{command}" in line)
     for parameter in node.params:
         if parameter.param_type_name == "option" and parameter.name != "help":

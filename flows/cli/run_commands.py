@@ -1,161 +1,16 @@
-"""Commands that start work: runs, sweeps, stages, deployments, workers and reward servers."""
+"""Commands that start work: deployments, workers and reward servers."""
 
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from configs.errors import ConfigError
-from configs.escaping import command, quoted
 from flows.cli.app import app
 from flows.cli.error_reporting import say
-from flows.cli.options import Config, Kind, Kinds, Overrides, Pool, Quiet, Root, TrustStore
-from flows.environment import existing_root
-
-
-def _epoch(text: Any) -> Any:
-    if str(text) in ("next", "latest"):
-        return text
-    if not str(text).isdecimal():
-        raise typer.BadParameter(f"'{text}' is no epoch. Give a number from 0 on, or next, or latest.")
-    return int(text)
-
-
-@app.command()
-def run(
-    config: Config,
-    root: Root = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the run.", metavar="RUN")] = None,
-    overrides: Overrides = None,
-    advance: Annotated[
-        int | None, typer.Option("--advance", help="Train N epochs more than the run has.", min=1, metavar="N")
-    ] = None,
-    rewind: Annotated[
-        bool, typer.Option("--rewind", help="Shorten a run that has more epochs than the config.")
-    ] = False,
-    dry: Annotated[bool, typer.Option("--dry", help="List the work to compute, the reasons, and the cost.")] = False,
-    quiet: Quiet = False,
-) -> None:
-    """Run a training run, or continue it where it stopped: committed work is never computed again."""
-    say(f"reading {config}", quiet=quiet)
-    from flows.cli.command_resolution import understood
-    from flows.requests import PipelineRequest
-
-    if rewind and advance is not None:
-        raise ConfigError("--advance trains more epochs and --rewind ends a run earlier. Leave one of them out.")
-    request = PipelineRequest(
-        config=str(config), root=root, name=name, overrides=overrides or [], advance=advance, rewind=rewind
-    )
-    with ExitStack() as claim:
-        asked = understood(request, claim=None if dry else claim)
-        say(asked.note or "", quiet=quiet or asked.note is None)
-        if dry:
-            from flows.cli.dry_run import dry_command
-
-            dry_command(asked)
-        else:
-            from flows.cli.run import run_command
-
-            run_command(asked, quiet=quiet)
-
-
-@app.command()
-def init(
-    preset: Annotated[str, typer.Argument(help="Preset, such as digits.", metavar="PRESET")],
-    to: Annotated[Path, typer.Option("--to", help="Folder; made if needed.", metavar="FOLDER")] = Path(),
-) -> None:
-    """Copy a preset, with its comments and prompts, into your own folder for editing."""
-    from configs.presets import copy_preset
-
-    first, *others = copy_preset(preset, to)
-    for file in (first, *others):
-        say(quoted(file))
-    say(f"run it: {command('flowmill', 'run', first)}")
-
-
-@app.command()
-def sweep(
-    config: Config,
-    grid: Annotated[
-        list[str] | None, typer.Option("--grid", help="Values to combine.", metavar="KEY=VALUE,VALUE")
-    ] = None,
-    listed: Annotated[
-        Path | None, typer.Option("--list", help="File of variants, one line of KEY=VALUE each.", metavar="FILE")
-    ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the sweep; the config's when absent.")] = None,
-    parallel: Annotated[
-        int, typer.Option("--parallel", help="Variants at a time, in separate processes.", min=1, metavar="N")
-    ] = 1,
-    out: Annotated[Path | None, typer.Option("--out", help="HTML file to write the comparison to.")] = None,
-    final: Annotated[
-        str | None, typer.Option("--final", help="Prompts for a final evaluation of the best.", metavar="PROMPTS")
-    ] = None,
-    root: Root = None,
-    overrides: Overrides = None,
-    quiet: Quiet = False,
-) -> None:
-    """Run variants of a config, which share artifacts if possible, and compare them; an interrupted sweep resumes."""
-    say(f"reading {config}", quiet=quiet)
-    from flows.cli.sweep import sweep_command
-    from flows.environment import as_overrides
-    from flows.requests import SweepRequest
-    from tasks.metrics.sweep import read_list
-
-    request = SweepRequest(
-        config=str(config),
-        name=name or f"{config.stem}-sweep",
-        root=root,
-        grid=grid or [],
-        listed=[] if listed is None else read_list(listed),
-        overrides=[*(overrides or []), *as_overrides(root, None)],
-        parallel=parallel,
-        final=final,
-    )
-    sweep_command(request, out=out, quiet=quiet)
-
-
-@app.command()
-def stage(
-    name: Annotated[str, typer.Argument(help="Stage: base, encode, preprocess, rollout, score, ...", metavar="NAME")],
-    run: Annotated[str, typer.Option("--run", help="Run the stage belongs to.", metavar="RUN")],
-    epoch: Annotated[
-        Any, typer.Option("--epoch", help="Epoch, 0 is before training; or: next, latest.", metavar="N", parser=_epoch)
-    ] = 0,
-    evaluation: Annotated[
-        str, typer.Option("--name", help="For evaluate and judge: name of a separate evaluation.", metavar="NAME")
-    ] = "",
-    force: Annotated[bool, typer.Option("--force", help="Do the work again as a new attempt.")] = False,
-    downstream: Annotated[
-        bool, typer.Option("--downstream", help="Afterwards run the stages that became due.")
-    ] = False,
-    root: Root = None,
-    overrides: Overrides = None,
-    trust_store: TrustStore = False,
-    quiet: Quiet = False,
-) -> None:
-    """Run one stage of one epoch alone, optionally with other settings; nothing else is computed."""
-    uri = existing_root(root)
-    say(f"{name} of run '{run}': loading", quiet=quiet)
-    from tasks.specs.stages import stage_spec
-
-    stage_spec(name)
-    from flows.cli.stage import stage_command
-    from flows.requests import StageRequest
-
-    request = StageRequest(
-        run=run,
-        root=uri,
-        epoch=epoch,
-        evaluation=evaluation,
-        force=force,
-        overrides=overrides or [],
-        trust_store=trust_store,
-    )
-    stage_command(name, request, downstream=downstream, quiet=quiet)
+from flows.cli.options import Kind, Kinds, Pool, Quiet, Root
 
 
 @app.command("serve-reward")
