@@ -8,51 +8,19 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
-from pydantic.fields import FieldInfo
 
 from configs import introspection
 from configs.base import Section
+from configs.command_options import CommandLine, command_line
 from configs.escaping import command
 from configs.presets import presets
 
 #: Prefect's concurrency limit for the GPUs that all flow runs of a server share.
 GPU_SLOTS = "flowmill-gpu"
-
-
-@dataclass(frozen=True, slots=True)
-class CommandLine:
-    """How a field is given on the command line, if not as the option ``--its-name``."""
-
-    name: str | None = None
-    """Another name of the option; without dashes, the name of a positional argument."""
-    metavar: str | None = None
-    """Name of the value in help."""
-    default: Any = ...
-    """Default of the option, if it is not the field's; None: the command chooses the value."""
-    hidden: bool = False
-    """The command line does not have it."""
-
-    @property
-    def is_option(self) -> bool:
-        """Whether it is an option; otherwise a positional argument."""
-        return self.name is None or self.name.startswith("-")
-
-    @property
-    def shown(self) -> str | None:
-        """Name of the value in help."""
-        return self.metavar if self.is_option else self.name
-
-
-def command_line(name: str, field: FieldInfo) -> CommandLine:
-    """Return how a field of a request is given, with its name and default filled in."""
-    found = next((each for each in field.metadata if isinstance(each, CommandLine)), CommandLine())
-    default = found.default if found.default is not ... else None if field.default_factory else field.default
-    return replace(found, name=found.name or f"--{name.replace('_', '-')}", default=default)
 
 
 def _epoch(value: Any) -> Any:
@@ -77,7 +45,7 @@ def _suggests(kind: str, names: tuple[str, ...], others: str) -> dict[str, Any]:
 
 Config = Annotated[
     str,
-    CommandLine("CONFIG"),
+    CommandLine("CONFIG", "CONFIG"),
     Field(
         description="A preset, or the path of a config file, in a deployment as its worker sees it.",
         json_schema_extra=_suggests("preset", presets(), "config file"),
@@ -111,9 +79,9 @@ class Request(Section, ABC):
     # Prefect's forms show the docstrings.
     model_config = ConfigDict(json_schema_extra=_own_first, use_attribute_docstrings=True)
 
-    wait_minutes: Annotated[float, CommandLine(hidden=True)] = Field(default=0, ge=0)
+    wait_minutes: Annotated[float, CommandLine("")] = Field(default=0, ge=0)
     """How long to wait while another process executes the run; 0 refuses at once."""
-    gpu_slots: Annotated[int, CommandLine(hidden=True)] = Field(default=0, ge=0)
+    gpu_slots: Annotated[int, CommandLine("")] = Field(default=0, ge=0)
     """Slots of Prefect's global concurrency limit 'flowmill-gpu' to hold while the flow runs."""
 
     @abstractmethod
@@ -130,9 +98,9 @@ class Request(Section, ABC):
         found: list[str] = []
         for name, field in type(self).model_fields.items():
             line, value = command_line(name, field), getattr(self, name)
-            if line.hidden or value is None or value is False or value == line.default:
+            if not line.name or value is None or value is False or value == line.default:
                 continue
-            option = [str(line.name)] if line.is_option else []
+            option = [line.name] if line.name.startswith("-") else []
             for each in value if isinstance(value, list) else [value]:
                 found += [*option, *([] if each is True else [str(each)])]
         return found
@@ -171,7 +139,7 @@ class SweepRequest(Request):
     root: ConfigRoot = None
     grid: Annotated[list[str], CommandLine(metavar="KEY=VALUE,VALUE")] = Field(default_factory=list)
     """'section.key=value,value' each; every combination is a variant."""
-    listed: Annotated[list[str], CommandLine(hidden=True)] = Field(default_factory=list)
+    listed: Annotated[list[str], CommandLine("")] = Field(default_factory=list)
     """Explicit variants: 'section.key=value section.key=value' each, combined with the grid."""
     overrides: Overrides = Field(default_factory=list)
     """Settings of all variants, 'section.key=value' each."""

@@ -11,7 +11,6 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from flows.cli.error_reporting import say
-from flows.cli.options import with_options
 from flows.cli.store import store_app
 
 #: Command -> its help. ``serve-reward`` is ``serve_reward_command`` in ``flows/cli/serve_reward.py``.
@@ -21,6 +20,21 @@ COMMANDS = {
     "sweep": "Run variants of a config, which share artifacts if possible, and compare them; an interrupted sweep "
     "resumes.",
     "stage": "Run one stage of one epoch alone, optionally with other settings; nothing else is computed.",
+    "serve-reward": "Serve one reward over HTTP until stopped, for runs in other processes.",
+    "deploy": "Create Prefect deployments of the pipeline and the stages; settings not given stay unchanged "
+    "on the server.",
+    "worker": "Run a Prefect worker that executes deployments until stopped.",
+    "check": "Check a config: print it with all defaults filled in, the cost of the run, and the memory it needs.",
+    "status": "Show the runs of a store, or the fresh, stale and missing stages of one run, and its evaluations.",
+    "diff": "Compare two runs: differing settings, shared artifacts, and evaluations.",
+    "report": "Write the results of a run, or a comparison of several, as one self-contained HTML file.",
+    "benchmark": "Measure models on pinned prompts, seeds and settings, and compare them prompt by prompt.",
+    "view": "Browse trajectories by prompt, reward and advantage, by group, and a sample's denoising chain by step.",
+    "track": "Log a run to MLflow from its committed artifacts: all of it, or the records lost in an outage.",
+    "publish": "Upload the exported model and its card to the Hugging Face Hub. No other command uploads anything.",
+    "export": "Copy the exported model of a run into a folder, or write its policy as a torch checkpoint.",
+    "presets": "List the configs that come with flowmill: name, model, algorithm and memory.",
+    "ui": "Serve the MLflow and Prefect UIs on the loopback interface until Ctrl-C.",
 }
 
 
@@ -30,6 +44,8 @@ class Command(TyperCommand):
     @cached_property
     def loaded(self) -> Any:
         """The command with its options."""
+        from flows.cli.request_options import with_options
+
         stem = str(self.name).replace("-", "_")
         function = getattr(import_module(f"flows.cli.{stem}"), f"{stem}_command")
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -1,25 +1,89 @@
-"""``flowmill deploy`` and ``flowmill worker``."""
+"""``flowmill deploy``."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from configs.errors import CancelledError, ConfigError
-from flows.api import named_server
+from flows.cli.error_reporting import say
+from flows.cli.options import Kinds, Root
 from flows.console import console, print_table
-from flows.deployment_diff import Change
-from flows.deployment_list import Listed
-from flows.deployments import DeployRequest, carry_out, every_deployment, plan, workers
+
+if TYPE_CHECKING:
+    from flows.deployment_diff import Change
+    from flows.deployment_list import Listed
+    from flows.deployments import DeployRequest
 
 
-def deploy_command(request: DeployRequest, *, sure: bool) -> None:
+def deploy_command(
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="All deployments.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="This flow: pipeline, continue or a stage.", metavar="FLOW")
+    ] = None,
+    shown: Annotated[bool, typer.Option("--list", help="List the deployments, and change nothing.")] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the deployment; others stay unchanged.", metavar="NAME")
+    ] = None,
+    config: Annotated[str | None, typer.Option("--config", help="Config or preset, for pipeline.")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Run, for all other flows.", metavar="RUN")] = None,
+    root: Root = None,
+    advance: Annotated[
+        int | None, typer.Option("--advance", help="Epochs to train each time, for pipeline and continue.", min=1)
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option("--schedule", help="'0 2 * * *', 'every 30 s' (s, min, h, d), or an RRULE.")
+    ] = None,
+    timezone: Annotated[str, typer.Option("--timezone", help="Time zone of the schedule.")] = "UTC",
+    pool: Annotated[
+        str | None, typer.Option("--pool", help="Work pool; 'flowmill' for new deployments.", metavar="NAME")
+    ] = None,
+    kind: Annotated[Kinds | None, typer.Option("--type", help="Type of the pool, if it is created.")] = None,
+    image: Annotated[str | None, typer.Option("--image", help="Container image.")] = None,
+    gpu_slots: Annotated[
+        int | None, typer.Option("--gpu-slots", help="GPUs that all flow runs share.", min=1, metavar="N")
+    ] = None,
+    sure: Annotated[bool, typer.Option("--yes", help="Replace settings on the server without asking.")] = False,
+) -> None:
+    """Create or change deployments, or list them.
+
+    Raises:
+        ConfigError: see ``deploy``; or the options do not say which deployments.
+    """
+    if everything + bool(only) + shown != 1:
+        raise ConfigError(
+            "Say which deployments: --all, or --only FLOW, which may be given again; --list shows those that exist."
+        )
+    say("listing" if shown else "deploying")
+    from flows.deployments import DeployRequest
+
+    if shown:
+        list_deployments()
+        return
+    given = {"config": config, "run": run, "root": root, "advance": advance}
+    usual = os.environ.get("FLOWMILL_ROOT")
+    request = DeployRequest(
+        only=only or (),
+        name=name,
+        parameters={field: value for field, value in given.items() if value is not None},
+        defaults={"root": usual} if usual else {},
+        schedule=schedule,
+        timezone=timezone,
+        pool=pool,
+        kind=kind,
+        image=image,
+        gpu_slots=gpu_slots,
+    )
+    deploy(request, sure=sure)
+
+
+def deploy(request: DeployRequest, *, sure: bool) -> None:
     """Create or change deployments, after confirmation if a user's setting would be replaced; print their workers.
 
     Args:
@@ -30,6 +94,8 @@ def deploy_command(request: DeployRequest, *, sure: bool) -> None:
         ConfigError: see ``plan`` and ``carry_out``; or confirmation is needed and standard input is no terminal.
         CancelledError: the user declined.
     """
+    from flows.deployments import carry_out, plan, workers
+
     planned = plan(request)
     for each in planned.changes:
         console.print(str(each))
@@ -43,12 +109,14 @@ def deploy_command(request: DeployRequest, *, sure: bool) -> None:
         console.print(f"run the worker: {line}")
 
 
-def list_command() -> None:
+def list_deployments() -> None:
     """Print all deployments of flowmill's flows on the server.
 
     Raises:
         ConfigError: no server is named, or it does not answer.
     """
+    from flows.deployments import every_deployment
+
     rows = every_deployment()
     if rows:
         _print(rows)
@@ -77,19 +145,3 @@ def _print(rows: Sequence[Listed]) -> None:
     for row in rows:
         table.add_row(row.name, row.run, row.config, row.schedule, row.next_start)
     print_table(table, cut=("config", "schedule"))
-
-
-def worker_command(pool: str, *, kind: str, limit: int | None) -> NoReturn:
-    """Replace this process with a Prefect worker.
-
-    Raises:
-        ConfigError: no server is named, or it does not answer.
-    """
-    with named_server() as client:
-        client.read_work_pools(limit=1)
-    # Shells start background processes with SIGINT ignored, and a worker that inherits this does not stop on SIGTERM.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Other commands log only warnings; Prefect's UI shows a worker's log.
-    os.environ["PREFECT_LOGGING_LEVEL"] = "INFO"
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", kind]
-    os.execv(sys.executable, [*command, *([] if limit is None else ["--limit", str(limit)])])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import Parameter, signature
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,13 +12,17 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import flowmill
+from configs.command_options import command_line
 from configs.errors import ConfigError
 from configs.override_quoting import text_override
 from configs.overrides import apply_overrides
+from flowmill.components import run_stage
 from flows.cli import app
-from flows.cli.options import with_options
+from flows.cli.request_options import with_options
 from flows.environment import as_overrides
-from flows.requests import PipelineRequest, Request, StageRequest, SweepRequest, command_line
+from flows.requests import PipelineRequest, Request, StageRequest, SweepRequest
+from tasks.execution.serve_reward import ServeRequest
 from tasks.runs.opening import run_name
 from tests.conftest import ConfigFactory
 
@@ -53,17 +60,17 @@ def test_a_name_has_a_length(make_config: ConfigFactory) -> None:
 # Options that are the fields of a request.
 
 
-@pytest.mark.parametrize("command", ["run", "sweep", "stage"])
+@pytest.mark.parametrize("command", ["run", "sweep", "stage", "serve-reward"])
 def test_every_field_of_a_request_is_an_option_with_its_default_and_help(command: str) -> None:
     loaded = get_command(app).commands[command].loaded  # type: ignore[attr-defined]
     options = {parameter.name: parameter for parameter in loaded.params}
-    kind = {"run": PipelineRequest, "sweep": SweepRequest, "stage": StageRequest}[command]
+    kind = {"run": PipelineRequest, "sweep": SweepRequest, "stage": StageRequest, "serve-reward": ServeRequest}[command]
     for name, field in kind.model_fields.items():
         line = command_line(name, field)
-        if line.hidden:
+        if not line.name:
             continue
         option = options[name]
-        assert (line.name in option.opts) is line.is_option, name
+        assert (line.name in option.opts) is line.name.startswith("-"), name
         assert option.required is field.is_required(), name
         assert option.default == (None if field.is_required() else line.default), name
         assert option.help == " ".join(str(field.description).split()), name
@@ -100,14 +107,30 @@ def test_a_value_that_a_request_refuses_is_an_error_of_its_option() -> None:
         raise AssertionError(request)
 
     take.__annotations__["request"] = StageRequest
-    with pytest.raises(ConfigError, match=r"^--set: holds a password"):
-        with_options(take)(
-            **dict.fromkeys(["root", "epoch", "slot", "force", "evaluation", "trust_store"]),
-            run="r",
-            overrides=["model.path=http://user:word@host/x"],
-        )
     single = typer.Typer()
     single.command()(with_options(take))
-    done = CliRunner().invoke(single, ["--run", "r", "--epoch", "last"])
-    assert done.exit_code == 2
-    assert "'last' is no epoch" in done.output
+    for arguments, said in (
+        (["--epoch", "last"], ("Invalid value for '--epoch'", "'last' is no epoch")),
+        (["--set", "model.path=http://user:word@host/x"], ("Invalid value for '--set'", "holds a password")),
+    ):
+        done = CliRunner().invoke(single, ["--run", "r", *arguments])
+        assert done.exit_code == 2
+        assert all(each in done.output for each in said)
+
+
+@pytest.mark.parametrize(("function", "kind"), [(flowmill.start, PipelineRequest), (flowmill.Run.stage, StageRequest)])
+def test_parameters_in_python_are_fields_with_their_defaults(function: Callable[..., Any], kind: type[Request]) -> None:
+    for name, parameter in signature(function).parameters.items():
+        if name not in ("self", "name") or name in kind.model_fields:
+            field = kind.model_fields[name]
+            assert (parameter.default is Parameter.empty) is field.is_required(), name
+            default = field.get_default(call_default_factory=True)
+            assert field.is_required() or parameter.default == (tuple(default) if name == "overrides" else default), (
+                name
+            )
+
+
+def test_a_value_from_python_that_a_request_refuses_is_one_message() -> None:
+    context = SimpleNamespace(run=SimpleNamespace(name="r"), store=SimpleNamespace(root=SimpleNamespace(uri="s")))
+    with pytest.raises(ConfigError, match="epoch: 'last' is no epoch"):
+        run_stage(context, "score", {"epoch": "last"})  # type: ignore[arg-type]
