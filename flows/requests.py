@@ -194,3 +194,30 @@ class StageRequest(Request):
     def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'flowmill stage ...'."""
         return command("flowmill", "stage", flow, *self.arguments())
+
+
+class DeployRequest(Section):
+    """Deployments to create or change: the options of ``flowmill deploy``."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    only: Annotated[list[str], CommandLine(metavar="FLOW")] = Field(default_factory=list)
+    """This flow: pipeline, continue or a stage."""
+    name: Annotated[str | None, CommandLine(metavar="NAME")] = None
+    """Name of the deployment, the flow's when absent; deployments of other names stay unchanged."""
+    parameters: Annotated[dict[str, Any], CommandLine("")] = Field(default_factory=dict)
+    """Fields of the flows' requests; each flow takes the fields it has."""
+    defaults: Annotated[dict[str, Any], CommandLine("")] = Field(default_factory=dict)
+    """Fields for new deployments only; existing ones keep theirs."""
+    schedule: str | None = None
+    """'0 2 * * *', 'every 30 s' (s, min, h, d), or an RRULE; existing deployments keep theirs."""
+    timezone: str = "UTC"
+    """Time zone of the schedule."""
+    pool: Annotated[str | None, CommandLine(metavar="NAME")] = None
+    """Work pool, created if it is missing; when absent each deployment's own, 'flowmill' for new ones."""
+    kind: Annotated[Literal["process", "docker", "kubernetes"] | None, CommandLine("--type")] = None
+    """Type of the pool, if it is created; when absent process."""
+    image: str | None = None
+    """Container image."""
+    gpu_slots: Annotated[int | None, CommandLine(metavar="N")] = Field(default=None, ge=1)
+    """GPUs that all flow runs share."""

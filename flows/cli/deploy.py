@@ -12,42 +12,25 @@ from rich.table import Table
 
 from configs.errors import CancelledError, ConfigError
 from flows.cli.error_reporting import say
-from flows.cli.options import Kinds, Root
+from flows.cli.options import Root
 from flows.console import console, print_table
+from flows.requests import DeployRequest
 
 if TYPE_CHECKING:
     from flows.deployment_diff import Change
     from flows.deployment_list import Listed
-    from flows.deployments import DeployRequest
 
 
 def deploy_command(
+    request: DeployRequest,
     *,
     everything: Annotated[bool, typer.Option("--all", help="All deployments.")] = False,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="This flow: pipeline, continue or a stage.", metavar="FLOW")
-    ] = None,
     shown: Annotated[bool, typer.Option("--list", help="List the deployments, and change nothing.")] = False,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Name of the deployment; others stay unchanged.", metavar="NAME")
-    ] = None,
     config: Annotated[str | None, typer.Option("--config", help="Config or preset, for pipeline.")] = None,
     run: Annotated[str | None, typer.Option("--run", help="Run, for all other flows.", metavar="RUN")] = None,
     root: Root = None,
     advance: Annotated[
         int | None, typer.Option("--advance", help="Epochs to train each time, for pipeline and continue.", min=1)
-    ] = None,
-    schedule: Annotated[
-        str | None, typer.Option("--schedule", help="'0 2 * * *', 'every 30 s' (s, min, h, d), or an RRULE.")
-    ] = None,
-    timezone: Annotated[str, typer.Option("--timezone", help="Time zone of the schedule.")] = "UTC",
-    pool: Annotated[
-        str | None, typer.Option("--pool", help="Work pool; 'flowmill' for new deployments.", metavar="NAME")
-    ] = None,
-    kind: Annotated[Kinds | None, typer.Option("--type", help="Type of the pool, if it is created.")] = None,
-    image: Annotated[str | None, typer.Option("--image", help="Container image.")] = None,
-    gpu_slots: Annotated[
-        int | None, typer.Option("--gpu-slots", help="GPUs that all flow runs share.", min=1, metavar="N")
     ] = None,
     sure: Annotated[bool, typer.Option("--yes", help="Replace settings on the server without asking.")] = False,
 ) -> None:
@@ -56,31 +39,19 @@ def deploy_command(
     Raises:
         ConfigError: see ``deploy``; or the options do not say which deployments.
     """
-    if everything + bool(only) + shown != 1:
+    if everything + bool(request.only) + shown != 1:
         raise ConfigError(
             "Say which deployments: --all, or --only FLOW, which may be given again; --list shows those that exist."
         )
     say("listing" if shown else "deploying")
-    from flows.deployments import DeployRequest
-
     if shown:
         list_deployments()
         return
     given = {"config": config, "run": run, "root": root, "advance": advance}
     usual = os.environ.get("FLOWMILL_ROOT")
-    request = DeployRequest(
-        only=only or (),
-        name=name,
-        parameters={field: value for field, value in given.items() if value is not None},
-        defaults={"root": usual} if usual else {},
-        schedule=schedule,
-        timezone=timezone,
-        pool=pool,
-        kind=kind,
-        image=image,
-        gpu_slots=gpu_slots,
-    )
-    deploy(request, sure=sure)
+    parameters = {field: value for field, value in given.items() if value is not None}
+    defaults = {"root": usual} if usual else {}
+    deploy(request.model_copy(update={"parameters": parameters, "defaults": defaults}), sure=sure)
 
 
 def deploy(request: DeployRequest, *, sure: bool) -> None:

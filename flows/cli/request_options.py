@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import Parameter, signature
-from typing import Annotated, Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import ValidationError
@@ -13,8 +14,6 @@ from pydantic.fields import FieldInfo
 from configs.command_options import CommandLine, command_line, refusal
 
 _LIMITS = (("min", "ge"), ("max", "le"))
-#: Types that Typer reads; pydantic reads the texts of all others.
-_PLAIN = (str, int, float, bool, str | None, int | None, float | None, list[str])
 
 
 def with_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -58,5 +57,7 @@ def _parameter(name: str, field: FieldInfo, line: CommandLine) -> Parameter:
     option = str(line.name)
     info = typer.Option(option, **settings) if option.startswith("-") else typer.Argument(**settings)
     default = Parameter.empty if field.is_required() else line.default
-    kind: Any = field.annotation if field.annotation in _PLAIN else str
+    # Typer reads a type, which may be absent; pydantic reads the text of a union of types.
+    union = get_origin(field.annotation) in (Union, UnionType) and NoneType not in get_args(field.annotation)
+    kind: Any = str if union else field.annotation
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])

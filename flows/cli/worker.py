@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
-
-from flows.cli.options import Kinds
 
 
 def worker_command(
     *,
     pool: Annotated[str, typer.Option("--pool", help="Work pool.", metavar="NAME")] = "flowmill",
-    kind: Annotated[Kinds, typer.Option("--type", help="Type of the pool, if it is created.")] = "process",
+    kind: Annotated[
+        Literal["process", "docker", "kubernetes"], typer.Option("--type", help="Type of the pool, if it is created.")
+    ] = "process",
     limit: Annotated[int | None, typer.Option("--limit", help="Flow runs at a time.", min=1, metavar="N")] = None,
 ) -> NoReturn:
     """Replace this process with a Prefect worker.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer
+from pydantic import BaseModel
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -21,7 +22,7 @@ from flowmill.components import run_stage
 from flows.cli import app
 from flows.cli.request_options import with_options
 from flows.environment import as_overrides
-from flows.requests import PipelineRequest, Request, StageRequest, SweepRequest
+from flows.requests import DeployRequest, PipelineRequest, Request, StageRequest, SweepRequest
 from tasks.execution.serve_reward import ServeRequest
 from tasks.runs.opening import run_name
 from tests.conftest import ConfigFactory
@@ -60,11 +61,20 @@ def test_a_name_has_a_length(make_config: ConfigFactory) -> None:
 # Options that are the fields of a request.
 
 
-@pytest.mark.parametrize("command", ["run", "sweep", "stage", "serve-reward"])
+KINDS: dict[str, type[BaseModel]] = {
+    "run": PipelineRequest,
+    "sweep": SweepRequest,
+    "stage": StageRequest,
+    "deploy": DeployRequest,
+    "serve-reward": ServeRequest,
+}
+
+
+@pytest.mark.parametrize("command", KINDS)
 def test_every_field_of_a_request_is_an_option_with_its_default_and_help(command: str) -> None:
     loaded = get_command(app).commands[command].loaded  # type: ignore[attr-defined]
     options = {parameter.name: parameter for parameter in loaded.params}
-    kind = {"run": PipelineRequest, "sweep": SweepRequest, "stage": StageRequest, "serve-reward": ServeRequest}[command]
+    kind = KINDS[command]
     for name, field in kind.model_fields.items():
         line = command_line(name, field)
         if not line.name:
