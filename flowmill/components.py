@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from configs.command_options import refusal
+from configs.errors import ConfigError
 
 if TYPE_CHECKING:
     from tasks.runs.context import RunContext
 
 
-def run_stage(
-    context: RunContext,
-    name: str,
-    epoch: int | str,
-    *,
-    slot: str = "",
-    overrides: Collection[str] = (),
-    force: bool = False,
-    trust_store: bool = False,
-) -> list[str]:
-    """Run one stage of a run and return the artifacts; see ``Run.stage``."""
+def run_stage(context: RunContext, name: str, asked: Mapping[str, Any]) -> list[str]:
+    """Run one stage of a run and return the artifacts; see ``Run.stage``.
+
+    Args:
+        context: the run.
+        name: the stage.
+        asked: fields of ``flows.requests.StageRequest``.
+    """
+    from pydantic import ValidationError
+
     from flows.requests import StageRequest
     from flows.run_in_process import call
     from flows.stages import stage_flow
 
-    asked = {"run": context.run.name, "root": context.store.root.uri, "epoch": epoch, "slot": slot, "force": force}
-    request = StageRequest.model_validate({**asked, "overrides": [*overrides], "trust_store": trust_store})
-    made = call(stage_flow(name), request, threads=context.config.execution.threads)
-    return [each.artifact for each in made]
+    flow = stage_flow(name)
+    try:
+        request = StageRequest.model_validate({"run": context.run.name, "root": context.store.root.uri, **asked})
+    except ValidationError as error:
+        raise ConfigError(": ".join(refusal(error))) from None
+    return [each.artifact for each in call(flow, request, threads=context.config.execution.threads)]
 
 
 def train(context: RunContext, *, trust_store: bool = False) -> None:

@@ -319,9 +319,8 @@ class Run:
         """
         from flowmill.components import run_stage
 
-        made = run_stage(
-            self._context, name, epoch, slot=slot, overrides=overrides, force=force, trust_store=self._trusted
-        )
+        asked = {"epoch": epoch, "slot": slot, "overrides": [*overrides], "force": force, "trust_store": self._trusted}
+        made = run_stage(self._context, name, asked)
         self.refresh()
         return made
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from configs.suggestions import did_you_mean
 from flows.api import named_server
 from flows.deployment_diff import SLUG, Change, Found, RequestedSettings, change, changes
 from flows.deployment_list import UNKNOWN, Listed, listed, tags
-from flows.requests import GPU_SLOTS
+from flows.requests import GPU_SLOTS, DeployRequest
 from flows.schedule_parser import Rule, read_schedule
 from flows.subjects import Wanted, check_subjects, usual_subject
 
@@ -40,32 +40,6 @@ _LONGEST = 100
 #: An entry of the file, with the existing deployment if there is one.
 Entry = tuple[Mapping[str, Any], Found | None]
 _NAME = re.compile(rf"(?!\s)[^\x00-\x1f/%&<>]{{1,{_LONGEST}}}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeployRequest:
-    """A user's request to deploy."""
-
-    only: Sequence[str] = ()
-    """Names of flows; all when empty."""
-    name: str | None = None
-    """Name of the deployments; the flows' names when absent. Deployments of other names stay unchanged."""
-    parameters: Mapping[str, Any]
-    """Fields of the flows' requests; each flow takes the fields it has."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Fields for new deployments only; existing ones keep theirs."""
-    schedule: str | None = None
-    """Cron, 'every 30 s', or an RRULE; None: existing schedules, or those of the file, which are inactive at first."""
-    timezone: str = "UTC"
-    """Time zone of the schedule."""
-    pool: str | None = None
-    """Work pool, created if missing. None: each deployment's own pool, 'flowmill' for new ones."""
-    kind: str | None = None
-    """Type of the pool, process, docker or kubernetes; None: the existing type, process for a new pool."""
-    image: str | None = None
-    """Container image."""
-    gpu_slots: int | None = None
-    """New size of the limit that all flow runs share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +70,7 @@ def plan(request: DeployRequest) -> Plan:
         here = _check_pool(client, request) == _KIND
         found: list[Entry] = [(entry, _found(client, entry, request)) for entry in entries]
         usual = usual_subject(_wanted(found, request), here=here)
-        request = replace(request, defaults={**request.defaults, **usual})
+        request = request.model_copy(update={"defaults": {**request.defaults, **usual}})
         found, left_out = _with_config(found, request)
         check_subjects(_wanted(found, request), here=here)
         differ = [each for entry, there in found if there for each in changes(there, _goal(entry, request, schedule))]

@@ -1,27 +1,70 @@
-"""Requests of flows: parameters of deployments, which Prefect's UI shows as forms, and of commands."""
+"""Requests of flows: parameters of deployments, which Prefect's UI shows as forms, and options of commands.
+
+A field is stated here once: ``flows.cli.options`` makes its option, Prefect its input, and ``arguments`` the equivalent
+command.
+"""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from configs import introspection
 from configs.base import Section
+from configs.command_options import CommandLine, command_line
 from configs.escaping import command
 from configs.presets import presets
 
 #: Prefect's concurrency limit for the GPUs that all flow runs of a server share.
 GPU_SLOTS = "flowmill-gpu"
 
-Epoch = Annotated[int, Field(ge=0, title="number")] | Annotated[Literal["next", "latest"], Field(title="by progress")]
+
+def _epoch(value: Any) -> Any:
+    """Return the number that a text holds; refuse texts that are no epoch."""
+    if not isinstance(value, str) or value in ("next", "latest"):
+        return value
+    if not value.isdecimal():
+        raise ValueError(f"'{value}' is no epoch. Give a number from 0 on, or next, or latest.")
+    return int(value)
+
+
+Epoch = Annotated[
+    Annotated[int, Field(ge=0, title="number")] | Annotated[Literal["next", "latest"], Field(title="by progress")],
+    BeforeValidator(_epoch),
+]
 
 
 def _suggests(kind: str, names: tuple[str, ...], others: str) -> dict[str, Any]:
     """Return a JSON schema of a string for which a form offers names and accepts others."""
     return {"anyOf": [{"type": "string", "title": kind, "enum": list(names)}, {"type": "string", "title": others}]}
+
+
+Config = Annotated[
+    str,
+    CommandLine("CONFIG", "CONFIG"),
+    Field(
+        description="A preset, or the path of a config file, in a deployment as its worker sees it.",
+        json_schema_extra=_suggests("preset", presets(), "config file"),
+    ),
+]
+Overrides = Annotated[list[str], CommandLine("--set", "KEY=VALUE")]
+Advance = Annotated[int | None, Field(ge=1), CommandLine(metavar="N")]
+ConfigRoot = Annotated[
+    str | None,
+    CommandLine(metavar="URI"),
+    Field(description="Folder or s3://bucket/prefix of the artifact store; the config's when absent."),
+]
+#: A command takes the store that FLOWMILL_ROOT names.
+RunRoot = Annotated[
+    str,
+    CommandLine(metavar="URI", default=None),
+    Field(description="Folder or s3://bucket/prefix of the artifact store."),
+]
+TrustStore = Annotated[bool, Field(description="Run code and commands that only the store's record of the run names.")]
 
 
 def _own_first(schema: dict[str, Any]) -> None:
@@ -36,9 +79,9 @@ class Request(Section, ABC):
     # Prefect's forms show the docstrings.
     model_config = ConfigDict(json_schema_extra=_own_first, use_attribute_docstrings=True)
 
-    wait_minutes: float = Field(default=0, ge=0)
+    wait_minutes: Annotated[float, CommandLine("")] = Field(default=0, ge=0)
     """How long to wait while another process executes the run; 0 refuses at once."""
-    gpu_slots: int = Field(default=0, ge=0)
+    gpu_slots: Annotated[int, CommandLine("")] = Field(default=0, ge=0)
     """Slots of Prefect's global concurrency limit 'flowmill-gpu' to hold while the flow runs."""
 
     @abstractmethod
@@ -50,34 +93,32 @@ class Request(Section, ABC):
             deployment: the name of the deployment that started it; the flow's name when absent.
         """
 
+    def arguments(self) -> list[str]:
+        """Return the equivalent arguments of a command: every value that is not its default."""
+        found: list[str] = []
+        for name, field in type(self).model_fields.items():
+            line, value = command_line(name, field), getattr(self, name)
+            if not line.name or value is None or value is False or value == line.default:
+                continue
+            option = [line.name] if line.name.startswith("-") else []
+            for each in value if isinstance(value, list) else [value]:
+                found += [*option, *([] if each is True else [str(each)])]
+        return found
+
 
 class PipelineRequest(Request):
     """A training run from its config file: started, or continued where it stopped."""
 
-    config: str = Field(json_schema_extra=_suggests("preset", presets(), "config file"))
-    """A preset, or the path of a config file as the worker sees it."""
-    root: str | None = None
-    """Folder or s3://bucket/prefix of the artifact store; the config's when absent."""
-    name: str | None = None
+    config: Config
+    root: ConfigRoot = None
+    name: Annotated[str | None, CommandLine(metavar="RUN")] = None
     """Name of the run; the config's, else the file's name, when absent."""
-    overrides: list[str] = Field(default_factory=list)
+    overrides: Overrides = Field(default_factory=list)
     """Settings laid over the config, 'section.key=value' each."""
-    advance: int | None = Field(default=None, ge=1)
+    advance: Advance = None
     """Train this many epochs more than the run has, instead of the config's number."""
     rewind: bool = False
     """Shorten a run that has more epochs than the config; otherwise it keeps them."""
-
-    def arguments(self) -> list[str]:
-        """Return the equivalent arguments of the ``flowmill`` command."""
-        return [
-            "run",
-            self.config,
-            *_option("--root", self.root),
-            *_option("--name", self.name),
-            *_option("--advance", self.advance),
-            *(["--rewind"] if self.rewind else []),
-            *_sets(self.overrides),
-        ]
 
     def below(self, parent: str) -> PipelineRequest:
         """Return the request with its MLflow run nested below another, which holds the report."""
@@ -86,35 +127,30 @@ class PipelineRequest(Request):
 
     def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'flowmill run ...'."""
-        return command("flowmill", *self.arguments())
+        return command("flowmill", "run", *self.arguments())
 
 
 class SweepRequest(Request):
     """Variants of one config."""
 
-    config: str = Field(json_schema_extra=_suggests("preset", presets(), "config file"))
-    """A preset, or the path of a config file as the worker sees it."""
-    name: str
-    """Name of the sweep; the names of its runs begin with it."""
-    root: str | None = None
-    """Folder or s3://bucket/prefix of the artifact store; the config's when absent."""
-    grid: list[str] = Field(default_factory=list)
+    config: Config
+    name: str = Field(default_factory=lambda given: f"{Path(given['config']).stem}-sweep")
+    """Name of the sweep, with which the names of its runs begin; the config's when absent."""
+    root: ConfigRoot = None
+    grid: Annotated[list[str], CommandLine(metavar="KEY=VALUE,VALUE")] = Field(default_factory=list)
     """'section.key=value,value' each; every combination is a variant."""
-    listed: list[str] = Field(default_factory=list)
+    listed: Annotated[list[str], CommandLine("")] = Field(default_factory=list)
     """Explicit variants: 'section.key=value section.key=value' each, combined with the grid."""
-    overrides: list[str] = Field(default_factory=list)
+    overrides: Overrides = Field(default_factory=list)
     """Settings of all variants, 'section.key=value' each."""
-    parallel: int = Field(default=1, ge=1)
+    parallel: Annotated[int, CommandLine(metavar="N")] = Field(default=1, ge=1)
     """Variants at a time; with more than one, each runs in a separate process."""
-    final: str | None = None
-    """Test prompts not used for selection, a file as the worker sees it: the best variant is evaluated on them."""
+    final: Annotated[str | None, CommandLine(metavar="PROMPTS")] = None
+    """File of test prompts that are not used for selection: the best variant is evaluated on them."""
 
     def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'flowmill sweep ...', without the list of variants, whose file is not known here."""
-        given = [self.config, "--name", self.name, *_option("--root", self.root), "--parallel", str(self.parallel)]
-        given += [part for each in self.grid for part in ("--grid", each)]
-        given += _option("--final", self.final)
-        return command("flowmill", "sweep", *given, *_sets(self.overrides))
+        return command("flowmill", "sweep", *self.arguments())
 
 
 class ContinueRequest(Request):
@@ -122,12 +158,10 @@ class ContinueRequest(Request):
 
     run: str
     """Name of the run."""
-    root: str = "flowmill-store"
-    """Folder or s3://bucket/prefix of the artifact store."""
-    advance: int | None = Field(default=None, ge=1)
+    root: RunRoot = "flowmill-store"
+    advance: Advance = None
     """Train this many epochs more than the run has; complete the run when absent."""
-    trust_store: bool = False
-    """Run code and commands that only the store's record of the run names."""
+    trust_store: TrustStore = False
 
     def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'prefect deployment run ...': the config file of the run is not known here."""
@@ -139,37 +173,51 @@ class ContinueRequest(Request):
 class StageRequest(Request):
     """One stage of one epoch of a run that exists."""
 
-    run: str
+    run: Annotated[str, CommandLine(metavar="RUN")]
     """Name of the run."""
-    root: str = "flowmill-store"
-    """Folder or s3://bucket/prefix of the artifact store."""
-    epoch: Epoch = "latest"
-    """An epoch; 'next': the first without this stage; 'latest': the newest with rollouts (evaluate, judge and export:
-    the newest trained)."""
-    slot: str = Field(
+    root: RunRoot = "flowmill-store"
+    epoch: Annotated[Epoch, CommandLine(metavar="N", default=0)] = "latest"
+    """An epoch, 0 is before training; 'next': the first without this stage; 'latest': the newest with rollouts
+    (evaluate, judge and export: the newest trained)."""
+    slot: Annotated[str, CommandLine(metavar="REWARD")] = Field(
         default="", json_schema_extra=_suggests("reward", ("", *introspection.table("models.rewards:REWARDS")), "label")
     )
     """For score, gradient and judge: one reward; all rewards when empty."""
     force: bool = False
     """Do the work again, as a new attempt."""
-    evaluation: str = ""
+    evaluation: Annotated[str, CommandLine("--name", "NAME")] = ""
     """For evaluate and judge: the name of an additional evaluation, separate from the run's own."""
-    overrides: list[str] = Field(default_factory=list)
+    overrides: Overrides = Field(default_factory=list)
     """Settings of this stage alone, 'section.key=value' each; the result is a side result of the run."""
-    trust_store: bool = False
-    """Run code and commands that only the store's record of the run names."""
+    trust_store: TrustStore = False
 
     def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'flowmill stage ...'."""
-        given = [*_option("--run", self.run), *_option("--epoch", self.epoch), *_option("--root", self.root)]
-        given += [*_option("--name", self.evaluation or None), *(["--force"] if self.force else [])]
-        given += ["--trust-store"] if self.trust_store else []
-        return command("flowmill", "stage", flow, *given, *_sets(self.overrides))
+        return command("flowmill", "stage", flow, *self.arguments())
 
 
-def _option(name: str, value: str | int | None) -> list[str]:
-    return [] if value is None else [name, str(value)]
+class DeployRequest(Section):
+    """Deployments to create or change: the options of ``flowmill deploy``."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
-def _sets(overrides: list[str]) -> list[str]:
-    return [part for override in overrides for part in ("--set", override)]
+    only: Annotated[list[str], CommandLine(metavar="FLOW")] = Field(default_factory=list)
+    """This flow: pipeline, continue or a stage."""
+    name: Annotated[str | None, CommandLine(metavar="NAME")] = None
+    """Name of the deployment, the flow's when absent; deployments of other names stay unchanged."""
+    parameters: Annotated[dict[str, Any], CommandLine("")] = Field(default_factory=dict)
+    """Fields of the flows' requests; each flow takes the fields it has."""
+    defaults: Annotated[dict[str, Any], CommandLine("")] = Field(default_factory=dict)
+    """Fields for new deployments only; existing ones keep theirs."""
+    schedule: str | None = None
+    """'0 2 * * *', 'every 30 s' (s, min, h, d), or an RRULE; existing deployments keep theirs."""
+    timezone: str = "UTC"
+    """Time zone of the schedule."""
+    pool: Annotated[str | None, CommandLine(metavar="NAME")] = None
+    """Work pool, created if it is missing; when absent each deployment's own, 'flowmill' for new ones."""
+    kind: Annotated[Literal["process", "docker", "kubernetes"] | None, CommandLine("--type")] = None
+    """Type of the pool, if it is created; when absent process."""
+    image: str | None = None
+    """Container image."""
+    gpu_slots: Annotated[int | None, CommandLine(metavar="N")] = Field(default=None, ge=1)
+    """GPUs that all flow runs share."""

@@ -134,7 +134,7 @@ def _concurrently(asked: Mapping[str, PipelineRequest], count: int) -> dict[str,
     with runner, _set_in_the_end(stop):
         started = {
             name: runner.submit(
-                run_variant.with_options(task_run_name=name), {"arguments": request.arguments(), "stop": stop}
+                run_variant.with_options(task_run_name=name), {"arguments": ["run", *request.arguments()], "stop": stop}
             )
             for name, request in asked.items()
         }

@@ -21,7 +21,8 @@ def commands() -> dict[str, Any]:
     """Return every command by its words: 'flowmill store ls' and so on."""
     found: dict[str, Any] = {}
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
-        inner = getattr(command, "commands", None) or {"": command}
+        loaded = getattr(command, "loaded", command)
+        inner = getattr(loaded, "commands", None) or {"": loaded}
         found |= {f"flowmill {name} {sub}".rstrip(): each for sub, each in inner.items()}
     return found
 

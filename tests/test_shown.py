@@ -482,4 +482,4 @@ def test_what_init_and_requests_print_can_be_pasted(tmp_path: Path) -> None:
     assert config == [str(folder / "tiny_sd3.yaml")]
     assert printed[-1] == f"run it: flowmill run {printed[0]}"
     asked = PipelineRequest(config="a b.yaml", root="/x y/'z'", name="n", overrides=["prompts.train=$HOME/p q.txt"])
-    assert shlex.split(asked.command("pipeline"))[1:] == asked.arguments()
+    assert shlex.split(asked.command("pipeline"))[1:] == ["run", *asked.arguments()]

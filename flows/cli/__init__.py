@@ -6,12 +6,11 @@ import sys
 
 from configs.gc_tuning import collect_rarely
 from configs.import_paths import user_folder_last
-from flows.cli import run_commands, view_commands
 from flows.cli.app import app
 from flows.cli.error_reporting import refuse_bare_settings, refuse_empty, report_errors
 from flows.environment import prepare_environment
 
-__all__ = ["app", "main", "run_commands", "view_commands"]
+__all__ = ["app", "main"]
 
 
 def main() -> None:

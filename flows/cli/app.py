@@ -1,15 +1,73 @@
-"""The Typer application of all commands."""
+"""The commands and their Typer application."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import cached_property
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from flows.cli.error_reporting import say
 from flows.cli.store import store_app
 
+#: Command -> its help. ``serve-reward`` is ``serve_reward_command`` in ``flows/cli/serve_reward.py``.
+COMMANDS = {
+    "run": "Run a training run, or continue it where it stopped: committed work is never computed again.",
+    "init": "Copy a preset, with its comments and prompts, into your own folder for editing.",
+    "sweep": "Run variants of a config, which share artifacts if possible, and compare them; an interrupted sweep "
+    "resumes.",
+    "stage": "Run one stage of one epoch alone, optionally with other settings; nothing else is computed.",
+    "serve-reward": "Serve one reward over HTTP until stopped, for runs in other processes.",
+    "deploy": "Create Prefect deployments of the pipeline and the stages; settings not given stay unchanged "
+    "on the server.",
+    "worker": "Run a Prefect worker that executes deployments until stopped.",
+    "check": "Check a config: print it with all defaults filled in, the cost of the run, and the memory it needs.",
+    "status": "Show the runs of a store, or the fresh, stale and missing stages of one run, and its evaluations.",
+    "diff": "Compare two runs: differing settings, shared artifacts, and evaluations.",
+    "report": "Write the results of a run, or a comparison of several, as one self-contained HTML file.",
+    "benchmark": "Measure models on pinned prompts, seeds and settings, and compare them prompt by prompt.",
+    "view": "Browse trajectories by prompt, reward and advantage, by group, and a sample's denoising chain by step.",
+    "track": "Log a run to MLflow from its committed artifacts: all of it, or the records lost in an outage.",
+    "publish": "Upload the exported model and its card to the Hugging Face Hub. No other command uploads anything.",
+    "export": "Copy the exported model of a run into a folder, or write its policy as a torch checkpoint.",
+    "presets": "List the configs that come with flowmill: name, model, algorithm and memory.",
+    "ui": "Serve the MLflow and Prefect UIs on the loopback interface until Ctrl-C.",
+}
+
+
+class Command(TyperCommand):
+    """A command whose module is imported when its options are needed: a list of commands imports none."""
+
+    @cached_property
+    def loaded(self) -> Any:
+        """The command with its options."""
+        from flows.cli.request_options import with_options
+
+        stem = str(self.name).replace("-", "_")
+        function = getattr(import_module(f"flows.cli.{stem}"), f"{stem}_command")
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single.command(self.name, help=self.help)(with_options(function))
+        return get_command(single)
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        """Return the context of the command with its options."""
+        return self.loaded.make_context(*arguments, **settings)
+
+
+class Commands(TyperGroup):
+    """The group of all commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Put the commands before the groups that Typer found."""
+        own = {name: Command(name, help=text) for name, text in COMMANDS.items()}
+        super().__init__(**{**settings, "commands": {**own, **settings["commands"]}})
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Post-train diffusion, flow-matching and causal language models with reinforcement learning, "
     "as a durable data pipeline.",
     no_args_is_help=True,

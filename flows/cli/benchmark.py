@@ -3,66 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.table import Table
 
 from configs.benchmark import load_benchmark
 from configs.errors import ConfigError
 from configs.escaping import quoted
+from flows.cli.error_reporting import say
+from flows.cli.options import Quiet, Root, TrustStore
 from flows.console import console, print_table
 from flows.environment import default_root
-from flows.progress import display
 
 if TYPE_CHECKING:
     from tasks.algorithms.resampling import Estimate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkRequest:
-    """Settings of a measurement."""
-
-    name: str
-    """Benchmark, or its file."""
-    models: Sequence[str]
-    """RUN@EPOCH or folders; the others are compared with the first."""
-    against: Sequence[Path]
-    """Result files of earlier measurements, listed before the models."""
-    prompts: str | None
-    """Prompts that replace the benchmark's."""
-    config: Path | None
-    """Config of models that are folders."""
-    out: Path
-    """Folder for the results."""
-    processes: int = 1
-    """Number of processes on this machine that share the work."""
-    trust_store: bool = False
-    """Run code that only the store names."""
-
-
-def benchmark_command(request: BenchmarkRequest, *, root: str | None, quiet: bool) -> None:
+def benchmark_command(
+    name: Annotated[str, typer.Argument(help="Benchmark: digits, words, ocr, ..., or a YAML file.", metavar="NAME")],
+    *,
+    models: Annotated[
+        list[str] | None, typer.Option("--model", help="RUN@EPOCH or a pipeline's folder.", metavar="MODEL")
+    ] = None,
+    against: Annotated[
+        list[Path] | None, typer.Option("--against", help="Result file to compare with.", metavar="FILE")
+    ] = None,
+    prompts: Annotated[
+        str | None, typer.Option("--prompts", help="Prompts, if the benchmark ships none.", metavar="FILE")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="For a folder: a config with its family.", metavar="CONFIG")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for result files.", metavar="FOLDER")] = Path("benchmarks"),
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Processes that share the work, a GPU each.", metavar="N")
+    ] = 1,
+    root: Root = None,
+    trust_store: TrustStore = False,
+    quiet: Quiet = False,
+) -> None:
     """Measure models, write a result file each, and print them as a table.
 
     Raises:
         ConfigError: the benchmark, a model or a result cannot be used.
     """
-    benchmark = load_benchmark(request.name, prompts=request.prompts)
-    if not request.models and not request.against:
+    say(f"benchmark {name}", quiet=quiet)
+    benchmark = load_benchmark(name, prompts=prompts)
+    if not models and not against:
         raise ConfigError("Nothing to measure: give --model RUN@EPOCH, or a folder, at least once.")
+    from flows.progress import display
     from tasks.reports.benchmark import find_subject, measure
     from tasks.reports.benchmark_results import read_result
 
     uri = default_root(root)
-    results = [read_result(file) for file in request.against]
-    subjects = [
-        find_subject(model, root=uri, config=request.config, trusted=request.trust_store) for model in request.models
-    ]
+    results = [read_result(file) for file in against or ()]
+    subjects = [find_subject(model, root=uri, config=config, trusted=trust_store) for model in models or ()]
     with display(quiet=quiet, epochs=1) as shown:
         for subject in subjects:
-            results.append(measure(benchmark, subject, root=uri, reporter=shown, processes=request.processes))
-    files = [result.write(request.out) for result in results[len(request.against) :]]
+            results.append(measure(benchmark, subject, root=uri, reporter=shown, processes=processes))
+    files = [result.write(out) for result in results[len(against or ()) :]]
     _print(results)
     for file in files:
         console.print(quoted(file))

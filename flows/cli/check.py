@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.table import Table
 
 from configs.human_units import duration, size
 from configs.load import dump_yaml, load_config
+from flows.cli.error_reporting import say
+from flows.cli.options import AsJson, Config, Overrides
 from flows.console import console, print_json, print_table
 
 if TYPE_CHECKING:
@@ -22,13 +24,32 @@ if TYPE_CHECKING:
 
 
 def check_command(
-    path: Path, overrides: Sequence[str], *, as_json: bool, gpu_memory: float | None, deep: bool = False
+    path: Config,
+    overrides: Overrides = None,
+    *,
+    gpu_memory: Annotated[
+        float | None, typer.Option("--gpu-memory", help="List changes to fit a GPU with this memory.", metavar="GB")
+    ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every byte of a local model again instead of trusting its file times.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the resolved config, its cost and memory, and whether it can run; or refuse it."""
+    say(f"reading {path}", quiet=as_json)
+    overrides = overrides or []
     config = load_config(path, overrides)
     from tasks.checks.names import check_names, check_places
 
     check_names(config, source=path, overrides=overrides, later=True)
+    _estimate(config, gpu_memory=gpu_memory, deep=deep, as_json=as_json)
+    # Last: the cost of a config can be estimated before all files that it names exist.
+    check_places(config)
+    if not as_json:
+        console.print("The config can run.")
+
+
+def _estimate(config: RunConfig, *, gpu_memory: float | None, deep: bool, as_json: bool) -> None:
     from tasks.checks.check import check_config
     from tasks.checks.idle_time import idle_notes, idle_shares
     from tasks.checks.memory import memory_and_notes
@@ -63,7 +84,6 @@ def check_command(
             "notes": notes,
         }
         print_json({**data, "changed_files": changed} if deep else data)
-        check_places(config)
         return
     console.print(dump_yaml(config))
     _print_cost(cost, config.run.epochs)
@@ -77,9 +97,6 @@ def check_command(
         console.print(f"note: {note}")
     counts = ", ".join(f"{split} {count}" for split, count in cost.prompts.items() if count)
     console.print(f"prompts: {counts}.")
-    # Last: the cost of a config can be estimated before all files that it names exist.
-    check_places(config)
-    console.print("The config can run.")
 
 
 def _print_cost(cost: Cost, epochs: int) -> None:

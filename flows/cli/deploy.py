@@ -1,25 +1,60 @@
-"""``flowmill deploy`` and ``flowmill worker``."""
+"""``flowmill deploy``."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from configs.errors import CancelledError, ConfigError
-from flows.api import named_server
+from flows.cli.error_reporting import say
+from flows.cli.options import Root
 from flows.console import console, print_table
-from flows.deployment_diff import Change
-from flows.deployment_list import Listed
-from flows.deployments import DeployRequest, carry_out, every_deployment, plan, workers
+from flows.requests import DeployRequest
+
+if TYPE_CHECKING:
+    from flows.deployment_diff import Change
+    from flows.deployment_list import Listed
 
 
-def deploy_command(request: DeployRequest, *, sure: bool) -> None:
+def deploy_command(
+    request: DeployRequest,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="All deployments.")] = False,
+    shown: Annotated[bool, typer.Option("--list", help="List the deployments, and change nothing.")] = False,
+    config: Annotated[str | None, typer.Option("--config", help="Config or preset, for pipeline.")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Run, for all other flows.", metavar="RUN")] = None,
+    root: Root = None,
+    advance: Annotated[
+        int | None, typer.Option("--advance", help="Epochs to train each time, for pipeline and continue.", min=1)
+    ] = None,
+    sure: Annotated[bool, typer.Option("--yes", help="Replace settings on the server without asking.")] = False,
+) -> None:
+    """Create or change deployments, or list them.
+
+    Raises:
+        ConfigError: see ``deploy``; or the options do not say which deployments.
+    """
+    if everything + bool(request.only) + shown != 1:
+        raise ConfigError(
+            "Say which deployments: --all, or --only FLOW, which may be given again; --list shows those that exist."
+        )
+    say("listing" if shown else "deploying")
+    if shown:
+        list_deployments()
+        return
+    given = {"config": config, "run": run, "root": root, "advance": advance}
+    usual = os.environ.get("FLOWMILL_ROOT")
+    parameters = {field: value for field, value in given.items() if value is not None}
+    defaults = {"root": usual} if usual else {}
+    deploy(request.model_copy(update={"parameters": parameters, "defaults": defaults}), sure=sure)
+
+
+def deploy(request: DeployRequest, *, sure: bool) -> None:
     """Create or change deployments, after confirmation if a user's setting would be replaced; print their workers.
 
     Args:
@@ -30,6 +65,8 @@ def deploy_command(request: DeployRequest, *, sure: bool) -> None:
         ConfigError: see ``plan`` and ``carry_out``; or confirmation is needed and standard input is no terminal.
         CancelledError: the user declined.
     """
+    from flows.deployments import carry_out, plan, workers
+
     planned = plan(request)
     for each in planned.changes:
         console.print(str(each))
@@ -43,12 +80,14 @@ def deploy_command(request: DeployRequest, *, sure: bool) -> None:
         console.print(f"run the worker: {line}")
 
 
-def list_command() -> None:
+def list_deployments() -> None:
     """Print all deployments of flowmill's flows on the server.
 
     Raises:
         ConfigError: no server is named, or it does not answer.
     """
+    from flows.deployments import every_deployment
+
     rows = every_deployment()
     if rows:
         _print(rows)
@@ -77,19 +116,3 @@ def _print(rows: Sequence[Listed]) -> None:
     for row in rows:
         table.add_row(row.name, row.run, row.config, row.schedule, row.next_start)
     print_table(table, cut=("config", "schedule"))
-
-
-def worker_command(pool: str, *, kind: str, limit: int | None) -> NoReturn:
-    """Replace this process with a Prefect worker.
-
-    Raises:
-        ConfigError: no server is named, or it does not answer.
-    """
-    with named_server() as client:
-        client.read_work_pools(limit=1)
-    # Shells start background processes with SIGINT ignored, and a worker that inherits this does not stop on SIGTERM.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Other commands log only warnings; Prefect's UI shows a worker's log.
-    os.environ["PREFECT_LOGGING_LEVEL"] = "INFO"
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", kind]
-    os.execv(sys.executable, [*command, *([] if limit is None else ["--limit", str(limit)])])

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.table import Table
 
+from flows.cli.error_reporting import brief, say
+from flows.cli.options import AsJson, Root
+from flows.cli.report import write_report
 from flows.console import console, print_json, print_table
+from flows.environment import existing_root
 
 if TYPE_CHECKING:
     from tasks.metrics.evaluations import Figures
     from tasks.reports.comparison import RunDifference
 
 
-def diff_command(first: str, second: str, *, root: str, as_json: bool) -> None:
+def diff_command(
+    first: Annotated[str, typer.Argument(help="Run.", metavar="RUN")],
+    second: Annotated[str, typer.Argument(help="Another.", metavar="RUN")],
+    *,
+    images: Annotated[
+        Path | None, typer.Option("--images", help="HTML file to write with their images side by side.", metavar="FILE")
+    ] = None,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
     """Print the settings in which two runs differ, the artifacts they share, and their evaluations.
-
-    Args:
-        first: a run.
-        second: another.
-        root: the store.
-        as_json: print JSON.
 
     Raises:
         StoreError: there is no such run.
     """
+    uri = existing_root(root)
+    say(f"reading {uri}", quiet=as_json)
+    with brief():
+        _diff(first, second, root=uri, as_json=as_json)
+    if images is not None:
+        write_report([first, second], root=uri, out=images)
+
+
+def _diff(first: str, second: str, *, root: str, as_json: bool) -> None:
     from tasks.reports.comparison import compare
     from tasks.runs.opening import open_run
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
 
 from configs.escaping import quoted
+from flows.cli.options import Root
 from flows.console import console
-from tasks.export.copying import copy_export
-from tasks.runs.addresses import model_address
-from tasks.runs.opening import open_run
+from flows.environment import existing_root
 
 
-def export_command(model: str, to: Path, *, form: str, root: str) -> None:
+def export_command(
+    model: Annotated[str, typer.Argument(help="Run, or RUN@EPOCH.", metavar="RUN[@EPOCH]")],
+    *,
+    to: Annotated[Path, typer.Option("--to", help="Folder to make.", metavar="DIR")],
+    form: Annotated[
+        Literal["model", "dcp"],
+        typer.Option("--format", help="model, for diffusers; dcp: weights and optimizer, for torch."),
+    ] = "model",
+    root: Root = None,
+) -> None:
     """Copy the exported model of RUN or RUN@EPOCH, or write its policy as a checkpoint; print the location.
 
     Raises:
@@ -19,8 +30,13 @@ def export_command(model: str, to: Path, *, form: str, root: str) -> None:
         StoreError: there is no such run.
         NotCommittedError: the epoch was not exported, or not trained.
     """
+    uri = existing_root(root)
+    from tasks.export.copying import copy_export
+    from tasks.runs.addresses import model_address
+    from tasks.runs.opening import open_run
+
     run, epoch = model_address(model)
-    context = open_run(root, run, reads=True)
+    context = open_run(uri, run, reads=True)
     if form == "dcp":
         from tasks.export.checkpoint import export_checkpoint
 

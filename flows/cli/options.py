@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -16,9 +16,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Long = Annotated[bool, typer.Option("--long", help="List everything: all epochs and columns, and names in full.")]
 Stages = Annotated[list[str] | None, typer.Option("--stage", help="Only this stage.", metavar="STAGE")]
 Epochs = Annotated[list[int] | None, typer.Option("--epoch", help="Only this epoch.", metavar="N")]
-Pool = Annotated[str, typer.Option("--pool", help="Work pool.", metavar="NAME")]
-Kinds = Literal["process", "docker", "kubernetes"]
-Kind = Annotated[Kinds, typer.Option("--type", help="Type of the pool, if it is created.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 TrustStore = Annotated[
     bool, typer.Option("--trust-store", help="Run code and commands that only the store's record names.")

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
+import typer
 from rich.table import Table
 
 from configs.errors import ConfigError
 from configs.load import load_config
 from configs.presets import preset_gpu, preset_line, presets
 from configs.suggestions import did_you_mean
+from flows.cli.options import AsJson, Long
 from flows.console import console, print_json, print_table
 from tasks.inputs.policy_kind import kind_name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PresetFilter:
-    """A filter of presets; None matches all."""
-
-    kind: str | None = None
-    """Kind of policy."""
-    model: str | None = None
-    """Part of the name of the model or its family; case is ignored."""
-    memory: float | None = None
-    """GPU memory in GB that suffices for the presets; 0: presets that need no GPU."""
-
-    def takes(self, preset: _Preset) -> bool:
-        """Return whether to list a preset."""
-        named = f"{preset.model} {preset.family}".casefold()
-        return (
-            self.kind in (None, preset.kind)
-            and (self.model or "").casefold() in named
-            and (self.memory is None or _gigabytes(preset.memory) <= self.memory)
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +28,38 @@ class _Preset:
     description: str
 
 
-def presets_command(wanted: PresetFilter, *, long: bool, as_json: bool) -> None:
+def presets_command(
+    *,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="Only presets of this kind of policy, as in --long.", metavar="KIND"),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Only presets whose model or family contains TEXT.", metavar="TEXT")
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option("--memory", help="Only presets that fit a GPU with this memory; 0: a CPU.", metavar="GB", min=0),
+    ] = None,
+    long: Long = False,
+    as_json: AsJson = False,
+) -> None:
     """Print each preset on a line: name, model, algorithm and memory.
-
-    Args:
-        wanted: the filter.
-        long: also print kind, family and description, and the model with its organization.
-        as_json: print JSON.
 
     Raises:
         ConfigError: there is no such kind.
     """
     every = [_preset(name) for name in presets()]
     kinds = {preset.kind: None for preset in every}
-    if wanted.kind is not None and wanted.kind not in kinds:
-        raise ConfigError(f"--kind '{wanted.kind}': there is no such kind. {did_you_mean(wanted.kind, kinds)}")
-    found = [preset for preset in every if wanted.takes(preset)]
+    if kind is not None and kind not in kinds:
+        raise ConfigError(f"--kind '{kind}': there is no such kind. {did_you_mean(kind, kinds)}")
+    found = [
+        preset
+        for preset in every
+        if kind in (None, preset.kind)
+        and (model or "").casefold() in f"{preset.model} {preset.family}".casefold()
+        and (memory is None or _gigabytes(preset.memory) <= memory)
+    ]
     if as_json:
         print_json([asdict(preset) for preset in found])
         return

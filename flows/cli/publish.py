@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
+
+import typer
 
 from configs.errors import ConfigError, PublishError
+from flows.cli.options import Root
 from flows.console import console
 from flows.environment import default_root
-from tasks.export.publish import finished_export, publish
-from tasks.runs.addresses import model_address
-from tasks.runs.opening import open_run
 
 
 def publish_command(
-    model: str, repo: str, *, epoch: int | None, private: bool, token_env: str | None, root: str | None
+    model: Annotated[str, typer.Argument(help="Run, or RUN@EPOCH.", metavar="RUN[@EPOCH]")],
+    repo: Annotated[str, typer.Argument(help="Repository on the Hugging Face Hub.", metavar="OWNER/NAME")],
+    *,
+    epoch: Annotated[int | None, typer.Option("--epoch", help="Epoch of the export; the last when absent.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    token_env: Annotated[
+        str | None, typer.Option("--token-env", help="Environment variable that holds the token.", metavar="NAME")
+    ] = None,
+    root: Root = None,
 ) -> None:
     """Publish the export of RUN or RUN@EPOCH and print its address.
 
@@ -21,6 +30,10 @@ def publish_command(
         PublishError: the variable holds no token, or the Hub refused the upload.
         ConfigError: the address is malformed, or names another epoch than the option.
     """
+    from tasks.export.publish import finished_export, publish
+    from tasks.runs.addresses import model_address
+    from tasks.runs.opening import open_run
+
     run, named = model_address(model)
     if epoch is not None and named not in (None, epoch):
         raise ConfigError(f"'{model}' names epoch {named} and --epoch another, {epoch}. Leave one of them out.")

@@ -4,21 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from configs.errors import StoreError
 from configs.escaping import quoted
 from configs.lazy_import import deferred
+from flows.cli.error_reporting import say
+from flows.cli.options import Root
 from flows.console import console
+from flows.environment import existing_root
+
+if TYPE_CHECKING:
+    from tasks.runs.context import RunContext
 
 
 def report_command(
-    names: Sequence[str], *, root: str, out: Path | None, price: float | None = None, track: bool = False
+    names: Annotated[list[str], typer.Argument(help="One run, or several to compare.", metavar="RUN...")],
+    *,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write.", metavar="FILE")] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", help="Price per hour of work, to report the run's cost.", min=0)
+    ] = None,
+    track: Annotated[bool, typer.Option("--track", help="Also log the file to the MLflow run of each.")] = False,
+    root: Root = None,
 ) -> None:
     """Write the report of one run, or a comparison of several, and print its location.
 
     Raises:
         StoreError: there is no such run, or the file cannot be written.
         TrackingError: the tracker cannot be used.
+    """
+    uri = existing_root(root)
+    say(f"reading {uri}")
+    contexts, html = write_report(names, root=uri, out=out, price=price)
+    if track:
+        from tasks.tracking.reports import log_report
+
+        for context in contexts:
+            console.print(f"logged to {log_report(context, html)}")
+
+
+def write_report(
+    names: Sequence[str], *, root: str, out: Path | None, price: float | None = None
+) -> tuple[list[RunContext], str]:
+    """Write the report of one run, or a comparison of several, print its location, and return the runs and the text.
+
+    Raises:
+        StoreError: there is no such run, or the file cannot be written.
     """
     with deferred("torch"):
         from tasks.reports.report import run_report
@@ -27,11 +61,7 @@ def report_command(
     contexts = [open_run(root, name, reads=True) for name in names]
     html = run_report(*contexts, price=price)
     save_report(html, out or Path(f"{'-'.join(names)}-report.html"))
-    if track:
-        from tasks.tracking.reports import log_report
-
-        for context in contexts:
-            console.print(f"logged to {log_report(context, html)}")
+    return contexts, html
 
 
 def save_report(html: str, file: Path) -> None:

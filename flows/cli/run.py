@@ -6,26 +6,52 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from configs.errors import ConfigError
 from configs.gc_tuning import collect_as_usual, starting
-from flows.cli.command_resolution import Asked
 from flows.cli.error_reporting import say
+from flows.cli.options import Quiet
 from flows.cli.signals import terminable
-from flows.progress import display
-from flows.server import LocalApi, local_api
+from flows.requests import PipelineRequest, Request
 
 if TYPE_CHECKING:
-    from flows.requests import Request
+    from flows.cli.command_resolution import Asked
+    from flows.server import LocalApi
     from tasks.runs.context import RunContext
 
 
-def run_command(asked: Asked, *, quiet: bool) -> None:
-    """Start or continue a run and print its results.
+def run_command(
+    request: PipelineRequest,
+    *,
+    dry: Annotated[bool, typer.Option("--dry", help="List the work to compute, the reasons, and the cost.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Start or continue a run and print its results, or with ``dry`` list the work to compute.
 
     Raises:
+        ConfigError: something in the config or the request cannot work.
         RunConflictError: a run of this name exists with other settings, or another process executes it.
     """
+    say(f"reading {request.config}", quiet=quiet)
+    from flows.cli.command_resolution import understood
+
+    if request.rewind and request.advance is not None:
+        raise ConfigError("--advance trains more epochs and --rewind ends a run earlier. Leave one of them out.")
+    with contextlib.ExitStack() as claim:
+        asked = understood(request, claim=None if dry else claim)
+        say(asked.note or "", quiet=quiet or asked.note is None)
+        if dry:
+            from flows.cli.dry_run import dry_command
+
+            dry_command(asked)
+        else:
+            _run(asked, quiet=quiet)
+
+
+def _run(asked: Asked, *, quiet: bool) -> None:
     from storage.artifacts.commit import ArtifactStore
     from tasks.runs.locks import holding
     from tasks.runs.opening import finished_result, note_moves, refuse_other_settings
@@ -41,6 +67,8 @@ def run_command(asked: Asked, *, quiet: bool) -> None:
         return
     with holding(ArtifactStore(config.store), str(config.run.name)):
         say(f"{config.run.name}: loading torch and Prefect", quiet=quiet)
+        from flows.server import local_api
+
         with local_api() as api:
             _train(asked, api, quiet=quiet)
 
@@ -55,6 +83,7 @@ def _train(asked: Asked, api: LocalApi | None, *, quiet: bool) -> None:
         from flows import process_state
         from flows.cli.summary import print_summary
         from flows.pipeline import pipeline
+        from flows.progress import display
         from tasks.metrics.describe import describe_result
         from tasks.runs.epoch_count import remember_length
 

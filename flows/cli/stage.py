@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from configs.errors import ConfigError
+from flows.cli.error_reporting import say
+from flows.cli.options import Quiet
 from flows.cli.run import run_flow
 from flows.console import console
-from flows.progress import display
+from flows.environment import existing_root
 from flows.requests import ContinueRequest, StageRequest
-from flows.server import local_api
 
 if TYPE_CHECKING:
     from storage.artifacts.commit import ArtifactStore
     from storage.layout import ArtifactRef
 
 
-def stage_command(name: str, request: StageRequest, *, downstream: bool = False, quiet: bool) -> None:
+def stage_command(
+    name: Annotated[str, typer.Argument(help="Stage: base, encode, preprocess, rollout, score, ...", metavar="NAME")],
+    request: StageRequest,
+    *,
+    downstream: Annotated[
+        bool, typer.Option("--downstream", help="Afterwards run the stages that became due.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
     """Run one stage of an existing run; print its artifacts and the stages that become due.
-
-    Args:
-        name: the stage.
-        request: the run, epoch and settings.
-        downstream: afterwards run the stages that became due.
-        quiet: print the artifacts only.
 
     Raises:
         ConfigError: there is no such stage, or the request contradicts itself.
         StoreError: there is no such run.
     """
+    uri = existing_root(request.root if "root" in request.model_fields_set else None)
+    say(f"{name} of run '{request.run}': loading", quiet=quiet)
+    from tasks.specs.stages import stage_spec
+
+    stage_spec(name)
+    _run(name, request.model_copy(update={"root": uri}), downstream=downstream, quiet=quiet)
+
+
+def _run(name: str, request: StageRequest, *, downstream: bool = False, quiet: bool) -> None:
     from storage.artifacts.commit import ArtifactStore
     from tasks.runs.locks import refuse_while_executing
 
@@ -42,6 +56,8 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
     store = ArtifactStore(request.root)
     # Before heavy imports; a scheduled flow waits instead.
     refuse_while_executing(store, request.run)
+    from flows.progress import display
+    from flows.server import local_api
     from tasks.checks.names import check_names
     from tasks.runs.extension import chosen_epoch
     from tasks.runs.opening import open_run
@@ -104,6 +120,7 @@ def regenerate(
         damaged: artifact -> runs that name it.
         trust_store: run code and commands that only the store names.
     """
+    from flows.server import local_api
     from storage.maintenance.quarantine import leave_trace
     from tasks.runs.repairs import makers
 
@@ -116,7 +133,7 @@ def regenerate(
             # One run is enough if its settings are still the artifact's; embeddings need all, each has its own prompts.
             for run, stage, epoch in makers(store, {ref: runs.pop(0) for ref, runs in waiting.items()}):
                 request = StageRequest(run=run, root=store.root.uri, epoch=epoch, trust_store=trust_store)
-                stage_command(stage, request, quiet=True)
+                _run(stage, request, quiet=True)
             waiting = {ref: runs for ref, runs in waiting.items() if runs and store.manifest(ref) is None}
     for ref, runs in damaged.items():
         if runs and store.manifest(ref) is None and ref.kind != "embeddings":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -12,51 +11,55 @@ from rich.text import Text
 
 from configs.errors import ConfigError, TrustError
 from configs.escaping import command
+from flows.cli.error_reporting import brief, say
 from flows.cli.filters import EntryFilter, ranges, span
+from flows.cli.options import AsJson, Epochs, Long, Root, Stages
 from flows.console import console, print_json, print_table
-from flows.environment import default_root
-from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.lineage import list_runs
-from tasks.metrics.speed import in_words
+from flows.environment import existing_root
 
 _STYLES = {"fresh": "green", "stale": "red", "missing": "yellow"}
 _WORST = ("stale", "missing", "fresh")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusRequest:
-    """Options of ``flowmill status``."""
-
-    run: str | None
-    """The run; all runs when None."""
-    root: str | None
-    """The store."""
-    why: str | None = None
-    """``STAGE@EPOCH``: print the reasons for its state instead."""
-    check: bool = False
-    """Exit with 1 if any artifact is stale."""
-    listed: EntryFilter = field(default_factory=EntryFilter)
-    """Filter of the stages and epochs of one run."""
-    as_json: bool = False
-    """Print JSON."""
-
-
-def status_command(request: StatusRequest) -> None:
+def status_command(
+    run: Annotated[str | None, typer.Argument(help="Run; all runs when absent.", metavar="[RUN]")] = None,
+    *,
+    why: Annotated[
+        str | None, typer.Option("--why", help="Say why a stage is fresh, stale or missing.", metavar="STAGE@EPOCH")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if any artifact is stale.")] = False,
+    stage: Stages = None,
+    epoch: Epochs = None,
+    long: Long = False,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
     """Print all runs, or one.
 
     Raises:
         ConfigError: ``why`` names no stage of the run, or an option needs a run.
     """
-    store, name, listed = ArtifactStore(default_root(request.root)), request.run, request.listed
-    if name is None and request.why is not None:
+    uri = existing_root(root)
+    say(f"reading {uri}", quiet=as_json)
+    listed = EntryFilter(stages=stage or (), epochs=epoch or (), long=long)
+    if run is None and why is not None:
         raise ConfigError("--why STAGE@EPOCH needs a run: flowmill status RUN --why score@3")
-    if name is None and (listed.stages or listed.epochs):
+    if run is None and (listed.stages or listed.epochs):
         raise ConfigError("--stage and --epoch need a run: flowmill status RUN --stage score --epoch 3")
-    if request.why is not None and name is not None:
-        _explain(store.root.uri, name, request.why)
-        return
+    with brief():
+        if run is not None and why is not None:
+            _explain(uri, run, why)
+        else:
+            _list(uri, run, listed, check=check, as_json=as_json)
+
+
+def _list(uri: str, name: str | None, listed: EntryFilter, *, check: bool, as_json: bool) -> None:
+    from storage.artifacts.commit import ArtifactStore
+    from storage.artifacts.lineage import list_runs
     from tasks.metrics.describe import describe_run
     from tasks.runs.opening import open_run
+
+    store = ArtifactStore(uri)
 
     def described(each: str) -> dict[str, Any]:
         return describe_run(open_run(store.root.uri, each, reads=True))
@@ -64,8 +67,16 @@ def status_command(request: StatusRequest) -> None:
     runs = [_or_why_not(described, each) for each in list_runs(store)] if name is None else [described(name)]
     if name is not None:
         listed.check_stages(stage["stage"] for stage in runs[0]["stages"])
-    _print(store, [_of_filter(run, listed) for run in runs], request)
-    if request.check and any(stage["state"] == "stale" for run in runs for stage in run["stages"]):
+    shown = [_of_filter(run, listed) for run in runs]
+    if as_json:
+        keys = ("run", "state", "epochs", "finished_epochs")
+        short = [{**{key: run[key] for key in keys}, "states": _counts(run["stages"])} for run in shown]
+        print_json(short if name is None else shown[0])
+    elif name is not None:
+        _print_run(shown[0], listed)
+    else:
+        _print_runs(store.root.uri, shown, complete=listed.long)
+    if check and any(stage["state"] == "stale" for run in runs for stage in run["stages"]):
         raise typer.Exit(1)
 
 
@@ -100,28 +111,21 @@ def _or_why_not(described: Callable[[str], dict[str, Any]], name: str) -> dict[s
         return {"run": name, "state": state, "epochs": None, "finished_epochs": None, "stages": [], "benchmark": None}
 
 
-def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], request: StatusRequest) -> None:
-    one = request.run is not None
-    if request.as_json:
-        keys = ("run", "state", "epochs", "finished_epochs")
-        short = [{**{key: run[key] for key in keys}, "states": _counts(run["stages"])} for run in runs]
-        print_json(runs[0] if one else short)
-    elif one:
-        _print_run(runs[0], request.listed)
-    elif not runs:
-        console.print(f"No runs in '{store.root.uri}'. Start one with 'flowmill run CONFIG'.")
-    else:
-        table = Table("run", "epochs", "state", "last evaluation")
-        for run in runs:
-            if run["benchmark"] is not None:
-                table.add_row(run["run"], "", "benchmark", run["benchmark"])
-                continue
-            if run["epochs"] is None:
-                table.add_row(run["run"], "", run["state"], "")
-                continue
-            epochs = f"{run['finished_epochs']} of {run['epochs']}"
-            table.add_row(run["run"], epochs, _state(run), _last_figures(run))
-        print_table(table, cut=("state", "last evaluation"), complete=request.listed.long)
+def _print_runs(uri: str, runs: Sequence[dict[str, Any]], *, complete: bool) -> None:
+    if not runs:
+        console.print(f"No runs in '{uri}'. Start one with 'flowmill run CONFIG'.")
+        return
+    table = Table("run", "epochs", "state", "last evaluation")
+    for run in runs:
+        if run["benchmark"] is not None:
+            table.add_row(run["run"], "", "benchmark", run["benchmark"])
+            continue
+        if run["epochs"] is None:
+            table.add_row(run["run"], "", run["state"], "")
+            continue
+        epochs = f"{run['finished_epochs']} of {run['epochs']}"
+        table.add_row(run["run"], epochs, _state(run), _last_figures(run))
+    print_table(table, cut=("state", "last evaluation"), complete=complete)
 
 
 def _explain(root: str, name: str, why: str) -> None:
@@ -165,6 +169,8 @@ def _print_run(run: dict[str, Any], listed: EntryFilter) -> None:
         console.print(f"warning: {warning}", style="yellow")
     _print_evaluations(run, listed)
     if run["speed"]:
+        from tasks.metrics.speed import in_words
+
         for stage, speed in run["speed"]["stages"].items():
             console.print(f"{stage} of epoch {run['speed']['epoch']}: {in_words(speed)}")
     _print_side_results(run, listed)

@@ -4,37 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.table import Table
 
 from configs.escaping import visible
 from flows.cli.error_reporting import say
+from flows.cli.options import Quiet
 from flows.cli.report import save_report
 from flows.cli.run import run_flow
 from flows.console import console, print_table
-from flows.environment import prepare_environment
-from flows.progress import display
+from flows.environment import as_overrides, prepare_environment
 from flows.requests import SweepRequest
-from flows.server import local_api
 
 if TYPE_CHECKING:
     from tasks.metrics.sweep import Outcome
 
 
-def sweep_command(request: SweepRequest, *, out: Path | None, quiet: bool) -> None:
+def sweep_command(
+    request: SweepRequest,
+    *,
+    listed: Annotated[
+        Path | None, typer.Option("--list", help="File of variants, one line of KEY=VALUE each.", metavar="FILE")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="HTML file to write the comparison to.")] = None,
+    quiet: Quiet = False,
+) -> None:
     """Run a sweep, print its table, and write its report.
 
     Raises:
         ConfigError: a variant cannot work.
         WorkerError: a variant failed.
     """
+    say(f"reading {request.config}", quiet=quiet)
     from configs.load import load_config
     from storage.artifacts.commit import ArtifactStore
     from tasks.checks.names import check_names
-    from tasks.metrics.sweep import final_settings, selection_note, variants
+    from tasks.metrics.sweep import final_settings, read_list, selection_note, variants
     from tasks.runs.locks import refuse_while_executing
 
+    settings = [*request.overrides, *as_overrides(request.root, None)]
+    lines = [] if listed is None else read_list(listed)
+    request = request.model_copy(update={"listed": lines, "overrides": settings})
     found = variants(request.name, request.grid, request.listed)
     for variant in found:
         config = load_config(request.config, [*request.overrides, *variant.overrides])
@@ -44,6 +56,9 @@ def sweep_command(request: SweepRequest, *, out: Path | None, quiet: bool) -> No
         # Before heavy imports.
         refuse_while_executing(ArtifactStore(config.store), variant.name)
     prepare_environment(config.execution.threads)
+    from flows.progress import display
+    from flows.server import local_api
+
     say(f"{len(found)} variants", quiet=quiet)
     with local_api() as api, display(quiet=quiet, epochs=config.run.epochs) as shown:
         from flows import process_state

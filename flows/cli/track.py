@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from configs.errors import TrackingError
+from flows.cli.options import Root, TrustStore
 from flows.console import console
 from flows.environment import existing_root
 
 
-def track_command(run: str, *, uri: str | None, root: str | None, trust_store: bool = False) -> None:
+def track_command(
+    run: Annotated[str, typer.Argument(help="Run.", metavar="RUN")],
+    *,
+    uri: Annotated[
+        str | None, typer.Option("--uri", help="Another MLflow tracker than the run's own.", metavar="URI")
+    ] = None,
+    root: Root = None,
+    trust_store: TrustStore = False,
+) -> None:
     """Log the records of a run that a tracker lacks, and print the tracker's address.
 
     Raises:

@@ -5,27 +5,40 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from typing import Annotated
+
+import typer
 
 from configs.errors import FlowmillError
+from flows.cli.error_reporting import say
+from flows.cli.options import Root
 from flows.console import console
-from flows.environment import default_root
-from flows.server import check_home, prefect_command, prefect_environment
-from storage.artifacts.commit import ArtifactStore
-from tasks.execution.launch import stop_trees
-from tasks.execution.parent_death import die_with_parent
-from tasks.tracking.locations import ARTIFACTS, runs_page, served_at, tracking_folder, tracking_uri
+from flows.environment import existing_root
 
 _HOST = "127.0.0.1"
 
 
-def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None:
+def ui_command(
+    *,
+    root: Root = None,
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow UI.")] = 5000,
+    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect UI.")] = 4200,
+) -> None:
     """Start both servers, print their addresses, and stop both on Ctrl-C.
 
     Raises:
         FlowmillError: a server cannot be started, or ended.
     """
+    place = existing_root(root)
+    say(f"starting MLflow and Prefect for {place}")
+    from flows.server import check_home, prefect_command, prefect_environment
+    from storage.artifacts.commit import ArtifactStore
+    from tasks.execution.launch import stop_trees
+    from tasks.execution.parent_death import die_with_parent
+    from tasks.tracking.locations import runs_page, served_at
+
     check_home()
-    uri = ArtifactStore(default_root(root)).root.uri
+    uri = ArtifactStore(place).root.uri
     mlflow = _mlflow_command(uri, mlflow_port)
     prefect = [*prefect_command(prefect_port), "--log-level", "warning"]
     environment = prefect_environment(prefect_port) | {
@@ -63,6 +76,8 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
 
 def _mlflow_command(uri: str, port: int) -> list[str]:
     """Return the command of the MLflow server of a store."""
+    from tasks.tracking.locations import ARTIFACTS, tracking_folder, tracking_uri
+
     return [
         sys.executable,
         "-m",

@@ -5,15 +5,25 @@ from __future__ import annotations
 import os
 import sys
 from importlib.util import find_spec
-from typing import NoReturn
+from typing import Annotated, NoReturn
+
+import typer
 
 from configs.extras import require_extra
+from flows.cli.options import Root, TrustStore
 from flows.console import console
+from flows.environment import existing_root
 
 _HOST = "127.0.0.1"
 
 
-def view_command(root: str, run: str | None, *, port: int, trust_store: bool) -> NoReturn:
+def view_command(
+    run: Annotated[str | None, typer.Argument(help="Run to begin with.", metavar="[RUN]")] = None,
+    *,
+    root: Root = None,
+    port: Annotated[int, typer.Option("--port", help="Port on the loopback interface.")] = 8501,
+    trust_store: TrustStore = False,
+) -> NoReturn:
     """Replace this process with Streamlit's server of the explorer's page.
 
     Raises:
@@ -23,9 +33,10 @@ def view_command(root: str, run: str | None, *, port: int, trust_store: bool) ->
     from storage.artifacts.commit import ArtifactStore
     from tasks.runs.opening import require_run
 
+    uri = existing_root(root)
     require_extra("view", "streamlit", label="flowmill view")
     if run is not None:
-        require_run(ArtifactStore(root), run)
+        require_run(ArtifactStore(uri), run)
     server = find_spec("flowmill.explorer_server")
     assert server is not None
     settings = {
@@ -43,5 +54,5 @@ def view_command(root: str, run: str | None, *, port: int, trust_store: bool) ->
     # Files in the user's working directory must not shadow the server's libraries.
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    given = [root, run or "", "trust" if trust_store else ""]
+    given = [uri, run or "", "trust" if trust_store else ""]
     os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(server.origin), *options, "--", *given])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from configs.addresses import is_loopback
+from configs.command_options import CommandLine
 from configs.errors import ConfigError
 from configs.escaping import quoted
 from configs.extras import require_extra
@@ -17,25 +19,26 @@ from tasks.execution.guard import App, OwnPagesOnly
 _MODULES = ("fastapi", "uvicorn", "msgpack", "prometheus_client")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeRequest:
-    """The reward to serve, and its server settings."""
+class ServeRequest(BaseModel):
+    """The reward to serve, and its server settings: the options of ``flowmill serve-reward``."""
 
-    name: str
-    """Name of the reward."""
-    options: Sequence[str] = ()
-    """Options of the reward, ``key=value``."""
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    name: Annotated[str, CommandLine("NAME", "NAME")]
+    """Reward: a name, or your own package.module:name."""
+    options: Annotated[list[str], CommandLine("--set", "KEY=VALUE")] = Field(default_factory=list)
+    """Option of the reward: key=value."""
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = 8600
-    """Port; 0: any free port."""
+    port: int = Field(default=8600, ge=0, le=65535)
+    """Port; 0 takes a free one."""
     device: str | None = None
     """Torch device of the reward."""
-    batch_size: int | None = None
+    batch_size: Annotated[int | None, CommandLine(metavar="N")] = Field(default=None, ge=1)
     """Samples per call of the reward."""
-    waiting: int = 4096
-    """Most samples in the queue."""
-    max_mb: int = 256
+    waiting: int = Field(default=4096, ge=1)
+    """Samples that may wait; further requests are asked to retry later."""
+    max_mb: int = Field(default=256, ge=1)
     """Largest request, in MB."""
 
 

@@ -17,7 +17,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from configs.errors import ConfigError, PromptError, StoreError
 from configs.load import dump_yaml, load_config
-from flows.cli.deploy import deploy_command, list_command
+from flows.cli.deploy import deploy, list_deployments
 from flows.deployments import DeployRequest, carry_out, every_deployment, plan
 from flows.requests import ContinueRequest
 from flows.schedule_parser import read_schedule, schedule_text
@@ -116,11 +116,11 @@ def test_what_a_command_names_is_asked_about_and_changes_alone(
 ) -> None:
     asked = request(name, advance=1, schedule="0 3 * * *")
     with pytest.raises(ConfigError, match="nothing is changed yet") as refused:
-        deploy_command(asked, sure=False)
+        deploy(asked, sure=False)
     assert f"pipeline/{name}: advance 3 -> 1" in str(refused.value)
     assert f"pipeline/{name}: schedule 30 4 * * * UTC (off) -> 0 3 * * * UTC" in str(refused.value)
     assert there(client, name) == by_hand
-    deploy_command(asked, sure=True)
+    deploy(asked, sure=True)
     assert "advance 3 -> 1" in capsys.readouterr().out
     now = there(client, name)
     changed = {key for key in now if now[key] != by_hand[key]}
@@ -149,7 +149,7 @@ def test_deployments_of_one_flow_live_side_by_side_and_are_listed(
         assert (row.run, row.config, row.schedule) == (config, config, f"0 {hour} * * * UTC")
         assert f" 0{hour}:00 UTC" in row.next_start
         assert {f"run:{config}", f"config:{config}"} <= set(there(client, which)["tags"])
-    list_command()
+    list_deployments()
     shown = capsys.readouterr().out
     assert all(word in shown for word in (first, second, "digits_crd", "next start"))
 
@@ -173,10 +173,8 @@ def test_a_pool_of_containers_is_worked_on_by_a_worker_of_its_type(
     name: str, client: SyncPrefectClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pool = name.replace(" ", "-")
-    deploy_command(
-        DeployRequest(only=["score"], name=name, parameters={"run": "theirs"}, pool=pool, kind="docker"), sure=True
-    )
-    deploy_command(request(name, "score", run="small"), sure=True)
+    deploy(DeployRequest(only=["score"], name=name, parameters={"run": "theirs"}, pool=pool, kind="docker"), sure=True)
+    deploy(request(name, "score", run="small"), sure=True)
     assert capsys.readouterr().out.count(f"flowmill worker --pool {pool} --type docker") == 2
 
 
@@ -210,7 +208,7 @@ def test_a_config_that_cannot_run_is_not_deployed(
     if text is not None:
         (folder / "config.yaml").write_text(text)
     with pytest.raises((ConfigError, PromptError), match=said):
-        deploy_command(DeployRequest(only=only, name=name, parameters={"config": "config.yaml"}), sure=True)
+        deploy(DeployRequest(only=only, name=name, parameters={"config": "config.yaml"}), sure=True)
     assert deployed(client, name) == set()
 
 
@@ -227,7 +225,7 @@ def test_a_run_that_is_not_there_is_not_deployed(
     only: tuple[str, ...], given: dict[str, str], said: str, client: SyncPrefectClient, name: str
 ) -> None:
     with pytest.raises(StoreError, match=said):
-        deploy_command(DeployRequest(only=only, name=name, parameters=given), sure=True)
+        deploy(DeployRequest(only=only, name=name, parameters=given), sure=True)
     assert deployed(client, name) == set()
 
 
@@ -245,7 +243,7 @@ def test_a_deployment_that_is_there_is_not_moved_to_a_run_that_is_not(client: Sy
 def test_all_deployments_are_for_the_only_run(
     client: SyncPrefectClient, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    deploy_command(DeployRequest(name=name, parameters={}), sure=True)
+    deploy(DeployRequest(name=name, parameters={}), sure=True)
     assert f"pipeline/{name} is left out: it trains from a config" in capsys.readouterr().out
     flows = deployed(client, name)
     assert (len(flows), "pipeline" in flows) == (16, False)
@@ -255,7 +253,7 @@ def test_all_deployments_are_for_the_only_run(
 def test_all_deployments_of_a_config_are_for_its_run(client: SyncPrefectClient, name: str, folder: Path) -> None:
     """Whatever else the store holds: the first flow run of the pipeline begins it."""
     add_run(folder / "flowmill-store", "other")
-    deploy_command(DeployRequest(name=name, parameters={"config": "digits_crd"}), sure=True)
+    deploy(DeployRequest(name=name, parameters={"config": "digits_crd"}), sure=True)
     flows = deployed(client, name)
     assert len(flows) == 17
     assert asked_of(client, name, "pipeline")["config"] == "digits_crd"
@@ -268,14 +266,14 @@ def test_where_a_store_holds_no_run_or_several_one_is_asked_for(
     add_run(folder / "flowmill-store", "other")
     for only in ((), ("rollout",)):
         with pytest.raises(ConfigError, match=r"holds 2 runs: other, small. Say with --run"):
-            deploy_command(DeployRequest(only=only, name=name, parameters={}), sure=True)
+            deploy(DeployRequest(only=only, name=name, parameters={}), sure=True)
     (folder / "empty" / "runs").mkdir(parents=True)
     with pytest.raises(ConfigError, match="empty' holds no run"):
-        deploy_command(DeployRequest(name=name, parameters={"root": "empty"}), sure=True)
+        deploy(DeployRequest(name=name, parameters={"root": "empty"}), sure=True)
     with pytest.raises(StoreError, match=r"no store at .*nowhere"):
-        deploy_command(DeployRequest(name=name, parameters={"root": "nowhere"}), sure=True)
+        deploy(DeployRequest(name=name, parameters={"root": "nowhere"}), sure=True)
     assert deployed(client, name) == set()
-    deploy_command(DeployRequest(name=name, parameters={"run": "other"}), sure=True)
+    deploy(DeployRequest(name=name, parameters={"run": "other"}), sure=True)
     assert {asked_of(client, name, flow)["run"] for flow in deployed(client, name)} == {"other"}
 
 
@@ -283,7 +281,7 @@ def test_what_containers_read_is_taken_as_it_is(client: SyncPrefectClient, name:
     """A path in an image is no path here; a preset is the same everywhere."""
     pool = {"pool": name.replace(" ", "-"), "kind": "docker"}
     given = {"config": "/in/the/image.yaml", "run": "theirs"}
-    deploy_command(DeployRequest(only=["pipeline", "score"], name=name, parameters=given, **pool), sure=True)
+    deploy(DeployRequest(only=["pipeline", "score"], name=name, parameters=given, **pool), sure=True)
     assert asked_of(client, name, "pipeline")["config"] == "/in/the/image.yaml"
     with pytest.raises(ConfigError, match="Say with --run"):
         plan(DeployRequest(only=["score"], name=f"{name} b", parameters={}, **pool))

@@ -83,7 +83,7 @@ def test_a_known_mistake_is_a_message(context: RunContext, monkeypatch: pytest.M
     assert state.is_failed()
     assert state.message == (
         "Run 'small' has no optimize for epoch 4 yet. Run 'flowmill stage optimize --run small --epoch 4' first.\n"
-        f"Committed data stays. To go on: flowmill stage optimize --run small --epoch 5 --root {root}"
+        f"Committed data stays. To go on: flowmill stage optimize --run small --root {root} --epoch 5"
     )
     for logger in ("prefect.flow_runs", "prefect.engine"):
         logging.getLogger(logger).removeFilter(scheduled_runs._is_news)

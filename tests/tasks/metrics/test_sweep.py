@@ -208,6 +208,6 @@ def test_the_command_of_a_request_asks_for_the_same() -> None:
         config="digits", name="s", grid=["run.seed=0,1"], overrides=["run.epochs=1"], final="last prompts.txt"
     )
     assert request.command("sweep") == (
-        "flowmill sweep digits --name s --parallel 1 --grid run.seed=0,1 --final 'last prompts.txt' --set run.epochs=1"
+        "flowmill sweep digits --name s --grid run.seed=0,1 --set run.epochs=1 --final 'last prompts.txt'"
     )
     assert load_config(request.config, request.overrides).run.epochs == 1

@@ -7,13 +7,14 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.gc_tuning import collect_as_usual
 from flows.cli.error_reporting import say
+from flows.cli.options import Quiet
 from tasks.execution.serve_reward import ServeRequest, reward_app
 
 #: Seconds to finish pending requests after the server is asked to stop.
 _GRACE_S = 10
 
 
-def serve_command(request: ServeRequest, *, quiet: bool) -> None:
+def serve_reward_command(request: ServeRequest, *, quiet: Quiet = False) -> None:
     """Serve a reward until stopped; print the address once it answers.
 
     Raises:
