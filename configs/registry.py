@@ -172,8 +172,8 @@ def _type_of(component: Any, option: str) -> tuple[Any, TypeAdapter[Any]]:
     if parameter is None or parameter.annotation is parameter.empty:
         return Any, TypeAdapter(Any)
     if dataclasses.is_dataclass(component):
-        owner = next(base for base in inspect.getmro(component) if option in inspect.get_annotations(base))
-        names = vars(sys.modules[owner.__module__])
+        owners = component.__mro__  # type: ignore[union-attr]
+        names = next(vars(sys.modules[base.__module__]) for base in owners if option in inspect.get_annotations(base))
     else:
         names = getattr(component.__init__ if inspect.isclass(component) else component, "__globals__", {})
     try:

@@ -81,6 +81,7 @@ class FlowDDIM:
     """
 
     stochastic: ClassVar[bool] = True
+    # Above 1 rho exceeds sigma' at small steps; the next noise level would not be the schedule's.
     eta: Annotated[Noise, Field(le=1)] = 0.7
     """Factor of the noise's std, in (0, 1]."""
 

@@ -93,13 +93,16 @@ class Local:
         return [_agent(program, "127.0.0.1:0", logs)]
 
 
+_PREFIXES = "Give one list of words per process to start, [] for none before it."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agents:
     """An agent per node, each started by its own command or all by one; they meet at an address of one node."""
 
     endpoint: Annotated[str, Field(pattern=r"^.+:[0-9]+$"), "Write it as 'host:port'."]
     """``host:port`` of the rendezvous: one of the nodes, and a free port."""
-    prefixes: Annotated[tuple[tuple[str, ...], ...], Field(min_length=1)]
+    prefixes: Annotated[tuple[tuple[str, ...], ...], Field(min_length=1), _PREFIXES]
     """Prefix of torchrun's command, once per process started here: ``[[ssh, node1], [ssh, node2]]``, or
     ``[[srun, --nodes=2, --ntasks-per-node=1]]``, which starts all; ``[[], []]`` starts two on this machine."""
     python: str | None = None
