@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, get_args, get_type_hints
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from configs.base import Component
 from configs.errors import ConfigError
 from configs.import_paths import shadows
 from configs.suggestions import did_you_mean
+from configs.validation_messages import place, wanted
 
 
 class Table(dict[str, str]):
@@ -114,15 +121,68 @@ def unknown_option(name: str, option: str, valid: Iterable[str], *, label: str) 
     return ConfigError(f"{label} '{name}' has no option '{option}'. {did_you_mean(option, valid)}")
 
 
-def check_options(name: str, options: Iterable[str], valid: Sequence[str], *, label: str) -> None:
-    """Check that a component has all given options.
+def check_options(
+    component: Any, name: str, options: Mapping[str, Any], *, label: str, valid: Sequence[str] | None = None
+) -> None:
+    """Check that a component has all given options, and that their values have the annotated types.
+
+    Types are strict, except that an integer is a number and a list is a tuple. Values are not converted.
+
+    Args:
+        component: a dataclass, another class or a function.
+        name: its name in messages.
+        options: values by name.
+        label: its role in messages.
+        valid: names of its options; None: all its fields or parameters.
 
     Raises:
-        ConfigError: an option does not exist.
+        ConfigError: an option does not exist, or has a value that its type does not allow.
     """
-    for option in options:
-        if option not in valid:
-            raise unknown_option(name, option, valid, label=label)
+    known = option_names(component) if valid is None else valid
+    for option, value in options.items():
+        if option not in known:
+            raise unknown_option(name, option, known, label=label)
+        kind, adapter = _type_of(component, option)
+        try:
+            # Validated as JSON, in which a tuple is a list, like in YAML.
+            adapter.validate_json(json.dumps(value, default=str))
+        except ValidationError as error:
+            raise ConfigError(f"{label} '{name}': {_refusal(option, kind, error)}") from None
+
+
+def _refusal(option: str, kind: Any, error: ValidationError) -> str:
+    """Return the option or the part of it that is refused, its value, the allowed values and a remedy."""
+    first, *others = error.errors(include_url=False)
+    where = place(first)
+    # A value that no member of a union allows has an error for each member.
+    allowed = dict.fromkeys(wanted(item) for item in (first, *others) if place(item) == where)
+    noted = [note for each in (kind, *get_args(kind)) for note in getattr(each, "__metadata__", ())]
+    remedies = [each for each in noted if isinstance(each, str)]
+    path = ".".join(str(part) for part in (option, *where[: -1 if first["type"] == "missing" else None]))
+    return " ".join([f"{path} is {first['input']!r}; {' or '.join(allowed)}.", *remedies])
+
+
+@cache
+def _type_of(component: Any, option: str) -> tuple[Any, TypeAdapter[Any]]:
+    """Return the type of an option, and its check.
+
+    A type that is not annotated, cannot be evaluated here or is unknown to pydantic allows all values.
+    """
+    parameter = inspect.signature(component).parameters.get(option)
+    if parameter is None or parameter.annotation is parameter.empty:
+        return Any, TypeAdapter(Any)
+    if dataclasses.is_dataclass(component):
+        owners = component.__mro__  # type: ignore[union-attr]
+        names = next(vars(sys.modules[base.__module__]) for base in owners if option in inspect.get_annotations(base))
+    else:
+        names = getattr(component.__init__ if inspect.isclass(component) else component, "__globals__", {})
+    try:
+        # Evaluated one by one: other annotations may name types that are imported for type checkers only.
+        holder = SimpleNamespace(__annotations__={option: parameter.annotation})
+        kind = get_type_hints(holder, names, include_extras=True)[option]
+        return kind, TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+    except (NameError, AttributeError, TypeError, SyntaxError, PydanticUserError):
+        return Any, TypeAdapter(Any)
 
 
 def create(table: Table, name: str, options: Mapping[str, Any], *, label: str) -> Any:
@@ -140,7 +200,7 @@ def build(component: Callable[..., Any], name: str, options: Mapping[str, Any], 
     Raises:
         ConfigError: an option is unknown, missing or refused by the class.
     """
-    check_options(name, options, option_names(component), label=label)
+    check_options(component, name, options, label=label)
     try:
         return component(**options)
     except (TypeError, ValueError) as error:

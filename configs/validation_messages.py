@@ -40,11 +40,17 @@ def explain(item: Mapping[str, Any]) -> str:
         return f"setting '{location}' is required and missing."
     if item["type"] == "value_error":
         return f"'{location or 'config'}': {item['msg'].removeprefix('Value error, ')}."
-    message = _REMEDIES.get(item["type"], f"{item['msg'][:1].lower()}{item['msg'][1:]}")
+    message = wanted(item)
     section = _section_at(item["loc"])
     if item["type"] in ("model_type", "dict_type") and section is not None and issubclass(section, Component):
         message = "it must be a name with options; give the name alone, or {name: ..., options: {...}}"
     return f"'{location or 'config'}' is {item['input']!r}; {message}."
+
+
+def wanted(item: Mapping[str, Any]) -> str:
+    """Return the part of a message that says which values are allowed, such as "it must be greater than 0"."""
+    said = item["msg"].removeprefix("Value error, ").removesuffix(".").replace(" after validation", "")
+    return _REMEDIES.get(item["type"]) or re.sub(r"^\w+ should ", "it must ", said)
 
 
 _UNION_MEMBER = re.compile(r"[\[(]|^constrained-|^(int|float|str|bool)$")
@@ -53,6 +59,7 @@ _REMEDIES = {
     "list_type": "it must be a list like [a, b]",
     "model_type": "it must be a section with keys, like {key: value}",
     "dict_type": "it must be a mapping like {key: value}",
+    "missing": "it has too few entries",
 }
 
 

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
 import httpx
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from configs.answers import json_of, text_of
 from configs.errors import EngineError
@@ -30,6 +31,7 @@ from models.rewards.http_client import MOST, bounded_client
 from models.rewards.retry import PassingError, Patience
 
 T = TypeVar("T")
+Address: TypeAlias = Annotated[str, Field(pattern="^https?://"), "Begin it with http:// or https://."]
 
 #: Seconds to wait for a connection.
 _CONNECT_S = 5.0
@@ -49,25 +51,25 @@ _AGAIN = "Committed results stay: give the same command again."
 class OpenAI:
     """A server at an address; its weights are checked before every rollout and with every batch."""
 
-    endpoint: str
+    endpoint: Address
     """Address that ends in /v1."""
     model: str
     """Name of the model, or of the adapter, at the endpoint."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable with the key; it may be unset, as self-hosted servers need none."""
-    timeout_s: float = 300.0
+    timeout_s: PositiveFloat = 300.0
     """Seconds for a request and its whole answer."""
-    patience_s: float = 120.0
+    patience_s: NonNegativeFloat = 120.0
     """Seconds of failures, which are retried, or of other weights than the policy's, after which the run stops."""
-    concurrency: int = 64
+    concurrency: PositiveInt = 64
     """Maximum parallel requests; there are never more than execution.rollout_batch_size."""
-    tolerance: float = 0.1
+    tolerance: PositiveFloat = 0.1
     """Mean distance of its log-probs from the policy's, in nats per token, above which its texts are refused."""
     proof: Literal["prompt_logprobs", "echo"] = "prompt_logprobs"
     """How its log-probs of a given text are requested: with vLLM's `prompt_logprobs`, or OpenAI's `echo`."""
     folder: str | None = None
     """Where the policy is written before a rollout, as `from_pretrained` reads it: a place shared with the server."""
-    reload: str | None = None
+    reload: Address | None = None
     """Address that the path is then posted to; it must answer once the server has the weights; needs `folder`."""
     reload_body: dict[str, Any] = field(default_factory=lambda: {"path": "{path}", "policy": "{policy}"})
     """JSON body of that request, with {path} of the folder and {policy}, a name that changes with the weights."""
@@ -77,18 +79,8 @@ class OpenAI:
         """Make the client; no request is sent yet.
 
         Raises:
-            ValueError: an option is out of range.
+            ValueError: ``reload`` is set without ``folder``.
         """
-        for name, address in (("endpoint", self.endpoint), ("reload", self.reload)):
-            if address is not None and not str(address).startswith(("http://", "https://")):
-                raise ValueError(f"{name} is '{address}'; it must begin with http:// or https://.")
-        for name in ("timeout_s", "tolerance", "concurrency"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0.")
-        if self.patience_s < 0:
-            raise ValueError(f"patience_s is {self.patience_s}; it must not be negative.")
-        if self.proof not in ("prompt_logprobs", "echo"):
-            raise ValueError(f"proof is {self.proof!r}; it must be one of prompt_logprobs, echo.")
         if self.reload is not None and self.folder is None:
             raise ValueError("reload needs folder, where the policy is written that the server is to load.")
         self._client = bounded_client(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 
-from models.maths.transitions import Gaussian, Grid, expand, positive, predictions, sde_step
+from models.maths.transitions import Gaussian, Grid, Noise, expand, predictions, sde_step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,16 +23,8 @@ class DanceSDE:
     """
 
     stochastic: ClassVar[bool] = True
-    eta: float = 0.3
+    eta: Noise = 0.3
     """The noise scale s, the same at every step."""
-
-    def __post_init__(self) -> None:
-        """Check eta.
-
-        Raises:
-            ValueError: it is not positive.
-        """
-        positive("eta", self.eta)
 
     def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
         """Return the SDE's Gaussian."""
@@ -64,21 +57,11 @@ class CPS:
     """
 
     stochastic: ClassVar[bool] = True
-    noise_level: float = 0.8
+    noise_level: Annotated[Noise, Field(le=2)] = 0.8
     """In (0, 2); 1 draws fresh noise for the next latents, and above it the sine falls again: 1.2 is 0.8 (Flow-GRPO's
     configs go up to 1.5)."""
     log_prob: Literal["gaussian", "squared"] = "gaussian"
     """The log-density, or the peers' form without its scale."""
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one is out of range.
-        """
-        positive("noise_level", self.noise_level, most=2.0)
-        if self.log_prob not in ("gaussian", "squared"):
-            raise ValueError(f"log_prob is {self.log_prob!r}; it must be 'gaussian' or 'squared'.")
 
     def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
         """Return the step's Gaussian; its std is 0 where sigma' is."""
@@ -98,17 +81,9 @@ class FlowDDIM:
     """
 
     stochastic: ClassVar[bool] = True
-    eta: float = 0.7
+    # Above 1 rho exceeds sigma' at small steps; the next noise level would not be the schedule's.
+    eta: Annotated[Noise, Field(le=1)] = 0.7
     """Factor of the noise's std, in (0, 1]."""
-
-    def __post_init__(self) -> None:
-        """Check eta.
-
-        Raises:
-            ValueError: it is not above 0 and at most 1.
-        """
-        # Above 1 rho exceeds sigma' at small steps; the next noise level would not be the schedule's.
-        positive("eta", self.eta, most=1.0)
 
     def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
         """Return the step's Gaussian."""
@@ -131,20 +106,10 @@ class Precise:
     """
 
     stochastic: ClassVar[bool] = True
-    noise_level: float = 0.7
+    noise_level: Noise = 0.7
     """Noise level of Flow-SDE, or eta of Dance-SDE."""
     noise: Literal["flow", "dance"] = "flow"
     """The SDE whose noise scale g is used."""
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one is out of range.
-        """
-        positive("noise_level", self.noise_level)
-        if self.noise not in ("flow", "dance"):
-            raise ValueError(f"noise is {self.noise!r}; it must be 'flow' or 'dance'.")
 
     def kept(self, grid: Grid) -> Tensor:
         """Return rho, (B,): the share of the predicted noise that stays."""

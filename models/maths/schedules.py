@@ -9,7 +9,23 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol, TypeAlias
+
+from pydantic import AfterValidator, NonNegativeInt, PositiveInt
+
+from configs.option_types import PositiveShare
+
+
+def _distinct(steps: tuple[int, ...]) -> tuple[int, ...]:
+    """Refuse a step that is named twice: it would be trained twice as often, or with another probability."""
+    repeated = sorted({step for step in steps if steps.count(step) > 1})
+    if repeated:
+        raise ValueError(f"it holds step {repeated[0]} more than once. Remove it")
+    return steps
+
+
+#: Steps, each named once.
+Distinct: TypeAlias = Annotated[tuple[int, ...], AfterValidator(_distinct)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +74,6 @@ class AllSteps:
     keep_final: bool = False
     """Store the final latents too, for algorithms that compare them."""
 
-    def __post_init__(self) -> None:
-        """Check the option.
-
-        Raises:
-            ValueError: ``last`` is unknown.
-        """
-        if self.last not in ("ode", "sde", "train"):
-            raise ValueError(f"last is {self.last!r}; it must be 'ode', 'sde' or 'train'.")
-
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the same steps for every group."""
         body, every = tuple(range(steps - 1)), tuple(range(steps))
@@ -86,29 +93,18 @@ class Window:
     at ``low`` after the last position (MixGRPO, arXiv 2507.21802).
     """
 
-    size: int = 2
+    size: PositiveInt = 2
     """Steps of the window."""
-    low: int = 0
+    low: NonNegativeInt = 0
     """First possible step of the window."""
     high: int | None = None
     """End of the range of steps, exclusive; all but the last step of the schedule when absent."""
     mode: Literal["random", "fixed", "progressive"] = "random"
     """Start drawn per group, always at ``low``, or moving with the epochs."""
-    stride: int = 1
+    stride: PositiveInt = 1
     """Steps by which a progressive window moves at a time."""
-    epochs_per_shift: int = 1
+    epochs_per_shift: PositiveInt = 1
     """Epochs a progressive window stays."""
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one is out of range.
-        """
-        if self.mode not in ("random", "fixed", "progressive"):
-            raise ValueError(f"mode is {self.mode!r}; it must be 'random', 'fixed' or 'progressive'.")
-        if min(self.size, self.stride, self.epochs_per_shift) < 1 or self.low < 0:
-            raise ValueError("size, stride and epochs_per_shift must be at least 1, low at least 0.")
 
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the window of a group; without ``high`` the last step is never in it.
@@ -137,20 +133,10 @@ class Window:
 class Subset:
     """``count`` stochastic, trained steps drawn per group from ``candidates`` (Flow-Factory's ``sde_steps``)."""
 
-    count: int = 1
+    count: PositiveInt = 1
     """Steps that are drawn."""
-    candidates: tuple[int, ...] | None = None
+    candidates: Distinct | None = None
     """Steps they are drawn from; all but the last when absent."""
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one is out of range.
-        """
-        if self.count < 1:
-            raise ValueError(f"count is {self.count}; it must be at least 1.")
-        distinct("candidates", self.candidates)
 
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the subset of a group; without candidates, of all steps but the last.
@@ -176,21 +162,10 @@ class RandomFraction(DrawnPerSample):
     kind of the last step: 'ode', or 'sde' (stochastic, never trained).
     """
 
-    fraction: float = 0.6
+    fraction: PositiveShare = 0.6
     """Share of the stochastic steps that is stored and trained, in (0, 1]."""
     last: Literal["ode", "sde"] = "ode"
     """The last step: without noise, or with noise; it is never trained."""
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: the fraction is not above 0 and at most 1, or ``last`` is unknown.
-        """
-        if self.last not in ("ode", "sde"):
-            raise ValueError(f"last is {self.last!r}; it must be 'ode' or 'sde'.")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction is {self.fraction}; it must be above 0 and at most 1.")
 
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the steps of one sample; every sample has int(fraction * (steps - 1)) of them.
@@ -225,21 +200,12 @@ class LateStates(DrawnPerSample):
     State i is the start of step i. ReFL (arXiv 2304.05977) has 1 of the states 30 to 39 of 40.
     """
 
-    count: int = 1
+    count: PositiveInt = 1
     """States of each sample."""
-    low: int | None = None
+    low: NonNegativeInt | None = None
     """First possible state; that of the last quarter of the steps when absent."""
     high: int | None = None
     """End of the range of states; ``rollout.steps`` when absent, so that the last is the start of the last step."""
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one is out of range.
-        """
-        if self.count < 1 or (self.low is not None and self.low < 0):
-            raise ValueError(f"count is {self.count} and low {self.low}; count must be at least 1, low at least 0.")
 
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the states of one sample.
@@ -265,20 +231,10 @@ class BranchEveryStep:
     TempFlow-GRPO: rewards and groups are per (prompt, step), of rollout.group_size trunks times ``branches``.
     """
 
-    branches: int = 4
+    branches: PositiveInt = 4
     """Branches that leave the trunk at every step."""
-    steps: tuple[int, ...] | None = None
+    steps: Distinct | None = None
     """Steps that branch; all but the last when absent."""
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one is out of range.
-        """
-        if self.branches < 1:
-            raise ValueError(f"branches is {self.branches}; it must be at least 1.")
-        distinct("steps", self.steps)
 
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the branching steps, the same for every group.
@@ -290,14 +246,3 @@ class BranchEveryStep:
         if not chosen or not all(0 <= step < steps for step in chosen):
             raise ValueError(f"steps {list(chosen)} are not steps of a schedule of rollout.steps {steps}.")
         return Steps(stochastic=chosen, trained=chosen, branches=self.branches)
-
-
-def distinct(name: str, steps: tuple[int, ...] | None) -> None:
-    """Check the option ``name`` of a plan, a list of steps.
-
-    Raises:
-        ValueError: a step is in it twice, so it would be trained twice as often, or with another probability.
-    """
-    repeated = sorted({step for step in steps or () if (steps or ()).count(step) > 1})
-    if repeated:
-        raise ValueError(f"{name} is {list(steps or ())}, which holds step {repeated[0]} more than once. Remove it.")

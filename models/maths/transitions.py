@@ -16,12 +16,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol, TypeAlias
 
 import torch
+from pydantic import PositiveFloat
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+#: Noise option of a kernel.
+Noise: TypeAlias = Annotated[PositiveFloat, "Use sampler 'ode' for no noise."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +113,8 @@ class FlowSDE:
     """
 
     stochastic: ClassVar[bool] = True
-    noise_level: float = 0.7
+    noise_level: Noise = 0.7
     """Factor of the noise's std."""
-
-    def __post_init__(self) -> None:
-        """Check the noise level.
-
-        Raises:
-            ValueError: it is not positive; use the sampler 'ode' for a deterministic step.
-        """
-        positive("noise_level", self.noise_level)
 
     def scale(self, grid: Grid) -> Tensor:
         """Return s, (B,)."""
@@ -191,15 +187,3 @@ def log_ratio(new: Gaussian, old_mean: Tensor, value: Tensor) -> Tensor:
 def gaussian_kl(new: Gaussian, old: Gaussian) -> Tensor:
     """Return (B,) KL between two steps from the same state with the same std: mean_d (mu - mu')^2 / (2 std^2)."""
     return ((new.mean - old.mean) ** 2).flatten(1).mean(1) / (2 * new.std**2)
-
-
-def positive(name: str, value: float, *, most: float = math.inf) -> None:
-    """Check the noise option ``name`` of a kernel.
-
-    Raises:
-        ValueError: it is not above 0, not finite, or above ``most``.
-    """
-    if not value > 0:
-        raise ValueError(f"{name} is {value}; it must be above 0. Use sampler 'ode' for no noise.")
-    if value > most or math.isinf(value):
-        raise ValueError(f"{name} is {value}; it must be {'finite' if math.isinf(most) else f'at most {most:g}'}.")

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from pydantic import PositiveInt
 
 from configs.errors import ConfigError
+from configs.option_types import Share
 from models.devices import moved
 from models.library_loading import diffusers_class, read_json
 from models.maths.guidance import rescaled_guided
@@ -32,17 +34,10 @@ if TYPE_CHECKING:
 class DDIMOptions:
     """Options of the family."""
 
-    steps: int = 50
+    steps: PositiveInt = 50
     """Denoising steps, equal to those of the rollout and the evaluation: they determine the first noise level."""
-    guidance_rescale: float = 0.0
+    guidance_rescale: Share = 0.0
     """How far guided predictions are rescaled to the std of conditional ones, 0 to 1 (arXiv 2305.08891: 0.7)."""
-
-    def __post_init__(self) -> None:
-        """Check the options; raise ValueError."""
-        if self.steps < 1:
-            raise ValueError(f"steps is {self.steps}; it must be at least 1.")
-        if not 0 <= self.guidance_rescale <= 1:
-            raise ValueError(f"guidance_rescale is {self.guidance_rescale}; it must be from 0 to 1.")
 
 
 class DDIMPolicy(PipelinePolicy):

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from pydantic import PositiveFloat
 
 from configs.errors import ConfigError
+from configs.option_types import Share
 from models.library_loading import read_json
 from models.maths.guidance import guided, rescaled_guided
 from models.maths.transitions import expand
@@ -41,21 +43,12 @@ class LTX2Options:
 
     max_sequence_length: int = 1024
     """Gemma tokens that are read; a multiple of the connectors' registers, 128 in published models."""
-    frame_rate: float = 24.0
+    frame_rate: PositiveFloat = 24.0
     """Frames per second, which determine the length of the sound; `rollout.media.fps` must be the same."""
-    audio_guidance_scale: float | None = None
+    audio_guidance_scale: PositiveFloat | None = None
     """Guidance of the sound; that of the clip when absent."""
-    guidance_rescale: float = 0.0
+    guidance_rescale: Share = 0.0
     """How far guided predictions of clean latents are rescaled to the std of the positive ones; 0: not at all."""
-
-    def __post_init__(self) -> None:
-        """Check the options; raise ValueError."""
-        if not self.frame_rate > 0:
-            raise ValueError(f"frame_rate is {self.frame_rate}; it must be above 0.")
-        if not 0 <= self.guidance_rescale <= 1:
-            raise ValueError(f"guidance_rescale is {self.guidance_rescale}; it must be from 0 to 1.")
-        if self.audio_guidance_scale is not None and not self.audio_guidance_scale > 0:
-            raise ValueError(f"audio_guidance_scale is {self.audio_guidance_scale}; it must be above 0.")
 
 
 def _stripped(tokenizer: Any, text: str) -> str:

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from configs.errors import ConfigError
+from configs.option_types import PositiveShare
 from models.maths.conditioning import Conditioning
 from models.maths.transitions import expand
 from models.policies.diffusion import Images, PipelineCall
@@ -30,17 +31,8 @@ if TYPE_CHECKING:
 class WanVideoOptions(WanOptions):
     """Options of the family."""
 
-    strength: float = 0.8
+    strength: PositiveShare = 0.8
     """Share of the schedule that is used, above 0 and at most 1: more adds more noise, 1 keeps nothing of the clip."""
-
-    def __post_init__(self) -> None:
-        """Check the strength.
-
-        Raises:
-            ValueError: it is not above 0, or above 1.
-        """
-        if not 0 < self.strength <= 1:
-            raise ValueError(f"strength is {self.strength}; it must be above 0 and at most 1.")
 
 
 class WanVideoToVideo(Wan):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.option_types import OpenShare
 from models.quickstart.characters import CharacterModelBuilder, Characters, Pair, llama
 from models.quickstart.pretrain import Report
 
@@ -19,7 +20,7 @@ _PROBE = 300
 class AdditionBuilder(CharacterModelBuilder):
     """A Llama of 3 layers and 16 tokens; the prompt is ``12+34=``, the completion the sum and an end."""
 
-    accuracy: float = 0.15
+    accuracy: OpenShare = 0.15
     """Share of right sampled answers at which pre-training ends, as accuracy after fixed steps depends on the seed."""
     heldout: int = 500
     """Sums below 100 + 100 that are never trained on."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from models.quickstart.corpus import digit_pairs, rendered_words
 from models.quickstart.pipeline import LATENT_CHANNELS, VAE_FACTOR, tiny_pipeline
@@ -22,21 +24,12 @@ class DigitsBuilder:
     """Autoencoder steps."""
     images: int = 12000
     """Corpus size."""
-    prompt_dropout: float = 0.0
+    prompt_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of rows that are trained with an empty prompt, as classifier-free guidance needs a negative prompt."""
 
     family: ClassVar[str] = "sd3"
     latents: ClassVar[tuple[int, int]] = (LATENT_CHANNELS, VAE_FACTOR)
     """Latent channels, and pixels per side of a latent."""
-
-    def __post_init__(self) -> None:
-        """Check the dropout.
-
-        Raises:
-            ValueError: it is out of range.
-        """
-        if not 0 <= self.prompt_dropout < 1:
-            raise ValueError(f"prompt_dropout is {self.prompt_dropout}; it must be at least 0 and below 1.")
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from configs.option_types import OpenShare
 from models.quickstart.pretrain import Report
 
 if TYPE_CHECKING:
@@ -53,22 +54,13 @@ def llama(seed: int, *, vocabulary: int, positions: int, layers: int = 3) -> Any
 class CharacterModelBuilder:
     """Base class of builders that train until answers reach the requested quality."""
 
-    accuracy: float
+    accuracy: OpenShare
     """Share of right sampled answers at which pre-training ends, as accuracy after fixed steps depends on the seed."""
     seed: int = 0
     """Seed of weights and order."""
 
     latents: ClassVar[None] = None
     """It has none."""
-
-    def __post_init__(self) -> None:
-        """Check the accuracy.
-
-        Raises:
-            ValueError: it is out of range.
-        """
-        if not 0 < self.accuracy < 1:
-            raise ValueError(f"accuracy is {self.accuracy}; it must lie between 0 and 1.")
 
 
 @dataclass(frozen=True, slots=True)

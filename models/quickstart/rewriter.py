@@ -7,6 +7,7 @@ import string
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.option_types import OpenShare
 from models.quickstart.characters import CharacterModelBuilder, Characters, Pair, llama
 from models.quickstart.pretrain import Report
 
@@ -29,7 +30,7 @@ _PROBE = 40
 class RewriterBuilder(CharacterModelBuilder):
     """A Llama of 3 layers; it rewrites the prompt ``draw "46"`` as ``number 46``, ``"46"`` or another of five texts."""
 
-    accuracy: float = 0.9
+    accuracy: OpenShare = 0.9
     """Share of sampled texts that must be one of these, with the right number, at which pre-training ends."""
 
     def build(self, folder: Path, report: Report) -> None:

@@ -189,14 +189,7 @@ class ImageSimilarity(ClipEmbeddings):
     """Measure of similarity, as above."""
 
     def __post_init__(self) -> None:
-        """Load the model where one is needed.
-
-        Raises:
-            ValueError: an option is out of range.
-        """
-        for option, value, known in (("to", self.to, ("column", "source")), ("by", self.by, ("embedding", *_BY))):
-            if value not in known:
-                raise ValueError(f"{option} is {value!r}; it must be one of {', '.join(known)}.")
+        """Load the model where one is needed."""
         if self.by == "embedding":
             super().__post_init__()
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, PositiveInt
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from configs.errors import ConfigError
+from configs.option_types import OpenShare
 from configs.path_types import FilePlace, FolderPlace, ModelPlace
 from models.devices import chosen_device, local_rank
 from models.memory.architectures import architecture_of, meta_denoiser, parameters
@@ -54,9 +56,9 @@ class DinaLrm:
     """Folder or hub id of the pipeline whose model is its backbone."""
     revision: str | None = None
     """Commit, tag or branch of that pipeline."""
-    taps: tuple[int, ...] = (4, 8, 12)
+    taps: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (4, 8, 12)
     """Blocks whose states the head reads, counted from 1; blocks after the last are not run."""
-    noise: float = 0.4
+    noise: OpenShare = 0.4
     """Noise level added to the latents: 0.4 for generated images, 0.1 for images from files."""
     noise_seed: int = 0
     """Seed of that noise, which is the same for all samples."""
@@ -77,12 +79,10 @@ class DinaLrm:
 
         Raises:
             ConfigError: one does not fit the others.
-            ValueError: an option is out of range.
+            ValueError: the blocks are not in order.
         """
-        if not 0 < self.noise < 1:
-            raise ValueError(f"noise is {self.noise}; it must lie between 0 and 1.")
-        if not self.taps or list(self.taps) != sorted(set(self.taps)) or self.taps[0] < 1:
-            raise ValueError(f"taps is {self.taps}; it must name blocks from 1 on, ascending.")
+        if list(self.taps) != sorted(set(self.taps)):
+            raise ValueError(f"taps is {self.taps}; it must name blocks in ascending order.")
         device = chosen_device(self.device, local_rank(), label=f"device of reward '{_NAME}'")
         settings = DiffusionSettings(dtype=getattr(torch, self.dtype), device=device, height=_SIZE, width=_SIZE)
         folder = downloaded(self.model, self.revision, reward=_NAME)

@@ -26,10 +26,6 @@ class PixelDiversity:
     to: Others = "mean"
     """The mean over the others, or the difference to the nearest of them."""
 
-    def __post_init__(self) -> None:
-        """Check the options."""
-        _check(self.to)
-
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image of a group; 0 for one without others."""
         flat = media.reshape(len(media), -1).astype(np.float32) / 255
@@ -48,11 +44,6 @@ class EmbeddingDiversity(ClipEmbeddings):
     model: ModelPlace = CLIP_L
     to: Others = "mean"
     """The mean over the others, or the distance to the nearest of them (GARDO's, of DINOv3's embeddings)."""
-
-    def __post_init__(self) -> None:
-        """Load the model."""
-        _check(self.to)
-        ClipEmbeddings.__post_init__(self)
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image of a group; 0 for one without others."""
@@ -76,8 +67,3 @@ def nearest_other(distances: np.ndarray) -> np.ndarray:
 
 
 _OTHERS = {"mean": mean_to_others, "nearest": nearest_other}
-
-
-def _check(to: str) -> None:
-    if to not in _OTHERS:
-        raise ValueError(f"to is {to!r}; it must be 'mean' or 'nearest'.")

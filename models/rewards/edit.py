@@ -11,7 +11,7 @@ import numpy as np
 
 from configs.errors import RewardError
 from models.rewards.base import Bounds, Needs, Scores
-from models.rewards.vlm import Asking, edited
+from models.rewards.vlm import Asking, Question, edited
 
 _SUCCESS = (
     "You judge edits of images. The first image or images are what there was, the last is what was made of them by an "
@@ -114,26 +114,12 @@ class EditReward(Asking):
 
     rubric: Literal["unified", "rational", "edit_reward"] = "unified"
     """Question and answer format: those of UnifiedReward-Edit, RationalRewards or EditReward."""
-    question: str | None = None
+    question: Question | None = None
     """Replaces the rubric's question, with {prompt} for the instruction: the exact text a judge was trained with."""
     over: Literal["mean", "min"] = "mean"
     """How the scores of the aspects are combined."""
     max_tokens: int = 2048
     """Maximum tokens of an answer."""
-
-    def __post_init__(self) -> None:
-        """Make the client; no request is sent yet.
-
-        Raises:
-            ConfigError: the package is not installed, or there is no endpoint.
-            ValueError: an option is out of range.
-        """
-        super().__post_init__()
-        if self.rubric not in RUBRICS:
-            raise ValueError(f"rubric is {self.rubric!r}; it must be one of {', '.join(RUBRICS)}.")
-        if self.over not in ("mean", "min"):
-            raise ValueError(f"over is {self.over!r}; it must be 'mean' or 'min'.")
-        self.check_asked(self.question, None)
 
     def score(
         self,

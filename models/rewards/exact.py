@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from configs.option_types import GroupRegex
 from models.rewards.base import Bounds, Needs, Scores
 
 
@@ -19,22 +20,8 @@ class ExactText:
 
     column: str = "answer"
     """Column of the prompts with the right answer."""
-    pattern: str | None = None
+    pattern: GroupRegex | None = None
     """Regular expression whose first group, of its last match, is compared instead of the whole completion."""
-
-    def __post_init__(self) -> None:
-        """Check the pattern.
-
-        Raises:
-            ValueError: it is invalid, or has no group.
-        """
-        if self.pattern is not None:
-            try:
-                groups = re.compile(self.pattern).groups
-            except re.error as error:
-                raise ValueError(f"pattern is {self.pattern!r}, which is no regular expression: {error}.") from None
-            if groups < 1:
-                raise ValueError(f"pattern is {self.pattern!r}; the compared part must stand in parentheses.")
 
     @property
     def needs(self) -> Needs:

@@ -219,7 +219,7 @@ def check_reward(name: str, options: Mapping[str, Any], *, device: str | None = 
             "Set 'device' next to 'options'."
         )
     valid = _function_options(name, label, options) if inspect.isfunction(label) else option_names(label)
-    check_options(name, options, valid, label="reward")
+    check_options(label, name, options, label="reward", valid=valid)
     if device is not None and _DEVICE not in valid:
         raise ConfigError(f"reward '{name}' takes no device, but 'device' is '{device}'. Remove it.")
 

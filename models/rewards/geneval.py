@@ -103,10 +103,7 @@ class GenEval:
 
         Raises:
             ConfigError: the detector has other classes than COCO's.
-            ValueError: the convention is unknown.
         """
-        if self.convention not in ("strict", "flow_grpo"):
-            raise ValueError(f"convention is {self.convention!r}; it must be 'strict' or 'flow_grpo'.")
         self._device = chosen_device(self.device, local_rank(), label="device of reward 'geneval'")
         source, revision = self.detector, self.detector_revision
         kind = "Mask2FormerForUniversalSegmentation"

@@ -33,17 +33,6 @@ class GenEval2(Asking):
     mean: Literal["gm", "am"] = "gm"
     """Geometric or arithmetic."""
 
-    def __post_init__(self) -> None:
-        """Make the client; no request is sent yet.
-
-        Raises:
-            ConfigError: the package is not installed, or there is no endpoint.
-            ValueError: an option is out of range.
-        """
-        super().__post_init__()
-        if self.mean not in ("gm", "am"):
-            raise ValueError(f"mean is {self.mean!r}; it must be 'gm' or 'am'.")
-
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image, 0 to 1, with the probability of every answer.
 

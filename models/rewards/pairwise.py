@@ -6,7 +6,6 @@ exploit. A judge compares two images more reliably.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -15,8 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from configs.errors import RewardError
+from configs.option_types import GroupRegex, Regex
 from models.rewards.base import Bounds, Needs, Scores
-from models.rewards.vlm import Asking, edited
+from models.rewards.vlm import Asking, Question, edited
 
 _ASK = (
     "Which of the two images shows better what the text says, and looks better? Compare how well they fit the text, "
@@ -40,11 +40,11 @@ class WinRate(Asking):
     name: ClassVar[str] = "win_rate"
     bounds: ClassVar[Bounds] = (0.0, 1.0)
 
-    question: str | None = None
+    question: Question | None = None
     """Question about every pair, with {prompt} for the prompt."""
-    pattern: str = r"(?:Image\s*)?([12])\s+is\s+better"
+    pattern: GroupRegex = r"(?:Image\s*)?([12])\s+is\s+better"
     """Regular expression whose first group is the better image, 1 or 2; the last match counts."""
-    tie: str = r"\b(?:equal(?:ly)?|tie|same)\b"
+    tie: Regex = r"\b(?:equal(?:ly)?|tie|same)\b"
     """Regular expression of a tie, for answers that the pattern does not match."""
     both_orders: bool = True
     """Ask about each pair in both orders, as judges prefer one position; two different answers are a tie."""
@@ -52,17 +52,6 @@ class WinRate(Asking):
     """Maximum tokens of an answer."""
     references: bool = False
     """Show the prompt's source images first, and ask which edit is better."""
-
-    def __post_init__(self) -> None:
-        """Make the client; no request is sent yet.
-
-        Raises:
-            ConfigError: the package is not installed, or there is no endpoint.
-            ValueError: an option is out of range.
-        """
-        super().__post_init__()
-        self.check_asked(self.question, self.pattern, group="number of the better image")
-        re.compile(self.tie)
 
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:

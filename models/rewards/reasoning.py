@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from configs.extras import require_extra
+from configs.option_types import GroupRegex
 from models.rewards.base import Bounds, Needs, Scores
 
 
@@ -25,22 +26,15 @@ class ReasoningGym:
     perfect: ClassVar[float] = 1.0
     bounds: ClassVar[Bounds] = (0.0, 1.0)
 
-    pattern: str = r"<answer>(.*?)</answer>"
+    pattern: GroupRegex = r"<answer>(.*?)</answer>"
     """Regular expression whose first group, of its last match, is the answer."""
 
     def __post_init__(self) -> None:
-        """Check the pattern and the package.
+        """Check the package.
 
         Raises:
             ConfigError: reasoning-gym is not installed.
-            ValueError: the pattern is invalid, or has no group.
         """
-        try:
-            groups = re.compile(self.pattern).groups
-        except re.error as error:
-            raise ValueError(f"pattern is {self.pattern!r}, which is no regular expression: {error}.") from None
-        if groups < 1:
-            raise ValueError(f"pattern is {self.pattern!r}; the answer must stand in parentheses.")
         require_extra("reasoning", "reasoning_gym", label="reward 'reasoning_gym'")
 
     def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:

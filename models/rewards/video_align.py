@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import PositiveFloat
 from torch.nn.functional import interpolate
 
 from configs.errors import ConfigError
@@ -105,7 +106,7 @@ class VideoAlign:
     """Text file with the instruction of its training, with {text_prompt} for the prompt and its three tokens."""
     aspect: Literal["overall", "VQ", "MQ", "TA"] = "overall"
     """Visual quality, motion quality, text alignment, or the sum of the three."""
-    clip_fps: float = 16.0
+    clip_fps: PositiveFloat = 16.0
     """Frames of the clips per second, ``rollout.media.fps``."""
     model: ModelPlace = "Qwen/Qwen2-VL-2B-Instruct"
     """Folder or hub id of its base model, for its sizes and tokenizer."""
@@ -125,12 +126,7 @@ class VideoAlign:
 
         Raises:
             ConfigError: a file cannot be used.
-            ValueError: an option is out of range.
         """
-        if self.aspect not in ("overall", *ASPECTS):
-            raise ValueError(f"aspect is {self.aspect!r}; it must be 'overall', 'VQ', 'MQ' or 'TA'.")
-        if not self.clip_fps > 0:
-            raise ValueError(f"clip_fps is {self.clip_fps}; it must be above 0.")
         device = chosen_device(self.device, local_rank(), label="device of reward 'video_align'")
         self._settings = Settings.read(Path(self.settings))
         self._instruction = read_instruction(self.name, Path(self.instruction), _MARKS)

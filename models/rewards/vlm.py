@@ -5,23 +5,25 @@ from __future__ import annotations
 import base64
 import io
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from PIL import Image
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from configs.errors import ConfigError, RewardError
 from configs.extras import require_extra
+from configs.option_types import GroupRegex
 from configs.proxies import by_proxy
 from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.chat_answers import Answer, first_token, read_answer
 from models.rewards.http_client import UNTIL, bounded_client
 
 T = TypeVar("T")
+Question: TypeAlias = Annotated[str, Field(pattern=r"\{prompt\}"), "Write {prompt} where the prompt goes."]
 
 _ASK_SCORE = (
     "Rate how well this image shows what the text says, and how good it looks, from 1 (nothing is right) to 5 (all is "
@@ -67,7 +69,7 @@ class Asking:
     """Environment variable with the key; it may be unset, as self-hosted servers need none."""
     size: int | None = 512
     """Images are scaled down to at most this height and width; None: sent unchanged."""
-    concurrency: int = 8
+    concurrency: PositiveInt = 8
     """Parallel requests."""
     timeout_s: float = 120.0
     """Seconds for a request."""
@@ -78,13 +80,10 @@ class Asking:
 
         Raises:
             ConfigError: the package is not installed, or there is no endpoint.
-            ValueError: an option is out of range.
         """
         require_extra("vlm", "openai", "regex", label=f"reward '{self.name}'")
         from openai import OpenAI
 
-        if self.concurrency < 1:
-            raise ValueError("concurrency must be 1 or more.")
         endpoint = self.endpoint or os.environ.get("OPENAI_BASE_URL")
         if endpoint is None:
             raise ConfigError(
@@ -96,22 +95,6 @@ class Asking:
         self._client = OpenAI(
             base_url=endpoint, api_key=key, timeout=self.timeout_s, max_retries=_RETRIES, http_client=client
         )
-
-    def check_asked(self, question: str | None, pattern: str | None, *, group: str = "score") -> None:
-        """Check the question, and the pattern that parses the answer.
-
-        Args:
-            question: a custom question; None: the reward's own.
-            pattern: pattern whose first group is the result; None: there is none.
-            group: name of the result in messages.
-
-        Raises:
-            ValueError: the question lacks {prompt}, or the pattern has no group.
-        """
-        if question is not None and "{prompt}" not in question:
-            raise ValueError("question does not say where the prompt goes; write {prompt} there.")
-        if pattern is not None and re.compile(pattern).groups < 1:
-            raise ValueError(f"pattern has no group; put the {group} in parentheses.")
 
     def map(self, work: Callable[..., T], *rows: Iterable[Any]) -> list[T]:
         """Return the results of a function for every row, ``concurrency`` at a time."""
@@ -174,11 +157,11 @@ class VlmJudge(Asking):
 
     ask: Literal["score", "yes"] = "score"
     """Ask for a number in the answer, or use the probability of yes."""
-    question: str | None = None
+    question: Question | None = None
     """Question about every image, with {prompt} for its prompt."""
-    pattern: str = r"Final Score:\s*\**\s*(\d+(?:\.\d+)?)"
+    pattern: GroupRegex = r"Final Score:\s*\**\s*(\d+(?:\.\d+)?)"
     """Regular expression whose first group is the score in the answer."""
-    scale: float = 5.0
+    scale: PositiveFloat = 5.0
     """The highest possible score."""
     max_tokens: int = 512
     """Maximum tokens of an answer, with ``score``."""
@@ -194,18 +177,6 @@ class VlmJudge(Asking):
     def needs(self) -> Needs:
         """References where they are shown."""
         return Needs(media="images", references=self.references)
-
-    def __post_init__(self) -> None:
-        """Make the client; no request is sent yet.
-
-        Raises:
-            ConfigError: the package is not installed, or there is no endpoint.
-            ValueError: an option is out of range.
-        """
-        super().__post_init__()
-        if self.scale <= 0:
-            raise ValueError("scale must be larger than 0.")
-        self.check_asked(self.question, self.pattern)
 
     def score(
         self,

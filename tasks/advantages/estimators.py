@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from configs.option_types import Share
 from configs.registry import Table, chosen
 from configs.schema import RunConfig
 
@@ -94,23 +97,19 @@ class Group(Estimator):
 class TokenEstimator(Estimator):
     """Base of all estimators over tokens: the KL to the base model is part of the reward."""
 
-    kl_coef: float = 0.0
+    kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL to the base model in the reward of every token; 0: none."""
     kl: Literal["k1", "k2", "k3"] = "k1"
     """How that KL is estimated from the log-probs of the rollout."""
-    target_kl: float | None = None
+    target_kl: PositiveFloat | None = None
     """Nats per sample: after every epoch kl_coef rises where the KL is above, and falls where it is below."""
-    horizon: float = 10_000.0
+    horizon: PositiveFloat = 10_000.0
     """With target_kl: samples over which kl_coef would change by a fifth."""
 
     def __post_init__(self) -> None:
-        """Check the options."""
-        if self.kl not in ("k1", "k2", "k3"):
-            raise ValueError(f"kl is {self.kl!r}; it must be 'k1', 'k2' or 'k3'.")
-        if self.kl_coef < 0:
-            raise ValueError(f"kl_coef is {self.kl_coef}; it must not be negative.")
-        if self.target_kl is not None and not (self.target_kl > 0 and self.horizon > 0 and self.kl_coef > 0):
-            raise ValueError("target_kl and horizon must be above 0, and kl_coef, from which it starts, too.")
+        """Check options that depend on each other."""
+        if self.target_kl is not None and self.kl_coef == 0:
+            raise ValueError("target_kl is set, but kl_coef, from which it starts, is 0. Set kl_coef above 0.")
 
     @property
     def needs_reference(self) -> bool:
@@ -140,17 +139,12 @@ class GAE(TokenEstimator):
     """Generalized advantage estimation (arXiv 1506.02438) from a critic's values."""
 
     needs_values = True
-    discount: float = 1.0
+    discount: Share = 1.0
     """gamma: how much less a later reward counts, per token."""
-    decay: float = 0.95
+    decay: Share = 0.95
     """lambda: 1 trusts rewards alone, 0 the critic."""
     whiten: bool = True
     """Advantages have mean 0 and variance 1 over all tokens of the epoch."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        super().__post_init__()
-        _check_shares(discount=self.discount, decay=self.decay)
 
     def estimate(self, earned: Earned) -> Estimated:
         """Return GAE of token rewards; returns use the advantages before whitening."""
@@ -166,15 +160,10 @@ class GAE(TokenEstimator):
 class Reinforce(TokenEstimator):
     """The discounted return of each token, without a baseline (REINFORCE)."""
 
-    discount: float = 1.0
+    discount: Share = 1.0
     """gamma: how much less a later reward counts, per token."""
     whiten: bool = False
     """Advantages have mean 0 and variance 1 over all tokens of the epoch."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        super().__post_init__()
-        _check_shares(discount=self.discount)
 
     def estimate(self, earned: Earned) -> Estimated:
         """Return discounted returns, whitened if ``whiten``."""
@@ -195,12 +184,6 @@ class ReinforcePlusPlus(Reinforce):
     """Advantages have mean 0 and variance 1 over all tokens of the epoch."""
     baseline: Literal["none", "group"] = "none"
     """Baseline that is subtracted from scores before anything else."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        super().__post_init__()
-        if self.baseline not in ("none", "group"):
-            raise ValueError(f"baseline is {self.baseline!r}; it must be 'none' or 'group'.")
 
     def estimate(self, earned: Earned) -> Estimated:
         """Return whitened returns."""
@@ -229,12 +212,6 @@ class LeaveOneOut(TokenEstimator):
         found = group_advantages(scores, earned.groups, Normalizer(std="none", mean="leave_one_out"))
         spread = found[:, None] * earned.mask
         return Estimated(advantages=spread, returns=scores[:, None] * earned.mask)
-
-
-def _check_shares(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} is {value}; it must lie between 0 and 1.")
 
 
 def make_estimator(config: RunConfig) -> Estimator:

@@ -7,17 +7,17 @@ without one. Before the first update every ratio is exactly 1 and the loss is pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import PositiveFloat
 
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess, decay_of
+from tasks.algorithms.forward import Decay, ForwardProcess, decay_of
 from tasks.algorithms.objectives import (
     adaptive_error,
     awm_log_prob,
-    check_surrogate,
     ratio_metrics,
     ratio_surrogate,
     squared_error,
@@ -31,30 +31,18 @@ if TYPE_CHECKING:
 class AWM(ForwardProcess):
     """Flow-Factory's ``trainers/awm.py``."""
 
-    clip_range: float = 1.0
+    clip_range: PositiveFloat = 1.0
     """Ratios are clipped to 1 +- clip_range."""
     surrogate: Literal["clip", "spo"] = "clip"
     """PPO's loss, with no gradient for ratios beyond the clip range, or SPO's, which pulls them back."""
     weighting: Literal["uniform", "t", "t2", "huber", "ghuber", "adaptive"] = "uniform"
     """Weighting of the error by time, see ``objectives.awm_log_prob``; 'adaptive' also by its own size, see
     ``objectives.adaptive_error``."""
-    power: float = 0.25
+    power: PositiveFloat = 0.25
     """Exponent of 'ghuber'."""
-    decay: Mapping[str, Any] = field(default_factory=dict)
+    decay: Decay = field(default_factory=dict)
     """Decay of the behavior policy, see ``base.BehaviorDecay``: flat, rate, maximum, start. The behavior policy makes
     the rollouts, like Flow-Factory's EMA with ``off_policy``; without a decay the policy itself does."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        weightings = ("uniform", "t", "t2", "huber", "ghuber", "adaptive")
-        if self.weighting not in weightings:
-            raise ValueError(f"weighting is {self.weighting!r}; it must be one of {', '.join(weightings)}.")
-        if not (self.clip_range > 0 and self.power > 0):
-            raise ValueError("clip_range and power must be above 0.")
-        check_surrogate(self.surrogate)
-        self.check_kl()
-        self.levels()
-        decay_of(self.decay)
 
     @property
     def requires(self) -> Requirements:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 
+from pydantic import NonNegativeFloat, PositiveInt
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 class ForwardTimes:
     """Noise levels at which a forward-process algorithm evaluates each sample."""
 
-    count: int = 4
+    count: PositiveInt = 4
     """Levels per sample and epoch."""
     kind: Literal["stratified", "grid", "logit_normal", "power"] = "stratified"
     """'stratified': one draw per equal part of the range; 'grid': the sampler's own levels in random order;
@@ -30,7 +32,7 @@ class ForwardTimes:
     """Smallest level, for 'stratified' and 'power'."""
     high: float = 0.98
     """Largest level, for 'stratified' and 'power'."""
-    power: float = 1.0
+    power: NonNegativeFloat = 1.0
     """Exponent of the density for 'power': higher values draw noisy levels more often; 0 is 'stratified'."""
     shared: bool = False
     """All samples of a group use the same levels and noise (required by algorithms that compare them)."""
@@ -38,18 +40,11 @@ class ForwardTimes:
     """All levels use the same noise."""
 
     def __post_init__(self) -> None:
-        """Check the options."""
-        if self.kind not in ("stratified", "grid", "logit_normal", "power"):
-            raise ValueError(
-                f"times.kind is {self.kind!r}; it must be 'stratified', 'grid', 'logit_normal' or 'power'."
-            )
-        if self.power < 0 or (self.power != 1 and self.kind != "power"):
-            raise ValueError(
-                f"times.power is {self.power} and times.kind {self.kind!r}; it must not be negative, and only acts on "
-                "times.kind 'power'."
-            )
-        if self.count < 1 or not 0 < self.low < self.high < 1:
-            raise ValueError("times.count must be at least 1, and 0 < times.low < times.high < 1.")
+        """Check options that depend on each other."""
+        if self.power != 1 and self.kind != "power":
+            raise ValueError(f"power is {self.power}, but only acts on kind 'power', and kind is {self.kind!r}.")
+        if not 0 < self.low < self.high < 1:
+            raise ValueError(f"low is {self.low} and high {self.high}; they must be 0 < low < high < 1.")
 
     @property
     def bounded(self) -> bool:

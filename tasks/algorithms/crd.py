@@ -8,16 +8,16 @@ A group whose advantages are all equal has no gradient, so it is left out unless
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
+from pydantic import PositiveFloat
 
 from models.maths.precision import widened
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess, decay_of
+from tasks.algorithms.forward import Decay, ForwardProcess, decay_of
 from tasks.algorithms.objectives import centered, preference, unit_softmax, unit_uniform
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class CRD(ForwardProcess):
     """Flow-Factory's ``trainers/crd.py``, with groups by prompt."""
 
-    beta: float = 1.0
+    beta: PositiveFloat = 1.0
     """Scale of the implicit reward."""
-    scale: float = 5.0
+    scale: PositiveFloat = 5.0
     """Advantages of +-scale are the strongest preference, and the loss is multiplied by it."""
     distance: Literal["mse", "bce"] = "mse"
     """Distance between centered implicit rewards and centered preferences."""
@@ -43,20 +43,10 @@ class CRD(ForwardProcess):
     except -scale count as positive, and none as negative."""
     adaptive: bool = True
     """Divide each error by its mean absolute error."""
-    decay: Mapping[str, Any] = field(default_factory=dict)
+    decay: Decay = field(default_factory=dict)
     """Decay of the behavior policy, see ``base.BehaviorDecay``: flat, rate, maximum, start."""
     detach_center: bool = False
     """Keep the gradient out of the center, as the public code does."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if self.distance not in ("mse", "bce"):
-            raise ValueError(f"distance is {self.distance!r}; it must be 'mse' or 'bce'.")
-        if not (self.beta > 0 and self.scale > 0):
-            raise ValueError("beta and scale must be above 0.")
-        self.check_kl()
-        self.levels()
-        decay_of(self.decay)
 
     @property
     def requires(self) -> Requirements:

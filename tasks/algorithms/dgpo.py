@@ -8,15 +8,14 @@ a group of such rows is left out without one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
+from pydantic import PositiveFloat
 
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess, decay_of, errors
+from tasks.algorithms.forward import Decay, ForwardProcess, decay_of, errors
 from tasks.algorithms.objectives import dgpo_weight
 from tasks.algorithms.ratios import policy_ratio
 
@@ -25,21 +24,13 @@ from tasks.algorithms.ratios import policy_ratio
 class DGPO(ForwardProcess):
     """Flow-Factory's ``trainers/dgpo.py``."""
 
-    beta: float = 100.0
+    beta: PositiveFloat = 100.0
     """Inverse temperature of the group weight."""
-    clip_range: float = 1e-2
+    clip_range: PositiveFloat = 1e-2
     """A row is frozen if its ratio to the behavior policy left 1 +- clip_range on the side of its advantage."""
-    decay: Mapping[str, Any] = field(default_factory=dict)
+    decay: Decay = field(default_factory=dict)
     """Decay of the behavior policy, see ``base.BehaviorDecay``: flat, rate, maximum, start. The behavior policy makes
     the rollouts, like Flow-Factory's EMA with ``off_policy``; without a decay the policy itself does."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if not (self.beta > 0 and self.clip_range > 0):
-            raise ValueError("beta and clip_range must be above 0.")
-        self.check_kl()
-        self.levels()
-        decay_of(self.decay)
 
     @property
     def requires(self) -> Requirements:

@@ -21,6 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pydantic import PositiveFloat
+
+from configs.option_types import PositiveShare
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.climbing import fooled_note, recovered, reward_shortfall
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, Question
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 class DirectAlign(ForwardProcess):
     """One forward with gradient per row, and one of decoder and rewards (two with control words)."""
 
-    step: float = 0.25
+    step: PositiveShare = 0.25
     """|s_b - s|, the size of the policy's step; a level below it leads to 0, the image itself."""
     positive: tuple[str, ...] = ()
     """Control words for wanted content; a prompt becomes 'WORD. PROMPT'."""
@@ -46,24 +49,19 @@ class DirectAlign(ForwardProcess):
     """k while inverting."""
     margin: float | None = None
     """Reward above which the loss is 0; None: no such limit."""
-    scale: float = 1.0
+    scale: PositiveFloat = 1.0
     """Factor of the loss."""
 
     def __post_init__(self) -> None:
-        """Check the options."""
-        if not 0 < self.step <= 1 or not self.scale > 0:
-            raise ValueError(f"step is {self.step} and scale {self.scale}; 0 < step <= 1, and scale above 0.")
+        """Check options that depend on each other."""
         if bool(self.positive) != bool(self.negative):
             raise ValueError("one of positive and negative holds control words, but each is compared with the other.")
-        if len(self.denoising) != 2 or len(self.inverting) != 2:
-            raise ValueError("denoising and inverting are two numbers each, at times.low and times.high.")
         times = self.levels()
         if self.positive and (not times.bounded or times.high + self.step >= 1):
             raise ValueError(
                 f"control words are set, so that {self.step} (step) is inverted from every level, but times of kind "
                 f"{times.kind!r} reach {times.high if times.bounded else 1}; their sum must be below 1."
             )
-        self.check_kl()
 
     @property
     def requires(self) -> Requirements:

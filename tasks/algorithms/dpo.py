@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pydantic import PositiveFloat
+
+from configs.option_types import Share
 from models.maths.transitions import expand
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
@@ -26,20 +29,11 @@ if TYPE_CHECKING:
 class DPO(ForwardProcess):
     """Flow-Factory's ``trainers/dpo.py``."""
 
-    beta: float = 2000.0
+    beta: PositiveFloat = 2000.0
     """Inverse temperature; errors are means over latent dims, so it is large."""
-    winner_margin: float | None = None
+    winner_margin: Share | None = None
     """Diffusion-SDPO's mu, 0 to 1: scale the worse sample's gradient down where it would raise the better sample's
     error, see ``objectives.loser_share``; at 1 it is 0 there. The loss keeps its value. None: no scaling."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if not self.beta > 0:
-            raise ValueError(f"beta is {self.beta}; it must be above 0.")
-        if self.winner_margin is not None and not 0 <= self.winner_margin <= 1:
-            raise ValueError(f"winner_margin is {self.winner_margin}; it must lie between 0 and 1.")
-        self.check_kl()
-        self.levels()
 
     @property
     def requires(self) -> Requirements:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from models.maths.transitions import expand
 from tasks.algorithms.base import Requirements, RowLoss, expect
@@ -30,17 +31,10 @@ if TYPE_CHECKING:
 class FDFO:
     """Pairs of samples, all steps of a rollout alike."""
 
-    clip_range: float = 0.03
+    clip_range: PositiveFloat = 0.03
     """Ratios are pulled back to 1 +- clip_range."""
-    kl_coef: float = 0.0
+    kl_coef: NonNegativeFloat = 0.0
     """Weight of mean (v - v_base)^2."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if not self.clip_range > 0:
-            raise ValueError(f"clip_range is {self.clip_range}; it must be above 0.")
-        if self.kl_coef < 0:
-            raise ValueError(f"kl_coef is {self.kl_coef}; it must not be negative.")
 
     @property
     def requires(self) -> Requirements:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from pydantic import PositiveFloat
+
 from models.maths.sampling import replay
 from models.maths.transitions import Gaussian, gaussian_kl
 from tasks.algorithms.base import Requirements, RowLoss, expect
@@ -28,14 +30,8 @@ class FlowDPPO(KL):
 
     gap_limit: ClassVar[str] = "threshold"
 
-    threshold: float = 1e-5
+    threshold: PositiveFloat = 1e-5
     """KL beyond which rows that push further are masked."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if not self.threshold > 0:
-            raise ValueError(f"threshold is {self.threshold}; it must be above 0.")
-        self.check_kl()
 
     @property
     def requires(self) -> Requirements:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
+from pydantic import AfterValidator, NonNegativeFloat
+
+from configs.errors import ConfigError
+from configs.registry import build
 from tasks.algorithms.base import BehaviorDecay, ForwardTimes, Requirements
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.objectives import squared_error
@@ -13,25 +17,17 @@ from tasks.algorithms.objectives import squared_error
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VelocityKL:
     """Options and methods of algorithms with optional KLs of velocities."""
 
-    kl_coef: float = 0.0
+    kl_coef: NonNegativeFloat = 0.0
     """Weight of mean (v - v_base)^2."""
-    ema_kl_coef: float = 0.0
+    ema_kl_coef: NonNegativeFloat = 0.0
     """Weight of mean (v - v_average)^2, with the moving average of the weights (Flow-Factory's ``ema_kl_beta``)."""
-
-    def check_kl(self) -> None:
-        """Check the weights of the KLs.
-
-        Raises:
-            ValueError: one is negative.
-        """
-        for name, weight in (("kl_coef", self.kl_coef), ("ema_kl_coef", self.ema_kl_coef)):
-            if weight < 0:
-                raise ValueError(f"{name} is {weight}; it must not be negative.")
 
     def add_kl(
         self, batch: DiffusionBatch, models: DiffusionModels, velocity: Tensor, loss: Tensor, metrics: dict[str, Tensor]
@@ -57,16 +53,17 @@ class ForwardProcess(VelocityKL):
     guided: bool = True
     """Velocities in the loss use the guidance of rollouts; false: conditional velocities, at half the cost."""
 
+    def __post_init__(self) -> None:
+        """Check the noise levels."""
+        self.levels()
+
     def levels(self, **forced: Any) -> ForwardTimes:
         """Return the noise levels; ``forced`` are values that the algorithm requires.
 
         Raises:
             ValueError: an option is unknown or invalid.
         """
-        try:
-            return ForwardTimes(**{**self.times, **forced})
-        except TypeError as error:
-            raise ValueError(f"times: {error}") from None
+        return _made(ForwardTimes, "times", {**self.times, **forced})
 
     def needs(self, *, levels: ForwardTimes, **further: Any) -> Requirements:
         """Return requirements on forward data; a KL needs the base model and also samples of advantage 0."""
@@ -92,9 +89,19 @@ def decay_of(options: Mapping[str, Any]) -> BehaviorDecay:
     """Return a decay from its options.
 
     Raises:
-        ValueError: an option is unknown.
+        ValueError: an option is unknown or invalid.
     """
+    return _made(BehaviorDecay, "decay", options)
+
+
+#: Options of a ``BehaviorDecay``.
+Decay: TypeAlias = Annotated[Mapping[str, Any], AfterValidator(decay_of)]
+
+
+def _made(kind: type[T], option: str, given: Mapping[str, Any]) -> T:
+    """Return the object of an option that is a mapping of options."""
     try:
-        return BehaviorDecay(**options)
-    except TypeError as error:
-        raise ValueError(f"decay: {error}") from None
+        made: T = build(kind, option, given, label="option")
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return made

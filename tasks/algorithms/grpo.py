@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
+from pydantic import NonNegativeFloat
 
+from configs.option_types import OpenShare
 from models.maths.transitions import Gaussian
 from models.maths.transitions import log_ratio as log_ratio_of_means
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
-from tasks.algorithms.objectives import check_surrogate, policy_kl, ratio_metrics, ratio_surrogate
+from tasks.algorithms.objectives import policy_kl, ratio_metrics, ratio_surrogate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 class KL:
     """A KL to the base model, added to a loss."""
 
-    kl_coef: float = 0.0
+    kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL to the base model."""
     kl: Literal["gaussian", "flow_grpo", "velocity", "mean"] = "gaussian"
     """Scale of that KL, see ``objectives.policy_kl``."""
@@ -52,15 +54,6 @@ class KL:
             average=wanted and not to_base,
             zero_advantages=wanted,
         )
-
-    def check_kl(self) -> None:
-        """Check the options."""
-        if self.kl_coef < 0:
-            raise ValueError(f"kl_coef is {self.kl_coef}; it must not be negative.")
-        if self.kl not in ("gaussian", "flow_grpo", "velocity", "mean"):
-            raise ValueError(f"kl is {self.kl!r}; it must be 'gaussian', 'flow_grpo', 'velocity' or 'mean'.")
-        if self.kl_reference not in ("base", "average"):
-            raise ValueError(f"kl_reference is {self.kl_reference!r}; it must be 'base' or 'average'.")
 
     def add_kl(
         self, batch: DiffusionBatch, models: DiffusionModels, velocity: Tensor, loss: Tensor, metrics: dict[str, Tensor]
@@ -82,7 +75,7 @@ class GRPO(KL):
 
     gap_limit: ClassVar[str] = "clip_range"
 
-    clip_range: float = 1e-4
+    clip_range: OpenShare = 1e-4
     """Ratios are clipped to 1 +- clip_range; log-probs are means over dims, so this is small."""
     surrogate: Literal["clip", "spo"] = "clip"
     """PPO's loss, with no gradient for ratios beyond the clip range, or SPO's, which pulls them back."""
@@ -91,15 +84,6 @@ class GRPO(KL):
     need clip ranges like 0.2."""
     from_means: bool = False
     """Compute the log-ratio from stored means of the behavior policy's steps, see ``transitions.log_ratio``."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if not 0 < self.clip_range < 1:
-            raise ValueError(f"clip_range is {self.clip_range}; it must lie between 0 and 1.")
-        if self.reduce not in ("mean", "sum"):
-            raise ValueError(f"reduce is {self.reduce!r}; it must be 'mean' or 'sum'.")
-        check_surrogate(self.surrogate)
-        self.check_kl()
 
     @property
     def requires(self) -> Requirements:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from configs.option_types import OpenShare
 from models.maths.transitions import Gaussian
 from tasks.algorithms.base import Requirements, RowLoss
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class GRPOGuard(GRPO):
     """Bias-free ratio."""
 
-    clip_range: float = 2e-6
+    clip_range: OpenShare = 2e-6
     """Ratios are clipped to 1 +- clip_range."""
     divide_by_dt: bool = True
     """Divide the loss by |dt|."""

@@ -9,13 +9,13 @@ skipped without a KL; with a KL all samples are trained, as in the public code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from pydantic import PositiveFloat
 
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess, decay_of
+from tasks.algorithms.forward import Decay, ForwardProcess, decay_of
 from tasks.algorithms.objectives import nft_loss, preference
 
 
@@ -23,20 +23,12 @@ from tasks.algorithms.objectives import nft_loss, preference
 class NFT(ForwardProcess):
     """``scripts/train_nft_sd3.py`` of the public code."""
 
-    beta: float = 1.0
+    beta: PositiveFloat = 1.0
     """Distance of the implicit policies from the behavior policy; 1 or 0.1 in the public configs."""
-    scale: float = 5.0
+    scale: PositiveFloat = 5.0
     """Advantages of +-scale are the strongest preference, and the loss is multiplied by it."""
-    decay: Mapping[str, Any] = field(default_factory=dict)
+    decay: Decay = field(default_factory=dict)
     """Decay of the behavior policy, see ``base.BehaviorDecay``: flat, rate, maximum, start."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if not (self.beta > 0 and self.scale > 0):
-            raise ValueError("beta and scale must be above 0.")
-        self.check_kl()
-        self.levels()
-        decay_of(self.decay)
 
     @property
     def requires(self) -> Requirements:

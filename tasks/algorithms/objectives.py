@@ -39,12 +39,6 @@ def ratio_surrogate(kind: str, log_ratio: Tensor, advantages: Tensor, clip_range
     return (simple_surrogate if kind == "spo" else clipped_surrogate)(log_ratio, advantages, clip_range)
 
 
-def check_surrogate(kind: str) -> None:
-    """Check the option."""
-    if kind not in ("clip", "spo"):
-        raise ValueError(f"surrogate is {kind!r}; it must be 'clip' or 'spo'.")
-
-
 def ratio_metrics(log_ratio: Tensor, clip_range: float) -> dict[str, Tensor]:
     """Return row metrics of a policy ratio: its value and square, whether it is clipped, and the k3 KL estimate.
 

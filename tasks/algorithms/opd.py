@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from configs.path_types import FolderPlace
 from models.maths.transitions import gaussian_kl
@@ -24,16 +27,13 @@ class OnPolicyDistillation(KL):
 
     teacher: FolderPlace | None = None
     """Local diffusers folder of the teacher; same family, latents and schedule as the student."""
-    teachers: Mapping[str, FolderPlace] = field(default_factory=dict)
+    teachers: Mapping[Annotated[str, Field(min_length=1)], FolderPlace] = field(default_factory=dict)
     """Instead of ``teacher``: the folder of a teacher for each of ``prompts.sources``, by name."""
 
     def __post_init__(self) -> None:
-        """Check the options."""
+        """Check that there is one kind of teacher."""
         if (self.teacher is None) == (not self.teachers):
             raise ValueError("it needs either 'teacher', a folder, or 'teachers', one for each of prompts.sources.")
-        if not all(isinstance(folder, str) and name for name, folder in self.teachers.items()):
-            raise ValueError(f"teachers is {dict(self.teachers)}; it must be folders by the name of their source.")
-        self.check_kl()
 
     @property
     def requires(self) -> Requirements:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from pydantic import PositiveFloat
 
 from tasks.algorithms.base import Batch, Requirements, RowLoss, expect
 from tasks.algorithms.token_grpo import TokenGRPO
@@ -22,14 +23,8 @@ class PPO(TokenGRPO):
     """The published objective, with a trained critic."""
 
     normalization: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
-    value_clip: float | None = 0.2
+    value_clip: PositiveFloat | None = 0.2
     """Maximum change of values from those used for the advantages; None: no limit."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        TokenGRPO.__post_init__(self)
-        if self.value_clip is not None and self.value_clip <= 0:
-            raise ValueError(f"value_clip is {self.value_clip}; it must be above 0, or null.")
 
     @property
     def requires(self) -> Requirements:

@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import PositiveFloat
+
 from models.maths.transitions import expand
 from tasks.algorithms.base import ForwardTimes, Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess, decay_of
+from tasks.algorithms.forward import Decay, ForwardProcess, decay_of
 from tasks.algorithms.objectives import squared_error
 
 
@@ -27,19 +29,11 @@ class RAM(ForwardProcess):
 
     times: Mapping[str, Any] = field(default_factory=dict)
     """Noise levels, see ``base.ForwardTimes``; the defaults here are kind 'power' and count 8."""
-    multiplier: float = 100.0
+    multiplier: PositiveFloat = 100.0
     """m: 100 for rewards like GenEval and OCR, 1000 for PickScore. Gradients scale with it: if their norm is clipped,
     only the pull to the base model changes."""
-    decay: Mapping[str, Any] = field(default_factory=lambda: {"rate": 0.01, "maximum": 0.9})
+    decay: Decay = field(default_factory=lambda: {"rate": 0.01, "maximum": 0.9})
     """Decay of the behavior policy, see ``base.BehaviorDecay``: flat, rate, maximum, start."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if not self.multiplier > 0:
-            raise ValueError(f"multiplier is {self.multiplier}; it must be above 0.")
-        self.check_kl()
-        self.levels()
-        decay_of(self.decay)
 
     def levels(self, **forced: Any) -> ForwardTimes:
         """Return the noise levels, with the published ones as default."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from pydantic import PositiveFloat, PositiveInt
 
 from models.maths.transitions import Grid, expand
 from tasks.algorithms.base import Requirements, RowLoss, expect
@@ -30,22 +31,19 @@ from tasks.algorithms.forward import VelocityKL
 class ReFL(VelocityKL):
     """``steps`` forwards with gradient per row, and one of decoder and rewards."""
 
-    steps: int = 1
+    steps: PositiveInt = 1
     """K: forwards from a stored state; the last one predicts the image."""
     truncate: bool = False
     """Pass the gradient through the last 1 to K forwards only, drawn for each row, instead of all."""
     margin: float | None = None
     """Reward above which the loss is 0; None: no such limit."""
-    scale: float = 1.0
+    scale: PositiveFloat = 1.0
     """Factor of the loss."""
 
     def __post_init__(self) -> None:
-        """Check the options."""
-        if self.steps < 1 or not self.scale > 0:
-            raise ValueError(f"steps is {self.steps} and scale {self.scale}; steps must be at least 1, scale above 0.")
+        """Check options that depend on each other."""
         if self.truncate and self.steps == 1:
             raise ValueError("truncate is true, but steps is 1, so no forward can be left out.")
-        self.check_kl()
 
     @property
     def requires(self) -> Requirements:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import PositiveFloat
 
 from models.maths.transitions import expand
 from tasks.algorithms.base import Requirements, RowLoss, expect
@@ -43,17 +44,8 @@ class RewardGradient(ForwardProcess):
 
     target: Literal["bounded", "linear"] = "bounded"
     """Regression on samples moved along the gradient, or the gradient itself."""
-    strength: float = 0.3
+    strength: PositiveFloat = 0.3
     """c: distance that samples are moved, in units of latents (std about 1); with 'linear' a factor of the loss."""
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if self.target not in ("bounded", "linear"):
-            raise ValueError(f"target is {self.target!r}; it must be 'bounded' or 'linear'.")
-        if not self.strength > 0:
-            raise ValueError(f"strength is {self.strength}; it must be above 0.")
-        self.check_kl()
-        self.levels()
 
     @property
     def requires(self) -> Requirements:

@@ -9,6 +9,9 @@ The algorithm is offline: it can use stored texts of any age, because the loss d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from tasks.algorithms.base import Batch, Requirements, RowLoss, expect
 from tasks.algorithms.objectives import pair_sign, unit_sum
@@ -20,30 +23,22 @@ from tasks.algorithms.tokens import TokenBatch, TokenModels
 class TokenDPO:
     """The published objective; variants are its options."""
 
-    beta: float = 0.1
+    beta: PositiveFloat = 0.1
     """Inverse temperature, the cost of leaving the base model. With 'ipo' the target margin is 1 / (2 beta)."""
     form: Preference = "sigmoid"
     """Of a margin m: -log sigmoid(beta m); max(0, 1 - beta m) (SLiC, arXiv 2305.10425); (m - 1 / (2 beta))^2 (IPO,
     arXiv 2310.12036)."""
     length_normalized: bool = False
     """Log-probs of a text are means over its tokens instead of sums, so that long texts do not count more."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Assumed share of pairs in the wrong order, with 'sigmoid' (conservative DPO)."""
-    likelihood: float = 0.0
+    likelihood: NonNegativeFloat = 0.0
     """Weight of -log p of the better text, mean over its tokens; keeps the text likely (RPO, arXiv 2404.19733)."""
 
     def __post_init__(self) -> None:
-        """Check the options."""
-        if not self.beta > 0:
-            raise ValueError(f"beta is {self.beta}; it must be above 0.")
-        if self.form not in ("sigmoid", "hinge", "ipo"):
-            raise ValueError(f"form is {self.form!r}; it must be one of sigmoid, hinge, ipo.")
-        if not 0 <= self.label_smoothing < 0.5:
-            raise ValueError(f"label_smoothing is {self.label_smoothing}; it must be from 0 to below 0.5.")
+        """Check options that depend on each other."""
         if self.label_smoothing and self.form != "sigmoid":
             raise ValueError(f"label_smoothing belongs to form 'sigmoid', and that is {self.form!r}.")
-        if self.likelihood < 0:
-            raise ValueError(f"likelihood is {self.likelihood}; it must not be negative.")
 
     @property
     def requires(self) -> Requirements:

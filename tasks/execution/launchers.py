@@ -10,7 +10,9 @@ import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import Field
 
 from configs.addresses import is_loopback
 from configs.errors import ConfigError
@@ -91,30 +93,21 @@ class Local:
         return [_agent(program, "127.0.0.1:0", logs)]
 
 
+_PREFIXES = "Give one list of words per process to start, [] for none before it."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agents:
     """An agent per node, each started by its own command or all by one; they meet at an address of one node."""
 
-    endpoint: str
+    endpoint: Annotated[str, Field(pattern=r"^.+:[0-9]+$"), "Write it as 'host:port'."]
     """``host:port`` of the rendezvous: one of the nodes, and a free port."""
-    prefixes: tuple[tuple[str, ...], ...]
+    prefixes: Annotated[tuple[tuple[str, ...], ...], Field(min_length=1), _PREFIXES]
     """Prefix of torchrun's command, once per process started here: ``[[ssh, node1], [ssh, node2]]``, or
     ``[[srun, --nodes=2, --ntasks-per-node=1]]``, which starts all; ``[[], []]`` starts two on this machine."""
     python: str | None = None
     """The interpreter on the nodes; by default that of this process. flowmill is installed in the same folder on all of
     them."""
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one cannot work.
-        """
-        host, _, port = self.endpoint.rpartition(":")
-        if not host or not port.isdigit():
-            raise ValueError(f"endpoint is '{self.endpoint}'; it must be 'host:port'.")
-        if not self.prefixes:
-            raise ValueError("prefixes is empty; give one list of words per process to start, [] for none before it.")
 
     def commands(self, program: Program, logs: Path) -> list[list[str]]:
         """Return one command per prefix."""

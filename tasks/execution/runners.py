@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pydantic import PositiveInt
+
 from configs.errors import ConfigError
 from configs.execution import ExecutionSection
 from configs.extras import require_extra
@@ -70,7 +72,7 @@ class Dask:
     elsewhere = True
     task_runner = "prefect_dask:DaskTaskRunner"
 
-    workers: int = 2
+    workers: PositiveInt = 2
     """Processes to start on this machine, one shard each at a time."""
     address: str | None = None
     """Scheduler of a running cluster: ``tcp://host:8786``."""
@@ -83,10 +85,8 @@ class Dask:
         """Check the options.
 
         Raises:
-            ValueError: two contradict each other, one is out of range, or one asks for a dashboard.
+            ValueError: two contradict each other, or one asks for a dashboard.
         """
-        if self.workers < 1:
-            raise ValueError(f"workers is {self.workers}; it must be 1 or more.")
         if self.address is not None and (self.cluster_class is not None or self.cluster):
             raise ValueError("address names a cluster that runs, so cluster_class and cluster do nothing; remove them.")
         dashboard = next((name for name in self.cluster if "dashboard" in name), None)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from configs import registry
 from configs.errors import ConfigError
 from configs.registry import Table, create, resolve
 from models.engines import ENGINES
@@ -15,6 +20,7 @@ from models.maths import KERNELS, PLANS, SOLVERS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
+from models.rewards.factory import check_reward, make_reward
 from storage.backends import ROOTS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.advantages.estimators import ESTIMATORS
@@ -91,3 +97,92 @@ def test_a_class_that_lacks_a_method_is_refused(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ConfigError, match=r"is the class Half; it must be a class with step, like"):
         resolve(kernels, "half_a_kernel:Half", label="rollout.sampler")
     del sys.modules["half_a_kernel"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_options_have_types_that_can_be_checked_and_that_allow_their_defaults(name: str) -> None:
+    table = TABLES[name]
+    for component in [resolve(table, entry, label="component") for entry in table]:
+        for kind in (component, getattr(component, "options_type", None)):
+            for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+                if field.init:
+                    assert registry._type_of(kind, field.name)[0] is not Any, f"{kind}: {field.name}"
+                    if field.default is not dataclasses.MISSING:
+                        registry.check_options(kind, "x", {field.name: field.default}, label="component")
+
+
+OWN = """
+from __future__ import annotations
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pydantic import Field, PositiveInt
+if TYPE_CHECKING:
+    from nowhere import Unknown
+
+@dataclass
+class Fields:
+    mode: Literal["fast", "slow"] = "fast"
+    count: Annotated[PositiveInt, "Remove it for none."] | None = None
+    share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    range: tuple[float, float] = (0, 1)
+    names: tuple[str, ...] = ()
+    label: str | int = ""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    other: Unknown = None
+    _made: Unknown = field(init=False, default=None)
+    def score(self, media, prompts, metadata): ...
+
+class Plain:
+    def __init__(self, count: PositiveInt = 1, free=None): ...
+    def score(self, media, prompts, metadata): ...
+
+def function(media, prompts, metadata, *, count: PositiveInt = 1, **more): ...
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "own_options.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("own_options", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("Fields", {"mode": "medium"}, "mode is 'medium'; it must be 'fast' or 'slow'."),
+        ("Fields", {"count": 0}, "count is 0; it must be greater than 0. Remove it for none."),
+        ("Fields", {"count": True}, "count is True; it must be a valid integer."),
+        ("Fields", {"share": 1.5}, "share is 1.5; it must be less than or equal to 1."),
+        ("Fields", {"share": "0.5"}, "share is '0.5'; it must be a valid number."),
+        ("Fields", {"share": float("nan")}, "share is nan; it must be a finite number."),
+        ("Fields", {"range": [1]}, "range is [1]; it has too few entries."),
+        ("Fields", {"range": (1, 2, 3)}, "range is [1, 2, 3]; it must have at most 2 items, not 3."),
+        ("Fields", {"range": [0, "x"]}, "range.1 is 'x'; it must be a valid number."),
+        ("Fields", {"names": "ab"}, "names is 'ab'; it must be a list like [a, b]."),
+        ("Fields", {"label": 2.5}, "label is 2.5; it must be a valid string or it must be a valid integer."),
+        ("Fields", {"weights": {"a": "x"}}, "weights.a is 'x'; it must be a valid number."),
+        ("Fields", {"_made": 1}, "has no option '_made'."),
+        ("Plain", {"count": 0}, "count is 0; it must be greater than 0."),
+        ("function", {"count": "x"}, "count is 'x'; it must be a valid integer."),
+    ],
+)
+@pytest.mark.usefixtures("own")
+def test_values_of_other_types_are_refused_also_of_own_components(
+    name: str, options: dict[str, Any], said: str
+) -> None:
+    for check in (check_reward, make_reward):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            check(f"own_options:{name}", options)
+
+
+@pytest.mark.usefixtures("own")
+def test_allowed_values_are_passed_on_as_they_are() -> None:
+    given = {"count": None, "share": 1, "range": [0, 1], "names": ["a"], "label": 3, "other": object()}
+    made = create(REWARDS, "own_options:Fields", given, label="reward")
+    for option, value in given.items():
+        assert getattr(made, option) is value
+    assert create(REWARDS, "own_options:Plain", {"count": 2, "free": object()}, label="reward")
+    assert make_reward("own_options:function", {"count": 2, "further": "x"})

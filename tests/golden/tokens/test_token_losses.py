@@ -12,7 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from configs.errors import ConfigError
+from configs.registry import create
 from models.maths.tokens import log_probs_and_entropy, token_log_probs
+from tasks.algorithms import TOKEN_ALGORITHMS
 from tasks.algorithms.token_grpo import CISPO, DAPO, GSPO, RLOO, DrGRPO, TokenGRPO
 from tasks.algorithms.token_objectives import clipped_tokens, masked_mean, masked_sum, token_kl
 from tasks.algorithms.tokens import TokenBatch
@@ -239,8 +242,14 @@ def test_spo_over_tokens(folder: Path, level: Any) -> None:
 def test_dr_grpo_is_grpo_with_sums_over_a_constant() -> None:
     assert DrGRPO(constant=8) == DrGRPO(normalization="constant", constant=8, clip_low=0.2, clip_high=0.2, kl_coef=0.0)
     for options in ({}, {"normalization": "token_mean"}):
-        with pytest.raises(ValueError, match="constant"):
-            DrGRPO(**options)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="constant"):
+            create(TOKEN_ALGORITHMS, "dr_grpo", options, label="algorithm")
+
+
+@pytest.mark.parametrize("options", [{"ratio": "token"}, {"normalization": "token_mean"}, {"surrogate": "spo"}])
+def test_what_defines_rloo_is_fixed(options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"it must be '\w+'\. grpo has a choice of it"):
+        create(TOKEN_ALGORITHMS, "rloo", options, label="algorithm")
 
 
 def test_rloo_is_reinforce_of_whole_completions_until_its_ratio_leaves_the_bounds(folder: Path) -> None:

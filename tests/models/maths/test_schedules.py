@@ -85,24 +85,27 @@ def test_plans_that_do_not_fit_say_so(plan: Window, expected: str) -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ValueError, match="must be 'random'"):
-        Window(mode="sideways")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="at least 1"):
-        Window(size=0)
+    for options, expected in (({"mode": "sideways"}, "must be 'random'"), ({"size": 0}, "greater than 0")):
+        with pytest.raises(ConfigError, match=expected):
+            create(PLANS, "window", options, label="rollout.plan")
 
 
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        ("subset", {"candidates": [1, 3, 1]}, r"candidates is \[1, 3, 1\], which holds step 1 more than once"),
-        ("subset", {"count": 0}, "count is 0; it must be at least 1"),
-        ("branch", {"steps": [2, 2]}, r"steps is \[2, 2\], which holds step 2 more than once"),
-        ("fraction", {"fraction": 0.0}, "must be above 0 and at most 1"),
-        ("fraction", {"fraction": 1.01}, "must be above 0 and at most 1"),
+        (
+            "subset",
+            {"candidates": [1, 3, 1]},
+            r"is \[1, 3, 1\]; it holds step 1 more than once. Remove it\.$",
+        ),
+        ("subset", {"count": 0}, "count is 0; it must be greater than 0"),
+        ("branch", {"steps": [2, 2]}, r"steps is \[2, 2\]; it holds step 2 more than once"),
+        ("fraction", {"fraction": 0.0}, "must be greater than 0"),
+        ("fraction", {"fraction": 1.01}, "must be less than or equal to 1"),
         ("fraction", {"last": "train"}, "last is 'train'; it must be 'ode' or 'sde'"),
-        ("fraction", {"fraction": float("nan")}, "must be above 0 and at most 1"),
-        ("window", {"stride": 0}, "at least 1"),
-        ("window", {"low": -1}, "low at least 0"),
+        ("fraction", {"fraction": float("nan")}, "must be a finite number"),
+        ("window", {"stride": 0}, "greater than 0"),
+        ("window", {"low": -1}, "low is -1; it must be greater than or equal to 0"),
     ],
 )
 def test_plans_refuse_options_that_cannot_work(name: str, options: dict[str, Any], expected: str) -> None:
@@ -113,13 +116,13 @@ def test_plans_refuse_options_that_cannot_work(name: str, options: dict[str, Any
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        ("ddim", {"eta": 1.0001}, r"eta is 1\.0001; it must be at most 1"),
-        ("ddim", {"eta": 0}, "must be above 0"),
-        ("cps", {"noise_level": 2.5}, r"noise_level is 2\.5; it must be at most 2"),
-        ("cps", {"noise_level": -0.5}, "must be above 0"),
-        ("flow_sde", {"noise_level": float("inf")}, "noise_level is inf; it must be finite"),
-        ("flow_sde", {"noise_level": float("nan")}, "must be above 0"),
-        ("dance_sde", {"eta": float("inf")}, "eta is inf; it must be finite"),
+        ("ddim", {"eta": 1.0001}, r"eta is 1\.0001; it must be less than or equal to 1\."),
+        ("ddim", {"eta": 0}, "must be greater than 0. Use sampler 'ode' for no noise"),
+        ("cps", {"noise_level": 2.5}, r"noise_level is 2\.5; it must be less than or equal to 2"),
+        ("cps", {"noise_level": -0.5}, "must be greater than 0"),
+        ("flow_sde", {"noise_level": float("inf")}, "noise_level is inf; it must be a finite number"),
+        ("flow_sde", {"noise_level": float("nan")}, "must be a finite number"),
+        ("dance_sde", {"eta": float("inf")}, "eta is inf; it must be a finite number"),
     ],
 )
 def test_kernels_refuse_noise_that_cannot_work(name: str, options: dict[str, Any], expected: str) -> None:

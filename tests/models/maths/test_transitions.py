@@ -5,6 +5,9 @@ import math
 import pytest
 import torch
 
+from configs.errors import ConfigError
+from configs.registry import create
+from models.maths import KERNELS
 from models.maths.schedules import AllSteps
 from models.maths.transitions import ODE, FlowSDE, Gaussian, Grid, gaussian_kl, log_ratio
 
@@ -108,8 +111,8 @@ def test_the_log_ratio_of_means_is_the_difference_of_log_probs_and_holds_in_floa
 
 
 def test_noise_level_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="Use sampler 'ode'"):
-        FlowSDE(0.0)
+    with pytest.raises(ConfigError, match="Use sampler 'ode'"):
+        create(KERNELS, "flow_sde", {"noise_level": 0.0}, label="rollout.sampler")
 
 
 @pytest.mark.parametrize(

@@ -205,10 +205,10 @@ def test_a_pair_without_a_winner_is_an_error(endpoint: Endpoint) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("edit_reward", {"rubric": "mine"}, "it must be one of unified, rational, edit_reward"),
+        ("edit_reward", {"rubric": "mine"}, "it must be 'unified', 'rational' or 'edit_reward'"),
         ("edit_reward", {"over": "max"}, "must be 'mean' or 'min'"),
-        ("edit_reward", {"question": "Is it good?"}, "write {prompt} there"),
-        ("win_rate", {"question": "Which?"}, "write {prompt} there"),
+        ("edit_reward", {"question": "Is it good?"}, "Write {prompt} where the prompt goes"),
+        ("win_rate", {"question": "Which?"}, "Write {prompt} where the prompt goes"),
         ("win_rate", {"pattern": "better"}, "has no group"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from configs.errors import ConfigError
-from models.rewards.factory import make_reward
+from models.rewards.factory import check_reward, make_reward
 from models.rewards.reasoning import ReasoningGym
 from tests.conftest import ROOT
 
@@ -25,8 +25,9 @@ def test_the_package_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pattern_without_a_group_is_refused() -> None:
-    with pytest.raises(ValueError, match="in parentheses"):
-        ReasoningGym(pattern="answer")
+    for check in (make_reward, check_reward):
+        with pytest.raises(ConfigError, match="pattern is 'answer'; it has no group; put the result in parentheses"):
+            check("reasoning_gym", {"pattern": "answer"})
 
 
 def test_the_verifier_of_the_task_gets_the_last_answer_and_the_entry(monkeypatch: pytest.MonkeyPatch) -> None:

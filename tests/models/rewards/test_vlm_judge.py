@@ -118,9 +118,9 @@ def test_a_wrong_key_or_model_is_said(endpoint: Endpoint) -> None:
     ("options", "said"),
     [
         ({"endpoint": None}, "has no endpoint"),
-        ({"question": "Is it good?"}, "write {prompt} there"),
+        ({"question": "Is it good?"}, "Write {prompt} where the prompt goes"),
         ({"pattern": "Score"}, "has no group"),
-        ({"concurrency": 0}, "concurrency must be 1 or more"),
+        ({"concurrency": 0}, "concurrency is 0; it must be greater than 0"),
     ],
 )
 def test_options_that_cannot_work_are_refused(endpoint: Endpoint, options: dict[str, Any], said: str) -> None:

@@ -455,13 +455,13 @@ def test_behavior_decay_by_hand() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        ("nft", {"beta": 0}, "must be above 0"),
-        ("nft", {"decay": {"speed": 1}}, "decay: "),
-        ("nft", {"times": {"kind": "often"}}, "times.kind is 'often'"),
+        ("nft", {"beta": 0}, "beta is 0; it must be greater than 0"),
+        ("nft", {"decay": {"speed": 1}}, "option 'decay' has no option 'speed'"),
+        ("nft", {"times": {"kind": "often"}}, "option 'times': kind is 'often'; it must be 'stratified'"),
         ("awm", {"weighting": "x"}, "weighting is 'x'"),
         ("dpo", {"beta": -1}, "beta is -1"),
         ("ram", {"multiplier": 0}, "multiplier is 0"),
-        ("awm", {"times": {"power": 2}}, "only acts on times.kind 'power'"),
+        ("awm", {"times": {"power": 2}}, "only acts on kind 'power'"),
         ("crd", {"distance": "x"}, "distance is 'x'"),
         ("flow_dppo", {"threshold": 0}, "threshold is 0"),
         ("grpo_guard", {"kl": "x"}, "kl is 'x'"),
