@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from configs.base import Component, Section
 from configs.schema import RunConfig
@@ -45,6 +45,13 @@ def explain(item: Mapping[str, Any]) -> str:
     if item["type"] in ("model_type", "dict_type") and section is not None and issubclass(section, Component):
         message = "it must be a name with options; give the name alone, or {name: ..., options: {...}}"
     return f"'{location or 'config'}' is {item['input']!r}; {message}."
+
+
+def first_error(error: ValidationError) -> str:
+    """Return the first error in data of a program, in a short line without the data."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    location = ".".join(str(part)[:60] for part in first["loc"])
+    return f"{location or 'it'}: {first['msg'].removeprefix('Value error, ')[:300]}"
 
 
 _UNION_MEMBER = re.compile(r"[\[(]|^constrained-|^(int|float|str|bool)$")
