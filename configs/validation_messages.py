@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from configs.base import Component, Section
 from configs.schema import RunConfig
@@ -51,6 +51,13 @@ def wanted(item: Mapping[str, Any]) -> str:
     """Return the part of a message that says which values are allowed, such as "it must be greater than 0"."""
     said = item["msg"].removeprefix("Value error, ").removesuffix(".").replace(" after validation", "")
     return _REMEDIES.get(item["type"]) or re.sub(r"^\w+ should ", "it must ", said)
+
+
+def first_error(error: ValidationError) -> str:
+    """Return the first error in data of a program, in a short line without the data."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    location = ".".join(str(part)[:60] for part in first["loc"])
+    return f"{location or 'it'}: {first['msg'].removeprefix('Value error, ')[:300]}"
 
 
 _UNION_MEMBER = re.compile(r"[\[(]|^constrained-|^(int|float|str|bool)$")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 
@@ -52,3 +55,9 @@ def below(folder: Path, name: str) -> Path:
     if not found.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{name!r} is a link that leads out of '{folder}'")
     return found
+
+
+#: Checked fields of stored records: a path below a folder, a name, a digest.
+Inside = Annotated[str, AfterValidator(inside)]
+Part = Annotated[str, AfterValidator(part)]
+Digest = Annotated[str, AfterValidator(digest)]

@@ -7,7 +7,6 @@ that neither the server nor a model's ``generation_config`` adds defaults.
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -15,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
-import httpx
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from configs.answers import json_of, text_of
@@ -27,20 +25,19 @@ from configs.fingerprint import hash_text
 from models.engines.answers import Malformed, completion_of, prompt_log_probs_of
 from models.engines.base import Asked
 from models.maths.generation import Completion
-from models.rewards.http_client import MOST, bounded_client
 from models.rewards.retry import PassingError, Patience
+from models.rewards.server_client import RefusedError, ServerClient, openai_headers
+
+if TYPE_CHECKING:
+    import httpx
 
 T = TypeVar("T")
 Address: TypeAlias = Annotated[str, Field(pattern="^https?://"), "Begin it with http:// or https://."]
 
-#: Seconds to wait for a connection.
-_CONNECT_S = 5.0
 #: Seconds between two checks for new weights.
 _LOOK_S = 1.0
 #: Maximum bytes of an answer, and additional bytes per token.
 _MOST, _MOST_PER_TOKEN = 1 << 18, 1 << 10
-#: Status codes that call for a retry.
-_LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
 _DENIED = frozenset({401, 403})
 #: Policies that stay in ``folder``: the server may still read the previous one.
 _KEPT = 2
@@ -73,7 +70,7 @@ class OpenAI:
     """Address that the path is then posted to; it must answer once the server has the weights; needs `folder`."""
     reload_body: dict[str, Any] = field(default_factory=lambda: {"path": "{path}", "policy": "{policy}"})
     """JSON body of that request, with {path} of the folder and {policy}, a name that changes with the weights."""
-    _client: Any = field(init=False, repr=False)
+    _client: ServerClient = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Make the client; no request is sent yet.
@@ -83,12 +80,7 @@ class OpenAI:
         """
         if self.reload is not None and self.folder is None:
             raise ValueError("reload needs folder, where the policy is written that the server is to load.")
-        self._client = bounded_client(
-            self.timeout_s,
-            timeout=httpx.Timeout(self.timeout_s, connect=_CONNECT_S),
-            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency),
-        )
-        self._patience = Patience(self.patience_s)
+        self._client = ServerClient(Patience(self.patience_s), timeout_s=self.timeout_s, concurrency=self.concurrency)
 
     @property
     def reloads(self) -> bool:
@@ -231,39 +223,30 @@ class OpenAI:
 
     def _post(self, url: str, body: Mapping[str, Any], *, tokens: int, read: Callable[[Any], T], key: bool = True) -> T:
         """Return the parsed answer to a request, which is retried for a while if it fails."""
+        headers = openai_headers(self.key_variable) if key else {}
         most = _MOST + _MOST_PER_TOKEN * tokens
         try:
-            answer = self._patience.again(lambda: self._sent(url, body, most, key=key))
+            return self._client.send(
+                "POST", url, lambda answer: read(_json(answer) if key else None), most=most, json=body, headers=headers
+            )
         except PassingError as error:
             raise EngineError(
                 f"{self._place} has given no answer for {self.patience_s:g} s; the last: {error}. See that the server "
                 f"runs. {_AGAIN}"
             ) from None
-        try:
-            return read(answer)
+        except RefusedError as refused:
+            hint = f" Set the variable {self.key_variable}." if refused.status in _DENIED and key else ""
+            said = f"refuses ({refused})" if refused.status else refused.detail
+            raise EngineError(f"{self._place}: {url} {said}.{hint} {_AGAIN}") from None
         except Malformed as error:
             raise EngineError(f"{self._place} gave an answer that cannot be used: {error} {_AGAIN}") from None
 
-    def _sent(self, url: str, body: Mapping[str, Any], most: int, *, key: bool) -> Any:
-        secret = os.environ.get(self.key_variable) if key else None
-        headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-        try:
-            answer = self._client.post(url, json=body, headers=headers, extensions={MOST: most})
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise EngineError(f"{self._place}: the address '{url}' cannot be used: {error}.") from None
-        except (httpx.TransportError, httpx.DecodingError) as error:
-            raise PassingError(f"{type(error).__name__}: {error}") from None
-        if answer.status_code in _LATER:
-            raise PassingError(f"{url} answers {answer.status_code}: {_detail(answer)}")
-        if not answer.is_success:
-            hint = f" Set the variable {self.key_variable}." if answer.status_code in _DENIED and key else ""
-            raise EngineError(f"{self._place}: {url} refuses ({answer.status_code}): {_detail(answer)}.{hint} {_AGAIN}")
-        if not key:
-            return None
-        try:
-            return json_of(answer.content)
-        except ValueError:
-            raise PassingError(f"its answer is no JSON: {text_of(answer.content)[:80]!r}") from None
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return json_of(answer.content)
+    except ValueError:
+        raise PassingError(f"its answer is no JSON: {text_of(answer.content)[:80]!r}") from None
 
 
 def _write_once(target: Path, write: Callable[[Path], None]) -> None:
@@ -290,16 +273,3 @@ def _filled(value: Any, **names: str) -> Any:
     if isinstance(value, Mapping):
         return {key: _filled(each, **names) for key, each in value.items()}
     return [_filled(each, **names) for each in value] if isinstance(value, list) else value
-
-
-def _detail(answer: httpx.Response) -> str:
-    """Return the text of a refusal, in a line."""
-    try:
-        found = json_of(answer.content)
-    except ValueError:
-        text = text_of(answer.content).strip()
-        return repr(text[:200]) if text else "nothing"
-    for name in ("error", "message", "detail"):
-        if isinstance(found, dict) and name in found:
-            found = found[name]
-    return repr(str(found)[:500])

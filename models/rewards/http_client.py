@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpcore
@@ -21,20 +21,19 @@ from configs.proxies import accept_proxies
 MOST = "flowmill.most"
 #: Extension of a response: the deadline for reading it, by the monotonic clock.
 UNTIL = "flowmill.until"
-#: Default maximum bytes of a response.
+#: Maximum bytes of the response to a request without ``MOST``.
 _MOST = 1 << 24
 
 
-def bounded_client(total_s: float, *, most: int = _MOST, **how: Any) -> httpx.Client:
+def bounded_client(total_s: float, **how: Any) -> httpx.Client:
     """Return a client whose requests end after some seconds, however slow the server is.
 
     Args:
         total_s: seconds for a request and its response.
-        most: maximum bytes of the response to a request without the extension ``MOST``.
         how: see ``httpx.Client``.
     """
     accept_proxies()
-    clock = _Clock(total_s, most)
+    clock = _Clock(total_s)
     client = httpx.Client(**how, event_hooks={"request": [clock.start], "response": [read_as_utf8, clock.watch]})
     for transport in (client._transport, *client._mounts.values()):
         pool = getattr(transport, "_pool", None)
@@ -46,8 +45,8 @@ def bounded_client(total_s: float, *, most: int = _MOST, **how: Any) -> httpx.Cl
 class _Clock(threading.local):
     """The deadline of this thread's current request."""
 
-    def __init__(self, total_s: float, most: int) -> None:
-        self._total_s, self._most = total_s, most
+    def __init__(self, total_s: float) -> None:
+        self._total_s = total_s
         self._until = float("inf")
 
     def start(self, request: httpx.Request) -> None:
@@ -55,7 +54,7 @@ class _Clock(threading.local):
         self._until = time.monotonic() + self._total_s
 
     def watch(self, response: httpx.Response) -> None:
-        most = int(response.request.extensions.get(MOST, self._most))
+        most = int(response.request.extensions.get(MOST, _MOST))
         response.extensions[UNTIL] = self._until
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
@@ -115,16 +114,9 @@ class _Backend(httpcore.NetworkBackend):
         self._inner, self._clock = inner, clock
 
     def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
+        self, host: str, port: int, timeout: float | None = None, *given: Any, **more: Any
     ) -> httpcore.NetworkStream:
-        return _Socket(
-            self._inner.connect_tcp(host, port, self._clock.left(timeout), local_address, socket_options), self._clock
-        )
+        return _Socket(self._inner.connect_tcp(host, port, self._clock.left(timeout), *given, **more), self._clock)
 
     def sleep(self, seconds: float) -> None:
         self._inner.sleep(seconds)

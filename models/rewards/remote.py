@@ -6,37 +6,32 @@ A failed or malformed answer is never a score. Requests name the reward and cont
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
 
-from configs.answers import json_of, text_of
-from configs.errors import ConfigError, RewardError
+from configs.answers import json_of
+from configs.errors import ConfigError, FlowmillError, RewardError
 from configs.fingerprint import canonical_json
 from configs.proxies import by_proxy
 from configs.rewards import ServerSection
 from models.rewards.base import Batch, Needs, Scores
-from models.rewards.http_client import MOST, bounded_client
 from models.rewards.retry import PassingError, Patience
+from models.rewards.server_client import RefusedError, ServerClient
 from models.rewards.service import wire
 
 T = TypeVar("T")
 
-#: Seconds to wait for a connection.
-_CONNECT_S = 5.0
 #: Seconds to wait for a server that has not answered this process yet, before anything is sampled.
 _FIRST_S = 10.0
 #: Bytes of a request in addition to its media: prompts and metadata of a few rows.
 _ROOM = 1 << 16
 #: Maximum bytes of a response, and additional bytes per row for its score and note.
 _MOST, _MOST_PER_ROW = 1 << 20, 1 << 16
-#: Status codes that call for a retry.
-_LATER = frozenset({408, 429, 500, 502, 503, 504})
 _REMEDY = (
     "Start it again with 'flowmill serve-reward', and give the same command: committed results stay, and no other "
     "samples were scored."
@@ -66,15 +61,15 @@ class RemoteReward:
         """
         self._server, self._name, self._options = server, name, dict(options)
         token = os.environ.get(wire.TOKEN)
-        self._client = bounded_client(
-            server.timeout_s,
+        self._patience = Patience(server.patience_s, sleep)
+        self._client = ServerClient(
+            self._patience,
+            timeout_s=server.timeout_s,
+            concurrency=server.concurrency,
             base_url=server.url,
             headers={} if token is None else {"authorization": f"Bearer {token}"},
-            timeout=httpx.Timeout(server.timeout_s, connect=_CONNECT_S),
             transport=transport,
         )
-        self._slots = threading.BoundedSemaphore(server.concurrency)
-        self._patience = Patience(server.patience_s, sleep)
 
     def introduce(self) -> None:
         """Request the served reward, with little patience: a server that never answered is probably not running.
@@ -142,23 +137,20 @@ class RemoteReward:
         # A restarted server may serve another reward, so each request names its own.
         headers = {"content-type": wire.TYPE, wire.CHECKSUM: wire.checksum(body), wire.REWARD: wanted}
 
-        def ask() -> Scores:
-            answer = self._send(
-                "POST", wire.SCORE, content=body, headers=headers, most=_MOST + _MOST_PER_ROW * len(batch)
-            )
+        def read(answer: httpx.Response) -> Scores:
             if answer.headers.get(wire.CHECKSUM) != wire.checksum(answer.content):
                 raise PassingError("its answer does not match the answer's checksum")
             try:
                 return wire.unpack_answer(answer.content, len(batch))
-            except wire.MALFORMED as error:
-                raise PassingError(f"its answer is malformed: {wire.why(error)}") from None
+            except wire.WireError as error:
+                raise PassingError(f"its answer is malformed: {error}") from None
 
-        return self._again(ask)
+        most = _MOST + _MOST_PER_ROW * len(batch)
+        return self._send("POST", wire.SCORE, read, content=body, headers=headers, most=most)
 
     @cached_property
     def _info(self) -> wire.RewardInfo:
-        def ask() -> wire.RewardInfo:
-            answer = self._send("GET", wire.INFO)
+        def read(answer: httpx.Response) -> wire.RewardInfo:
             try:
                 return wire.RewardInfo.model_validate(json_of(answer.content))
             except ValueError:
@@ -167,7 +159,7 @@ class RemoteReward:
                     "that 'flowmill serve-reward' printed."
                 ) from None
 
-        info = self._again(ask)
+        info = self._send("GET", wire.INFO, read)
         if wire.identity(info.name, info.options) != wire.identity(self._name, self._options):
             raise ConfigError(
                 f"{self._place}: it serves '{info.name}' with the options {info.options}, but the config wants "
@@ -180,44 +172,26 @@ class RemoteReward:
     def _place(self) -> str:
         return f"reward '{self._name}' at {self._server.url}"
 
-    def _send(self, method: str, path: str, *, most: int = _MOST, **more: Any) -> httpx.Response:
-        """Return a response of status 200; raise ``PassingError`` if a retry may help, another error if not."""
+    def _send(
+        self, method: str, path: str, read: Callable[[httpx.Response], T], *, most: int = _MOST, **more: Any
+    ) -> T:
+        """Return the parsed response to a request, retried until the server has failed all threads for a while."""
         try:
-            with self._slots:
-                answer = self._client.request(method, path, extensions={MOST: most}, **more)
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise ConfigError(f"{self._place}: the address cannot be used: {error}. It begins with http://.") from None
-        except (httpx.TransportError, httpx.DecodingError) as error:
-            raise PassingError(f"{type(error).__name__}: {error}") from None
-        if answer.status_code != httpx.codes.OK:
-            self._refuse(answer)
-        return answer
-
-    def _refuse(self, answer: httpx.Response) -> NoReturn:
-        status, detail = answer.status_code, _detail(answer)
-        if status in _LATER:
-            raise PassingError(f"it answers {status}: {detail}")
-        if status == httpx.codes.UNPROCESSABLE_ENTITY:
-            raise RewardError(detail)
-        if status in (httpx.codes.BAD_REQUEST, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
-            raise RewardError(f"{self._place} refuses samples: {detail}.")
-        raise ConfigError(f"{self._place} refuses to answer ({status}): {detail}.{by_proxy(self._server.url)}")
-
-    def _again(self, ask: Callable[[], T]) -> T:
-        """Return the result of a request, retried until the server has failed all threads for ``patience_s``."""
-        try:
-            return self._patience.again(ask)
+            return self._client.send(method, path, read, most=most, **more)
+        except RefusedError as refused:
+            raise self._refusal(refused) from None
         except PassingError as error:
             raise RewardError(
                 f"{self._place} has given no answer for {self._patience.seconds:g} s; the last: {error}."
                 f"{by_proxy(self._server.url)} {_REMEDY}"
             ) from None
 
-
-def _detail(answer: httpx.Response) -> str:
-    """Return the text of a refusal, in a line."""
-    try:
-        found = json_of(answer.content)
-    except ValueError:
-        return text_of(answer.content).strip()[:200] or "nothing"
-    return str(found.get("detail", found))[:2000] if isinstance(found, dict) else str(found)[:200]
+    def _refusal(self, refused: RefusedError) -> FlowmillError:
+        status, detail = refused.status, refused.detail
+        if status == 0:
+            return ConfigError(f"{self._place}: the address {detail.rstrip('.')}. It begins with http://.")
+        if status == httpx.codes.UNPROCESSABLE_ENTITY:
+            return RewardError(detail)
+        if status in (httpx.codes.BAD_REQUEST, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
+            return RewardError(f"{self._place} refuses samples: {detail}.")
+        return ConfigError(f"{self._place} refuses to answer ({status}): {detail}.{by_proxy(self._server.url)}")

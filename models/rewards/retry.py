@@ -11,23 +11,36 @@ import tenacity
 
 T = TypeVar("T")
 
+#: Maximum seconds before a retry that a server can ask for.
+_LONGEST_S = 60.0
+
 
 class PassingError(Exception):
     """An error that a retry may cure."""
+
+    def __init__(self, text: str, after_s: float = 0.0) -> None:
+        """Bind to a message, and to the seconds after which the server wants to be asked again."""
+        super().__init__(text)
+        self.after_s = min(after_s, _LONGEST_S)
 
 
 class Patience:
     """Maximum duration of a server's failure; threads share its start, so that they give up together."""
 
-    def __init__(self, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, seconds: float, sleep: Callable[[float], None] = time.sleep, *, tries: int = 1, pause_s: float = 0.2
+    ) -> None:
         """Start with a server that has not failed.
 
         Args:
             seconds: duration of failures after which retries end.
             sleep: waits some seconds before a retry.
+            tries: minimum number of calls.
+            pause_s: maximum pause before the first retry, which doubles with each, up to 5 s.
         """
         self.seconds = seconds
-        self._sleep = sleep
+        self._sleep, self._tries = sleep, tries
+        self._pause = tenacity.wait_random_exponential(multiplier=pause_s, max=5)
         self._failing_since: float | None = None
         self._lock = threading.Lock()
 
@@ -39,8 +52,8 @@ class Patience:
         """
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(PassingError),
-            wait=tenacity.wait_random_exponential(multiplier=0.2, max=5),
-            stop=lambda state: self._given_up(),
+            wait=self._wait,
+            stop=lambda state: state.attempt_number >= self._tries and self._given_up(),
             sleep=self._sleep,
             reraise=True,
         )
@@ -57,6 +70,10 @@ class Patience:
             raise
         self._failing_since = None
         return found
+
+    def _wait(self, state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome is not None else None
+        return max(self._pause(state), error.after_s if isinstance(error, PassingError) else 0.0)
 
     def _given_up(self) -> bool:
         since = self._failing_since

@@ -20,7 +20,9 @@ from configs.option_types import GroupRegex
 from configs.proxies import by_proxy
 from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.chat_answers import Answer, first_token, read_answer
-from models.rewards.http_client import UNTIL, bounded_client
+from models.rewards.http_client import UNTIL
+from models.rewards.retry import PassingError, Patience
+from models.rewards.server_client import RefusedError, ServerClient, openai_headers
 
 T = TypeVar("T")
 Question: TypeAlias = Annotated[str, Field(pattern=r"\{prompt\}"), "Write {prompt} where the prompt goes."]
@@ -51,8 +53,8 @@ _QUESTIONS = {
 ONE_TOKEN: dict[str, Any] = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
 #: Maximum bytes of an answer: those of some ten thousand tokens, each character escaped.
 _MOST = 1 << 19
-#: Retries of a failing request; the client waits up to 8 s between tries.
-_RETRIES = 4
+#: Retries of a failing request, and maximum seconds before the first.
+_RETRIES, _PAUSE_S = 4, 1.0
 
 
 @dataclass(kw_only=True)
@@ -73,7 +75,8 @@ class Asking:
     """Parallel requests."""
     timeout_s: float = 120.0
     """Seconds for a request."""
-    _client: Any = field(init=False, repr=False)
+    _client: ServerClient = field(init=False, repr=False)
+    _address: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Make the client; no request is sent yet.
@@ -81,19 +84,19 @@ class Asking:
         Raises:
             ConfigError: the package is not installed, or there is no endpoint.
         """
-        require_extra("vlm", "openai", "regex", label=f"reward '{self.name}'")
-        from openai import OpenAI
-
+        require_extra("vlm", "regex", label=f"reward '{self.name}'")
         endpoint = self.endpoint or os.environ.get("OPENAI_BASE_URL")
         if endpoint is None:
             raise ConfigError(
                 f"reward '{self.name}' has no endpoint. Set its option 'endpoint', or the variable OPENAI_BASE_URL, to "
                 "the address of an OpenAI-compatible server, which ends in /v1."
             )
-        key = os.environ.get(self.key_variable, "none")
-        client = bounded_client(self.timeout_s, most=_MOST, timeout=self.timeout_s, follow_redirects=True)
-        self._client = OpenAI(
-            base_url=endpoint, api_key=key, timeout=self.timeout_s, max_retries=_RETRIES, http_client=client
+        self._address = f"{endpoint.rstrip('/')}/chat/completions"
+        self._client = ServerClient(
+            Patience(0.0, tries=1 + _RETRIES, pause_s=_PAUSE_S),
+            timeout_s=self.timeout_s,
+            concurrency=self.concurrency,
+            follow_redirects=True,
         )
 
     def map(self, work: Callable[..., T], *rows: Iterable[Any]) -> list[T]:
@@ -117,30 +120,31 @@ class Asking:
             RewardError: the endpoint refuses the request.
             ConnectionError: it cannot be reached or is overloaded, after several tries.
         """
-        import openai
-
         content: list[dict[str, Any]] = []
         for caption, image in images:
             content += [{"type": "text", "text": caption}] if caption else []
             url = f"data:image/png;base64,{_png(image, self.size)}"
             content += [{"type": "image_url", "image_url": {"url": url}}]
         content += [{"type": "text", "text": question}]
-        messages = [{"role": "user", "content": content}]
+        body = {"model": self.model, "messages": [{"role": "user", "content": content}], "temperature": 0.0, "seed": 0}
         try:
-            response = self._client.chat.completions.with_raw_response.create(
-                model=self.model, messages=messages, temperature=0.0, seed=0, **more
-            ).http_response
-            return read_answer(response.content, until=response.extensions[UNTIL])
-        except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError) as error:
+            return self._client.send(
+                "POST",
+                self._address,
+                lambda answer: read_answer(answer.content, until=answer.extensions[UNTIL]),
+                most=_MOST,
+                json=body | more,
+                headers=openai_headers(self.key_variable),
+            )
+        except PassingError as error:
             raise ConnectionError(
-                f"the endpoint of model '{self.model}' failed: {error.__cause__ or error}."
-                f"{by_proxy(str(self._client.base_url))}"
-            ) from error
-        except (openai.OpenAIError, ValueError, RecursionError) as error:
+                f"the endpoint of model '{self.model}' failed: {error}.{by_proxy(self._address)}"
+            ) from None
+        except (RefusedError, ValueError) as error:
             raise RewardError(
                 f"reward '{self.name}': the endpoint refuses to answer {question!r} with model '{self.model}': "
-                f"{type(error).__name__}: {error}. Check its name, the key in {self.key_variable} and the endpoint."
-            ) from error
+                f"{error}. Check its name, the key in {self.key_variable} and the endpoint."
+            ) from None
 
 
 @dataclass(kw_only=True)

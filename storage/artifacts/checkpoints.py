@@ -7,21 +7,38 @@ processes, then a record that names them. The newest two are kept until the poli
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from configs.errors import CorruptError
 from configs.fingerprint import fingerprint
 from storage import layout
-from storage.artifacts.checksummed_json import seal, unseal
 from storage.artifacts.collective_publish import ProcessGroup, SingleProcess, publish
 from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.records import Record
 from storage.backends.base import FileEntry
 from storage.backends.checksums import check_size
 from storage.layout import ArtifactRef
 
 #: Number of kept checkpoints: one to resume from, and the one before it in case of damage.
 _KEPT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(Record):
+    """The record of a checkpoint."""
+
+    noun = "the record of a checkpoint"
+
+    files: Annotated[tuple[FileEntry, ...], Field(min_length=1)]
+    """Its files, sorted by name."""
+
+    def place(self, where: str) -> str:
+        """Return the path itself: the files below it, which are compared with the record, determine its name."""
+        return where
 
 
 def commit_checkpoint(
@@ -36,7 +53,7 @@ def commit_checkpoint(
 
     files = publish(store.root, folder, lambda files: f"{top}/{name(files)}", company)
     if company.rank == 0:
-        store.root.create(f"{top}/{name(files)}.json", seal({"files": [asdict(file) for file in files]}))
+        store.root.create(f"{top}/{name(files)}.json", Checkpoint(files=files).encoded())
         for old in _committed(store, ref)[:-_KEPT]:
             store.root.remove(f"{top}/{old}.json")
             store.root.remove(f"{top}/{old}")
@@ -75,20 +92,17 @@ def damaged_checkpoints(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -
                 yield path, str(error)
 
 
-def _checked(store: ArtifactStore, path: str, *, deep: bool) -> list[FileEntry]:
+def _checked(store: ArtifactStore, path: str, *, deep: bool) -> tuple[FileEntry, ...]:
     """Return the files of a checkpoint after comparing sizes, or every byte, with its record."""
     try:
-        files = unseal(store.root.read(f"{path}.json") or b"", f"{path}.json")["files"]
-        entries = [FileEntry.parse(file) for file in files]
+        entries = Checkpoint.decode(store.root.read(f"{path}.json") or b"", f"{path}.json").files
         sizes = {} if deep else store.root.files(path)
         for entry in entries:
             if deep:
                 store.root.check(path, entry)
             else:
                 check_size(sizes.get(entry.name), entry, where=f"{path}/{entry.name}")
-        if not entries:
-            raise ValueError("it names no files")
-    except (ValueError, KeyError, TypeError, CorruptError) as error:
+    except CorruptError as error:
         raise CorruptError(
             f"Checkpoint {path} was damaged after it was committed ({error}). 'flowmill store repair' sets it aside: "
             "training then goes on from the checkpoint before it, or from the start of the epoch."

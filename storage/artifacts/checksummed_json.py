@@ -13,7 +13,7 @@ from configs.errors import CorruptError
 #: Keys that sealing adds; one without the other indicates damage.
 _CHECKSUM, _FORMAT = "checksum", "format"
 _VERSION = 1
-_REMEDY = "'flowmill store repair' sets it aside; the same command as before then writes it again."
+REMEDY = "'flowmill store repair' sets it aside; the same command as before then writes it again."
 
 
 def seal(data: Mapping[str, Any], *, finite: bool = False) -> bytes:
@@ -41,7 +41,7 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise CorruptError(f"{where} is not JSON as it was committed: the file was damaged. {_REMEDY}")
+        raise CorruptError(f"{where} is not JSON as it was committed: the file was damaged. {REMEDY}")
     checksum = value.pop(_CHECKSUM, None)
     if checksum is None and _FORMAT not in value:
         return value
@@ -53,7 +53,7 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
     # Damage to one of the two keys leaves the other. The raw bytes are compared first, to avoid encoding again.
     line = f' "{_CHECKSUM}": "{checksum}",\n'.encode()
     if checksum != _hash(data.replace(line, b"", 1)) and checksum != _hash(_written(value)):
-        raise CorruptError(f"{where} does not match its own checksum: the file was damaged. {_REMEDY}")
+        raise CorruptError(f"{where} does not match its own checksum: the file was damaged. {REMEDY}")
     del value[_FORMAT]
     return value
 

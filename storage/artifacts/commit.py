@@ -21,10 +21,9 @@ from configs.fingerprint import canonical_json
 from configs.schema import StoreSection
 from storage import layout
 from storage.artifacts.collective_publish import ProcessGroup, SingleProcess, publish
-from storage.artifacts.records import Manifest, ShardRecord, encode, manifest_from, parse, record_from
+from storage.artifacts.records import Manifest, RemovalNote, ShardRecord
 from storage.artifacts.row_digest import joined
 from storage.artifacts.shard_files import ShardFiles
-from storage.artifacts.tombstones import is_removed
 from storage.backends import open_backend
 from storage.backends.base import FileEntry, Root
 from storage.backends.checksums import REMEDY
@@ -69,8 +68,9 @@ class ArtifactStore:
         """
         if ref in self._manifests:
             return self._manifests[ref]
-        data = self.root.read(layout.manifest(ref))
-        manifest = None if data is None else _manifest_of(ref, data)
+        path = layout.manifest(ref)
+        data = self.root.read(path)
+        manifest = None if data is None else Manifest.decode(data, path)
         if self._remembers and manifest is not None:
             self._manifests[ref] = manifest
         return manifest
@@ -88,7 +88,7 @@ class ArtifactStore:
         unknown = [ref for ref in refs if ref not in self._manifests] if self._remembers else []
         for ref, data in zip(unknown, self.root.read_many([layout.manifest(ref) for ref in unknown]), strict=True):
             if data is not None:
-                self._manifests[ref] = _manifest_of(ref, data)
+                self._manifests[ref] = Manifest.decode(data, layout.manifest(ref))
         if records:
             named = [(ref, shard) for ref, made in self._manifests.items() for shard, _, _ in made.shards]
             self._records |= self._read_records([each for each in named if each not in self._records])
@@ -189,7 +189,7 @@ class ArtifactStore:
             artifact=str(ref),
             content=content,
         )
-        created = self.root.create(layout.record(ref, shard), encode(record))
+        created = self.root.create(layout.record(ref, shard), record.encoded())
         self._present.add(ref)
         return record if created else self._settle(ref, record)
 
@@ -225,7 +225,7 @@ class ArtifactStore:
             content=joined([record.content for record in present]),
             **origin,
         )
-        if not self.root.create(layout.manifest(ref), encode(manifest)):
+        if not self.root.create(layout.manifest(ref), manifest.encoded()):
             return self.require(ref)
         return manifest
 
@@ -253,8 +253,14 @@ class ArtifactStore:
         return ShardFiles(self.root, layout.shard_folder(ref, record.shard, record.digest), record.files)
 
     def removed(self, ref: ArtifactRef) -> bool:
-        """Return whether an artifact's files were removed on purpose, leaving its records and manifest."""
-        return is_removed(self.root.read(layout.removed(ref)), ref)
+        """Return whether a note says that an artifact's files were removed; a note of another artifact is ignored."""
+        path = layout.removed(ref)
+        data = self.root.read(path)
+        try:
+            return data is not None and RemovalNote.parse(data, path).place(path) == path
+        except CorruptError:
+            # A note exists, so the files are gone or being removed.
+            return True
 
     def _publish(
         self, ref: ArtifactRef, shard: str, folder: Path, company: ProcessGroup, known: Sequence[FileEntry] = ()
@@ -281,8 +287,8 @@ class ArtifactStore:
     def _read_records(self, named: Sequence[tuple[ArtifactRef, str]]) -> dict[tuple[ArtifactRef, str], ShardRecord]:
         paths = [layout.record(ref, shard) for ref, shard in named]
         return {
-            (ref, shard): record_from(parse(data, path), path, ref, shard)
-            for path, (ref, shard), data in zip(paths, named, self.root.read_many(paths), strict=True)
+            each: ShardRecord.decode(data, path)
+            for path, each, data in zip(paths, named, self.root.read_many(paths), strict=True)
             if data is not None
         }
 
@@ -298,16 +304,6 @@ class ArtifactStore:
                 "both writers run the same version on the same kind of device."
             )
         return winner
-
-
-def _manifest_of(ref: ArtifactRef, data: bytes) -> Manifest:
-    manifest = manifest_from(parse(data, layout.manifest(ref)), layout.manifest(ref))
-    if (manifest.kind, manifest.id) != (ref.kind, ref.id):
-        raise CorruptError(
-            f"{layout.manifest(ref)} describes {manifest.kind}/{manifest.id}. It was copied from elsewhere; "
-            "remove the artifact's folder and run the stage again."
-        )
-    return manifest
 
 
 def _content(files: Sequence[FileEntry]) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 from configs.errors import CorruptError, StoreError
 from storage import layout
 from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.mirrored_records import Loss, content, losses, number_of, write
+from storage.artifacts.mirrored_records import Loss, losses, number_of, write
+from storage.artifacts.records import Artifact, Record, content
 from storage.layout import ArtifactRef
 from storage.names import part
 
@@ -22,8 +23,10 @@ _TRIES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineageEntry:
+class LineageEntry(Record):
     """One stage of one epoch and the artifact it made."""
+
+    noun = "a lineage record"
 
     epoch: int
     """0 before training; epoch n turns policy n-1 into policy n."""
@@ -31,7 +34,7 @@ class LineageEntry:
     """Stage name."""
     slot: str
     """Distinguishes stages of the same name: the name of a reward or of an additional evaluation, else empty."""
-    artifact: str
+    artifact: Artifact
     """``kind/id`` of the artifact."""
     forced: bool = False
     """True when --force made a new attempt although the work was committed."""
@@ -45,6 +48,10 @@ class LineageEntry:
     def ref(self) -> ArtifactRef:
         """The artifact."""
         return ArtifactRef.parse(self.artifact)
+
+    def place(self, where: str) -> str:
+        """Return the path of the entry in the run of a path, with the number of that path."""
+        return layout.lineage_entry(where.split("/")[1], *self.key, number_of(where))
 
 
 class RunFolder:
@@ -173,7 +180,10 @@ class RunFolder:
             folder = layout.lineage(self.name)
             names = [name for name in self.store.root.list(folder) if name.endswith(".json")]
             found = self.store.root.read_many([f"{folder}/{name}" for name in names])
-            self._entries = {name: _entry(f"{folder}/{name}", data) for name, data in zip(names, found, strict=True)}
+            self._entries = {
+                name: LineageEntry.decode(data or b"", f"{folder}/{name}")
+                for name, data in zip(names, found, strict=True)
+            }
         return self._entries
 
 
@@ -186,18 +196,6 @@ def _unwritten(folder: str) -> StoreError:
         f"{folder}: no record can be added, each of {_TRIES} numbers is taken and none can be read. "
         "'flowmill store verify' lists its content."
     )
-
-
-def _entry(path: str, data: bytes | None) -> LineageEntry:
-    try:
-        entry = LineageEntry(**content(data or b"", path))
-        ArtifactRef.parse(entry.artifact)
-        name = layout.lineage_entry(path.split("/")[1], *entry.key, number_of(path))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise CorruptError(f"{path} is not a lineage record: {error}.") from None
-    if name != path:
-        raise CorruptError(f"{path} is the record of {name.rpartition('/')[2]}, which was copied or moved there.")
-    return entry
 
 
 def records_of(store: ArtifactStore, name: str) -> dict[str, bytes]:
@@ -216,7 +214,7 @@ def readable_entries(store: ArtifactStore, name: str) -> list[LineageEntry]:
     paths = [f"{folder}/{file}" for file in store.root.list(folder) if file.endswith(".json")]
     for path, data in zip(paths, store.root.read_many(paths), strict=True):
         with suppress(CorruptError):
-            found.append(_entry(path, data))
+            found.append(LineageEntry.decode(data or b"", path))
     return found
 
 
@@ -240,7 +238,7 @@ def _misplaced(store: ArtifactStore, name: str, known: Collection[str]) -> Itera
         if path in known or data is None:
             continue
         try:
-            entry = _entry(path, data)
+            entry = LineageEntry.decode(data, path)
         except CorruptError as error:
             yield Loss(path, "corrupt", str(error))
             continue

@@ -14,11 +14,10 @@ from typing import Any
 from configs.errors import CorruptError
 from storage import layout
 from storage.artifacts.checksummed_json import seal, unseal
+from storage.artifacts.records import AT, content
 from storage.backends.base import Root
 from storage.layout import QUARANTINE
 
-#: Key of a record's own path.
-_AT = "at"
 #: Seconds within which the writer of a copy also writes the record.
 _UNDER_WAY_S = 0.5
 
@@ -40,32 +39,12 @@ def write(root: Root, path: str, data: Mapping[str, Any]) -> bool:
 
     If the writer of another record stopped after its copy, the record is completed from it.
     """
-    sealed, copy = seal({**data, _AT: path}), layout.copy_of(path)
+    sealed, copy = seal({**data, AT: path}), layout.copy_of(path)
     if not root.create(copy, sealed) and (other := root.read(copy)) != sealed:
         if other is not None and _is_whole(other, path):
             root.create(path, other)
         return False
     return root.create(path, sealed)
-
-
-def content(data: bytes, path: str) -> dict[str, Any]:
-    """Return the content of a record.
-
-    Args:
-        data: bytes of the record or its copy.
-        path: path of the record.
-
-    Raises:
-        CorruptError: the record is damaged, or belongs to another path.
-    """
-    value = unseal(data, path)
-    at = value.pop(_AT, path)
-    if at != path:
-        raise CorruptError(
-            f"{path} is the record of {at}, which was copied or moved. 'flowmill store repair' restores the "
-            "record that belongs there."
-        )
-    return value
 
 
 def number_of(path: str) -> int:
@@ -126,7 +105,7 @@ def _compare(path: str, record: bytes | None, copy: bytes | None) -> Iterator[Lo
 def _is_whole(data: bytes, path: str) -> bool:
     """Return whether the data are an intact record that contains this path."""
     try:
-        return unseal(data, path).get(_AT) == path
+        return unseal(data, path).get(AT) == path
     except CorruptError:
         return False
 

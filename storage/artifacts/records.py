@@ -1,29 +1,118 @@
-"""The records of a commit: shard records and artifact manifests, with their encoding and parsing."""
+"""Stored records: frozen dataclasses as JSON with a checksum, each valid at its own path only.
+
+``Record`` is the mechanism. Shard records, manifests and notes of removals are here; lineage entries, checkpoints and
+claims are next to the code that writes them.
+"""
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from configs.errors import CorruptError
-from storage.artifacts.checksummed_json import seal, unseal
+from configs.validation_messages import first_error
+from storage import layout
+from storage.artifacts.checksummed_json import REMEDY, seal, unseal
 from storage.backends.base import FileEntry
 from storage.layout import ArtifactRef
-from storage.names import digest, part
+from storage.names import Digest, Part
 
 #: 2 added checksums of blocks and the artifact to shard records, 3 a checksum of the record itself; since 4 the
 #: checksum of a file of several blocks is computed from theirs; 5 added a digest of the rows.
 SCHEMA_VERSION = 5
+#: Key of a record's own path, in records whose fields do not determine it.
+AT = "at"
+#: ``kind/id`` of an artifact.
+Artifact = Annotated[str, AfterValidator(lambda text: str(ArtifactRef.parse(text)))]
+
+
+def content(data: bytes, where: str) -> dict[str, Any]:
+    """Return the content of the record at a path, given its bytes or those of its copy.
+
+    Raises:
+        CorruptError: the record is damaged, or belongs to another path.
+    """
+    value = unseal(data, where)
+    _check_place(where, value.pop(AT, where))
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRecord:
+class Record(ABC):
+    """A stored record; every field is checked when it is read, and unknown ones are refused."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    noun: ClassVar[str]
+    """Its name in messages."""
+
+    @abstractmethod
+    def place(self, where: str) -> str:
+        """Return the path that the record belongs to; ``where`` has the names that its version lacks."""
+
+    def encoded(self) -> bytes:
+        """Return the stored form; equal records give equal bytes.
+
+        Raises:
+            ValueError: a number is not finite.
+        """
+        return seal(asdict(self), finite=True)
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> Self:
+        """Return the record in the bytes at a path, which may be that of another path.
+
+        Raises:
+            CorruptError: the record is damaged, or newer than this reader.
+        """
+        value = content(data, where)
+        version = value.get("schema_version", 0)
+        if not isinstance(version, int) or version > SCHEMA_VERSION:
+            raise CorruptError(
+                f"{where} has schema version {version}; this flowmill reads up to {SCHEMA_VERSION}. Upgrade flowmill."
+            )
+        try:
+            record: Self = _reader(cls).validate_python(value)
+        except ValidationError as error:
+            raise CorruptError(f"{where} is not {cls.noun}: {first_error(error)}.") from None
+        return record
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> Self:
+        """Return the record at a path.
+
+        Raises:
+            CorruptError: the record is damaged, newer than this reader, or belongs to another path.
+        """
+        record = cls.parse(data, where)
+        _check_place(where, record.place(where))
+        return record
+
+
+@cache
+def _reader(kind: type[Record]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _check_place(where: str, place: str) -> None:
+    if place != where:
+        raise CorruptError(f"{where} is the record of {place}: it was copied from elsewhere. {REMEDY}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRecord(Record):
     """The commit record of one shard."""
 
-    shard: str
+    noun = "a commit record"
+
+    shard: Part
     """Name of the shard within the artifact."""
-    digest: str
+    digest: Digest
     """xxh3-128 over names, sizes and checksums of the files: equal content, equal digest."""
     rows: int
     """Samples (or files, for artifacts without samples) in the shard."""
@@ -33,17 +122,23 @@ class ShardRecord:
     """Figures about the content, equal for equal content."""
     producer: Mapping[str, Any] = field(default_factory=dict)
     """Host, pid and timings of the writer, which may differ between equal shards."""
-    artifact: str = ""
+    artifact: Artifact = ""
     """``kind/id`` of the artifact; absent in version 1."""
     content: str = ""
     """Digest of the rows, independent of shards; empty for artifacts that are compared by shard."""
     schema_version: int = SCHEMA_VERSION
     """Version of this record and of the files it names."""
 
+    def place(self, where: str) -> str:
+        """Return the path of the commit record."""
+        return layout.record(_artifact(self.artifact, where), self.shard)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Record):
     """Description of a complete artifact: its options, inputs and shards."""
+
+    noun = "a manifest"
 
     kind: str
     """Artifact kind."""
@@ -55,9 +150,9 @@ class Manifest:
     """Version of the stage's semantics."""
     options: Mapping[str, Any]
     """The options that changed the result."""
-    inputs: tuple[str, ...]
+    inputs: tuple[Artifact, ...]
     """Input artifacts, ``kind/id``."""
-    shards: tuple[tuple[str, str, int], ...]
+    shards: tuple[tuple[Part, Digest, int], ...]
     """(shard, digest, rows) of every shard in order."""
     rows: int
     """Rows in all shards."""
@@ -72,63 +167,39 @@ class Manifest:
     schema_version: int = SCHEMA_VERSION
     """Version of this manifest."""
 
+    def place(self, where: str) -> str:
+        """Return the path of the manifest."""
+        return layout.manifest(ArtifactRef(self.kind, self.id))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovalNote(Record):
+    """A note that the files of an artifact were removed on purpose, leaving its records and manifest."""
+
+    noun = "a note of a removal"
+
+    artifact: Artifact = ""
+    """``kind/id`` of the artifact; absent in version 0.1.0."""
+    removed: float
+    """Seconds since 1970."""
+    reason: str
+    """Reason for the removal."""
+
+    def place(self, where: str) -> str:
+        """Return the path of the note."""
+        return layout.removed(_artifact(self.artifact, where))
+
+
+def removal_note(ref: ArtifactRef, reason: str) -> bytes:
+    """Return the stored note that an artifact's files were removed now."""
+    return RemovalNote(artifact=str(ref), removed=time.time(), reason=reason).encoded()
+
+
+def _artifact(named: str, where: str) -> ArtifactRef:
+    """Return the artifact that a record names, or that of its path."""
+    return ArtifactRef.parse(named) if named else ArtifactRef(*where.split("/")[:2])
+
 
 def same_content(one: Manifest, other: Manifest) -> bool:
     """Return whether two artifacts have equal content, independent of shards."""
     return one.digest == other.digest or bool(one.content and one.content == other.content)
-
-
-def encode(record: ShardRecord | Manifest) -> bytes:
-    """Return a record or manifest as JSON; equal objects give equal bytes."""
-    return seal(asdict(record), finite=True)
-
-
-def parse(data: bytes, where: str) -> dict[str, Any]:
-    """Return the object in a committed JSON file.
-
-    Raises:
-        CorruptError: the file is damaged, or newer than this reader.
-    """
-    value = unseal(data, where)
-    version = value.get("schema_version", 0)
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise CorruptError(
-            f"{where} has schema version {version}; this flowmill reads up to {SCHEMA_VERSION}. Upgrade flowmill."
-        )
-    return value
-
-
-def record_from(data: dict[str, Any], where: str, ref: ArtifactRef, shard: str) -> ShardRecord:
-    """Return the record of a shard from its parsed JSON.
-
-    Raises:
-        CorruptError: the data are no record, or that of another shard.
-    """
-    try:
-        files = tuple(FileEntry.parse(file) for file in data.pop("files"))
-        record = ShardRecord(files=files, **data)
-        digest(record.digest)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CorruptError(f"{where} is not a commit record: {error}.") from None
-    if record.shard != shard or record.artifact not in ("", str(ref)):
-        raise CorruptError(
-            f"{where} describes shard {record.shard} of {record.artifact or 'some artifact'}. It was copied from "
-            "elsewhere; run 'flowmill store repair' to regenerate it."
-        )
-    return record
-
-
-def manifest_from(data: dict[str, Any], where: str) -> Manifest:
-    """Return a manifest from its parsed JSON.
-
-    Raises:
-        CorruptError: the data are no manifest.
-    """
-    try:
-        shards = tuple((part(shard), digest(content), rows) for shard, content, rows in data.pop("shards"))
-        inputs = tuple(data.pop("inputs"))
-        for ref in inputs:
-            ArtifactRef.parse(ref)
-        return Manifest(shards=shards, inputs=inputs, **data)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CorruptError(f"{where} is not a manifest: {error}.") from None

@@ -12,11 +12,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Protocol
+
+from pydantic import ConfigDict, Field
 
 from storage.backends.process_tags import is_gone, tag
 from storage.layout import STAGING
-from storage.names import digest, inside
+from storage.names import Digest, Inside
 
 #: Seconds after which a staging folder of any machine counts as abandoned.
 _STALE_S = 7 * 86400.0
@@ -30,13 +32,15 @@ PART = 4 << 20
 class FileEntry:
     """One committed file."""
 
-    name: str
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: Inside
     """Path below the shard's folder."""
-    size: int
+    size: Annotated[int, Field(ge=0, strict=True)]
     """Bytes."""
-    xxh3: str
+    xxh3: Digest
     """xxh3-128, hex: of the content for a file of one block, of the digests of the blocks for a larger one."""
-    blocks: tuple[str, ...] = ()
+    blocks: tuple[Digest, ...] = ()
     """xxh3-128 of each MiB of the content, hex; absent in records of version 1 and for files of one block.
 
     Up to version 3 xxh3-64 of each 4 MiB, and ``xxh3`` is that of the content at any size.
@@ -52,24 +56,14 @@ class FileEntry:
         """Bytes of each block except the last."""
         return BLOCK if self.by_blocks else PART
 
-    @classmethod
-    def parse(cls, data: Mapping[str, Any]) -> FileEntry:
-        """Return the entry from a record of any version.
+    def __post_init__(self) -> None:
+        """Check that the checksums of blocks fit the size.
 
         Raises:
-            TypeError: the data are no entry.
-            ValueError: the name leads out of the shard's folder, or a checksum is invalid.
+            ValueError: they do not.
         """
-        entry = cls(**{**data, "blocks": tuple(data.get("blocks", ()))})
-        inside(entry.name)
-        digest(entry.xxh3)
-        if type(entry.size) is not int or entry.size < 0:
-            raise ValueError(f"'{entry.name}' has {entry.size!r} bytes")
-        for block in entry.blocks:
-            digest(block)
-        if entry.blocks and len(entry.blocks) != -(-entry.size // entry.block_size):
-            raise ValueError(f"'{entry.name}' of {entry.size} bytes has checksums of {len(entry.blocks)} blocks")
-        return entry
+        if self.blocks and len(self.blocks) != -(-self.size // self.block_size):
+            raise ValueError(f"'{self.name}' of {self.size} bytes has checksums of {len(self.blocks)} blocks")
 
 
 class Blob(Protocol):

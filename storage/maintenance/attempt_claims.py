@@ -8,28 +8,32 @@ names another artifact belongs to no run, so the work is done in another attempt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from configs.errors import CorruptError
 from storage import layout
-from storage.artifacts.checksummed_json import seal, unseal
 from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.records import Artifact, Record
 from storage.layout import ArtifactRef
 from storage.maintenance.quarantine import revive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(Record):
     """The run and batch sizes that an artifact is made with."""
 
+    noun = "a claim"
+
+    artifact: Artifact = ""
+    """``kind/id`` of the artifact, once it is claimed."""
     run: str
     """The run that began it, or that last continued it with other sizes."""
     sizes: Mapping[str, int | None]
     """Batch sizes by setting."""
 
-    def encoded(self, ref: ArtifactRef) -> bytes:
-        """Return the stored form of the claim to an artifact."""
-        return seal({"artifact": str(ref), "run": self.run, "sizes": dict(self.sizes)})
+    def place(self, where: str) -> str:
+        """Return the path of the claim."""
+        return layout.claim(ArtifactRef(*self.artifact.partition("/")[::2]))
 
 
 def next_attempt(store: ArtifactStore, first: ArtifactRef) -> ArtifactRef:
@@ -63,20 +67,18 @@ def claimed(store: ArtifactStore, first: ArtifactRef, claim: Claim) -> ArtifactR
 
 
 def _is_ours(store: ArtifactStore, ref: ArtifactRef, claim: Claim) -> bool:
-    path = layout.claim(ref)
-    while not store.root.create(path, claim.encoded(ref)):
+    path, ours = layout.claim(ref), replace(claim, artifact=str(ref))
+    while not store.root.create(path, ours.encoded()):
         data = store.root.read(path)
         if data is None:
             continue
         try:
-            found = unseal(data, path)
+            found = Claim.decode(data, path)
         except CorruptError:
             return False
-        if found.get("artifact") != str(ref):
-            return False
-        if found.get("sizes") == dict(claim.sizes):
+        if found.sizes == ours.sizes:
             return True
-        if found.get("run") != claim.run:
+        if found.run != ours.run:
             return False
         # A run continues its own attempt, even with other sizes.
         store.root.remove(path)

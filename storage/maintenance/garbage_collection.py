@@ -9,7 +9,7 @@ from configs.errors import StoreError
 from storage import layout
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import LineageEntry, RunFolder, damaged_records, list_runs
-from storage.artifacts.tombstones import removal_note
+from storage.artifacts.records import removal_note
 from storage.layout import ArtifactRef
 from storage.maintenance.verify import list_artifacts
 

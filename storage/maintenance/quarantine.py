@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import TypeVar
 
 from configs.errors import CorruptError
 from storage import layout
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.mirrored_records import put_back
-from storage.artifacts.records import manifest_from, parse, record_from
-from storage.artifacts.tombstones import removal_note
+from storage.artifacts.records import Manifest, Record, ShardRecord, removal_note
 from storage.layout import QUARANTINE, ArtifactRef
 from storage.maintenance.verify import Problem
+
+_Record = TypeVar("_Record", bound=Record)
 
 
 def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:
@@ -57,45 +59,33 @@ def leave_trace(store: ArtifactStore, ref: ArtifactRef, reason: str) -> bool:
         Whether all were found intact, in place or in quarantine.
     """
     path = layout.manifest(ref)
-    found = next((data for data in _versions(store, path) if _is_manifest(data, path, ref)), None)
-    if found is None:
+    manifest, data = next(_intact(store, Manifest, path), (None, b""))
+    if manifest is None:
         return False
     records = {}
-    for shard, digest, _ in manifest_from(parse(found, path), path).shards:
+    for shard, digest, _ in manifest.shards:
         place = layout.record(ref, shard)
-        whole = (data for data in _versions(store, place) if _is_record(data, place, ref, shard, digest))
-        records[place] = next(whole, None)
-    if None in records.values():
+        records[place] = next(
+            (found for each, found in _intact(store, ShardRecord, place) if each.digest == digest), b""
+        )
+    if not all(records.values()):
         return False
     # The manifest goes last, so that it is still missing after a crash in between.
     store.root.create(layout.removed(ref), removal_note(ref, reason))
-    for place, data in [*records.items(), (path, found)]:
-        store.root.create(place, data or b"")
+    for place, found in [*records.items(), (path, data)]:
+        store.root.create(place, found)
     return True
 
 
-def _versions(store: ArtifactStore, path: str) -> Iterator[bytes]:
-    """Yield the data at the path itself, then its quarantined versions, newest first."""
+def _intact(store: ArtifactStore, kind: type[_Record], path: str) -> Iterator[tuple[_Record, bytes]]:
+    """Yield the intact ones, with their bytes, of the record at a path and its quarantined versions, newest first."""
     parent, _, name = f"{QUARANTINE}/{path}".rpartition("/")
     aside = [each for each in store.root.list(parent) if each == name or each.startswith(f"{name}.")]
     newest_first = sorted(aside, key=lambda each: (len(each), each), reverse=True)
     for place in (path, *(f"{parent}/{each}" for each in newest_first)):
-        data = store.root.read(place)
-        if data is not None:
-            yield data
-
-
-def _is_manifest(data: bytes, path: str, ref: ArtifactRef) -> bool:
-    with suppress(CorruptError):
-        manifest = manifest_from(parse(data, path), path)
-        return (manifest.kind, manifest.id) == (ref.kind, ref.id)
-    return False
-
-
-def _is_record(data: bytes, path: str, ref: ArtifactRef, shard: str, digest: str) -> bool:
-    with suppress(CorruptError):
-        return record_from(parse(data, path), path, ref, shard).digest == digest
-    return False
+        data = store.root.read(place) or b""
+        with suppress(CorruptError):
+            yield kind.decode(data, path), data
 
 
 def _put_back(store: ArtifactStore, path: str) -> list[str]:

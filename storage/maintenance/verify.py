@@ -12,8 +12,7 @@ from storage import layout
 from storage.artifacts.checkpoints import damaged_checkpoints
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import LineageEntry, damaged_records, list_runs, readable_entries
-from storage.artifacts.records import Manifest, ShardRecord
-from storage.artifacts.tombstones import check_note
+from storage.artifacts.records import Manifest, RemovalNote, ShardRecord
 from storage.backends.checksums import check_size
 from storage.layout import KINDS, ArtifactRef
 from storage.trajectories.arrow_files import arrow_file
@@ -164,7 +163,7 @@ def _check_removal(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
     path = layout.removed(ref)
     data = store.root.read(path)
     try:
-        check_note(data, ref) if data is not None else None
+        RemovalNote.decode(data, path) if data is not None else None
     except CorruptError as error:
         yield Problem(ref=ref, shard=None, kind="corrupt", message=str(error), path=path)
 

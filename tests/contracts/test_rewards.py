@@ -116,7 +116,7 @@ def build(clip: Path, dina: dict[str, str], endpoint: Endpoint) -> Callable[...,
         if name == "ocr":
             pytest.importorskip("rapidocr_onnxruntime", reason="flowmill[ocr] is not installed")
         if name in ("edit_reward", "geneval2", "vlm_judge", "win_rate"):
-            pytest.importorskip("openai", reason="flowmill[vlm] is not installed")
+            pytest.importorskip("regex", reason="flowmill[vlm] is not installed")
         if name == "lexicon":
             pytest.importorskip("vaderSentiment", reason="flowmill[text] is not installed")
         if name == "reasoning_gym":

@@ -63,7 +63,6 @@ def a_judge() -> None:
     from models.rewards.vlm import VlmJudge
 
     judge = VlmJudge(model="m", endpoint="http://judge.example/v1", timeout_s=1)
-    judge._client = judge._client.with_options(max_retries=0)
     judge.answer(np.zeros((8, 8, 3), np.uint8), "what?")
 
 
@@ -85,6 +84,7 @@ def test_a_proxy_that_fails_is_named_by_its_variable(
     # Its password is nobody's to read.
     monkeypatch.setenv(variable, "http://somebody:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr("models.rewards.vlm._RETRIES", 0)
     with pytest.raises((FlowmillError, ConnectionError)) as failed:
         asks()
     assert f"{variable}{SAID}{host} to NO_PROXY." in str(failed.value)

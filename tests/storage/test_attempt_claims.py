@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_runs_of_equal_sizes_share_what_is_unfinished_and_others_do_not(store: A
     assert claimed(store, REF, Claim(run="a", sizes={"size": 4})) == REF, "a run goes on with what it began"
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", OURS.encoded(ArtifactRef("rewards", "2" * 32))])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", replace(OURS, artifact=f"rewards/{2:032d}").encoded()])
 def test_a_claim_that_is_damaged_or_of_another_artifact_is_nobodys(store: ArtifactStore, content: bytes) -> None:
     assert claimed(store, REF, OURS) == REF
     path = Path(store.root.uri) / layout.claim(REF)

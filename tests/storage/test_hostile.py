@@ -15,14 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from pydantic import TypeAdapter
 
 from configs.errors import ConfigError, CorruptError, PromptError, StoreError
 from configs.load import load_config
 from configs.schema import PromptsSection
 from models.rewards.errors import log_traceback
+from storage.artifacts.checksummed_json import seal
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import RunFolder
-from storage.artifacts.records import manifest_from, record_from
+from storage.artifacts.records import Manifest, ShardRecord
 from storage.backends.base import FileEntry
 from storage.backends.local import LocalBackend
 from storage.layout import ArtifactRef
@@ -34,6 +36,7 @@ from tasks.inputs.prompts import read_prompts
 from tests.conftest import ConfigFactory
 from tests.support.inside import prepare
 
+ENTRY = TypeAdapter(FileEntry)
 OUT = ["../x", "/x", "a/../../x", "a//x", ".", "..", "a/./x", "", "a\0x", "a\\..\\x"]
 
 
@@ -44,12 +47,13 @@ OUT = ["../x", "/x", "a/../../x", "a//x", ".", "..", "a/./x", "", "a\0x", "a\\..
         (3 << 20, ["0" * 32], "3145728 bytes has checksums of 1 blocks"),
         (3 << 20, ["0" * 16, "0" * 16], "3145728 bytes has checksums of 2 blocks"),
         (1, ["../x"], "is no digest"),
-        (-1, [], "has -1 bytes"),
+        (-1, [], "greater than or equal to 0"),
+        (True, [], "valid integer"),
     ],
 )
 def test_checksums_fit_the_file(size: int, blocks: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        FileEntry.parse({"name": "x", "size": size, "xxh3": "0" * 32, "blocks": blocks})
+        ENTRY.validate_python({"name": "x", "size": size, "xxh3": "0" * 32, "blocks": blocks})
 
 
 @pytest.mark.parametrize("name", OUT)
@@ -60,11 +64,11 @@ def test_names_stay_inside(name: str, tmp_path: Path) -> None:
                 check(name)
     entry = {"name": name, "size": 1, "xxh3": "0" * 32}
     with pytest.raises(ValueError, match="is no path"):
-        FileEntry.parse(entry)
+        ENTRY.validate_python(entry)
     ref = ArtifactRef("rewards", "abc")
     record = {"shard": "s", "digest": "0" * 32, "rows": 1, "files": [entry], "artifact": str(ref)}
     with pytest.raises(CorruptError, match="is not a commit record"):
-        record_from(record, "record", ref, "s")
+        ShardRecord.decode(seal(record), f"{ref}/_shards/s.json")
     root = LocalBackend(str(tmp_path / "root"))
     for use in (root.read, root.list, root.remove, lambda each: root.create(each, b"x")):
         with pytest.raises(StoreError, match="Nothing outside a store's root is read or written"):
@@ -88,9 +92,10 @@ def test_an_artifact_has_one_name(identifier: str) -> None:
 def test_a_manifest_names_what_is_inside(changed: dict[str, Any]) -> None:
     data = {"kind": "rewards", "id": "a", "stage": "score", "stage_version": 1, "options": {}, "inputs": []}
     data |= {"shards": [["x", "0" * 32, 1]], "rows": 1, "size": 1, "digest": "0" * 32, "summary": {}}
-    assert manifest_from(json.loads(json.dumps(data)), "manifest").rows == 1
+    path = "rewards/a/manifest.json"
+    assert Manifest.decode(seal(data), path).rows == 1
     with pytest.raises(CorruptError, match="is not a manifest"):
-        manifest_from({**data, **changed}, "manifest")
+        Manifest.decode(seal({**data, **changed}), path)
 
 
 def test_links_out_of_the_root_are_not_followed(tmp_path: Path) -> None:

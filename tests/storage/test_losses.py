@@ -94,7 +94,7 @@ def test_a_record_in_the_place_of_a_new_one_is_seen(run: RunFolder) -> None:
     lineage = Path(run.store.root.uri) / "runs" / "r" / "lineage"
     (lineage / "00001.rollout.-.003.json").write_bytes((lineage / "00001.rollout.-.002.json").read_bytes())
     assert "runs/r/lineage/00001.rollout.-.003.json" in problems(run)
-    with pytest.raises(CorruptError, match="copied or moved"):
+    with pytest.raises(CorruptError, match="copied from elsewhere"):
         fresh(run).entries()
 
 

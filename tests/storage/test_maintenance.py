@@ -19,7 +19,7 @@ from storage import layout
 from storage.artifacts.checkpoints import commit_checkpoint, latest_checkpoint
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import RunFolder
-from storage.artifacts.tombstones import removal_note
+from storage.artifacts.records import removal_note
 from storage.layout import ArtifactRef
 from storage.maintenance.garbage_collection import Retention, plan_removals, remove
 from storage.maintenance.quarantine import leave_trace, quarantine
@@ -96,9 +96,9 @@ def damage_by_another_manifest(folder: Path) -> None:
         (damage_by_removing_a_file, "is missing; its commit record names it"),
         (damage_by_removing_a_record, "is missing or damaged; the manifest names it"),
         (damage_the_record, "is not JSON"),
-        (damage_by_another_record, "describes shard"),
+        (damage_by_another_record, "is the record of"),
         (damage_the_manifest, "is not a manifest|is not JSON"),
-        (damage_by_another_manifest, "describes trajectories/"),
+        (damage_by_another_manifest, "is the record of trajectories/"),
     ],
 )
 def test_damage_is_found_set_aside_and_made_anew(
@@ -192,7 +192,7 @@ def check_notes_of_removals(context: RunContext, removed: ArtifactRef) -> None:
     elsewhere.write_bytes(whole)
     assert not store.removed(other), "what is not its own says nothing"
     (problem,) = find_problems(store, deep=True)
-    assert f"says that the files of {removed} were removed" in problem.message
+    assert f"is the record of {removed}" in problem.message
     quarantine(store, problem)
     assert not elsewhere.exists()
     note.write_bytes(whole[:-20])

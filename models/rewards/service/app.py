@@ -144,8 +144,8 @@ async def _scores(request: Request, served: Served, batcher: Batcher) -> Scores:
     except asyncio.CancelledError:
         # The server is stopping, and has waited for running calls.
         raise _Refused(503, "the server stops; ask again later") from None
-    except wire.MALFORMED as error:
-        raise _Refused(400, f"no request for scores: {wire.why(error)}") from None
+    except wire.WireError as error:
+        raise _Refused(400, f"no request for scores: {error}") from None
     except BusyError as busy:
         raise _Refused(429, f"{busy}; ask again later") from None
     except FlowmillError as error:

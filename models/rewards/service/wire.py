@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -13,6 +13,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.fingerprint import fingerprint
+from configs.validation_messages import first_error
 from models.rewards.base import Batch, Needs, Scores
 
 SCORE, INFO, HEALTH, METRICS = "/v1/score", "/v1/info", "/health", "/metrics"
@@ -35,6 +36,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+M = TypeVar("M", bound=_Message)
 _Texts = Annotated[list[str], Field(max_length=_MOST_ROWS)]
 
 
@@ -152,7 +154,7 @@ def unpack_request(body: bytes) -> Batch:
     Raises:
         WireError: it has none, or they do not match its shape and dtype.
     """
-    request = ScoreRequest.model_validate(_unpack(body))
+    request = _read(ScoreRequest, body)
     media, shape = request.media, tuple(request.shape)
     texts = isinstance(media, list)
     if texts != (request.dtype == "text"):
@@ -186,7 +188,7 @@ def unpack_answer(body: bytes, count: int) -> Scores:
     Raises:
         WireError: it has another number of scores or notes.
     """
-    answer = ScoreAnswer.model_validate(_unpack(body))
+    answer = _read(ScoreAnswer, body)
     if len(answer.scores) != 4 * count:
         raise WireError(f"{len(answer.scores)} bytes of scores for {count} samples")
     if answer.notes is not None and len(answer.notes) != count:
@@ -224,12 +226,12 @@ def _pack(message: Mapping[str, Any]) -> bytes:
     return packed
 
 
-def why(error: Exception) -> str:
-    """Return the first error of a message, in a line."""
-    if not isinstance(error, ValidationError):
-        return str(error)[:500]
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(str(part)[:60] for part in first['loc'])}: {first['msg'][:300]}"
+def _read(message: type[M], body: bytes) -> M:
+    """Return the message in a body."""
+    try:
+        return message.model_validate(_unpack(body))
+    except ValidationError as error:
+        raise WireError(first_error(error)) from None
 
 
 def _unpack(body: bytes) -> Any:
@@ -257,7 +259,3 @@ def _unpack(body: bytes) -> Any:
         raise
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"not msgpack: {str(error)[:200]}") from None
-
-
-#: Errors raised by a malformed message.
-MALFORMED = (WireError, ValidationError)

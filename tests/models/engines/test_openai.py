@@ -178,13 +178,13 @@ def test_failures_that_pass_are_tried_again_and_those_that_stay_are_told(server:
     server.faults = [500, 429, 503]
     assert len(made(server, patience_s=30.0).complete(asked_of(server))) == 3
     server.faults = [500] * 9
-    with pytest.raises(EngineError, match=r"has given no answer for 0 s; the last: .*answers 500: 'not now'"):
+    with pytest.raises(EngineError, match=r"has given no answer for 0 s; the last: .*answers 500: not now"):
         made(server).complete(asked_of(server))
     server.faults = [401] * 9
-    with pytest.raises(EngineError, match=r"refuses \(401\): 'not now'\. Set the variable OPENAI_API_KEY"):
+    with pytest.raises(EngineError, match=r"refuses \(401: not now\)\. Set the variable OPENAI_API_KEY"):
         made(server).complete(asked_of(server))
     server.faults = [302] * 9
-    with pytest.raises(EngineError, match=r"refuses \(302\)"):
+    with pytest.raises(EngineError, match=r"refuses \(302: "):
         made(server).complete(asked_of(server))
     gone = OpenAI(endpoint="http://127.0.0.1:9/v1", model="m", patience_s=0.0)
     with pytest.raises(EngineError, match="has given no answer for 0 s; the last: ConnectError"):

@@ -19,7 +19,7 @@ from models.rewards.invocation import score
 from models.rewards.pairwise import win_rates
 from tests.support.chat import Endpoint, says, serving
 
-pytest.importorskip("openai", reason="flowmill[vlm] is not installed")
+pytest.importorskip("regex", reason="flowmill[vlm] is not installed")
 
 RATIONAL = """# User Request Analysis
 The score of a text faithfulness of 1.0 would be wrong.

@@ -168,7 +168,7 @@ def _fields(**changes: Any) -> bytes:
 )
 def test_what_explodes_is_refused_before_it_is_computed_with(body: bytes) -> None:
     begun = time.process_time()
-    with pytest.raises(wire.MALFORMED) as caught:
+    with pytest.raises(wire.WireError) as caught:
         wire.unpack_request(body)
-    assert len(wire.why(caught.value)) < 1000
+    assert len(str(caught.value)) < 1000
     assert time.process_time() - begun < 5

@@ -225,7 +225,7 @@ def test_colors_are_told_by_clip_on_cut_outs(tmp_path: Path, images: np.ndarray)
 
 
 def test_questions_are_asked_one_by_one_and_averaged(images: np.ndarray) -> None:
-    pytest.importorskip("openai", reason="flowmill[vlm] is not installed")
+    pytest.importorskip("regex", reason="flowmill[vlm] is not installed")
     about = {"vqa_list": [["How many cats are in the image?", "two"], ["Are the cats red?", "Yes"]]}
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from models.rewards.factory import make_reward
 from tests.support.chat import Endpoint, says, serving
 from tests.support.rewards import scored
 
-pytest.importorskip("openai", reason="flowmill[vlm] is not installed")
+pytest.importorskip("regex", reason="flowmill[vlm] is not installed")
 
 
 @pytest.fixture

@@ -1,0 +1,105 @@
+"""Requests to one server, shared by reward servers, judges and engines: bounded, and retried while the server fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx
+
+from configs.answers import json_of, text_of
+from models.rewards.http_client import MOST, bounded_client
+from models.rewards.retry import PassingError, Patience
+
+T = TypeVar("T")
+
+#: Seconds to wait for a connection.
+_CONNECT_S = 5.0
+#: Status codes that call for a retry, in addition to those from 500 on.
+_LATER = frozenset({408, 425, 429})
+#: Headers of OpenAI's protocol and their environment variables, in addition to the key.
+_OPENAI = {"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"}
+
+
+class RefusedError(Exception):
+    """A refusal that no retry cures."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        """Bind to the status code, 0 if the address cannot be used, and the reason."""
+        super().__init__(f"{status}: {detail}" if status else detail)
+        self.status, self.detail = status, detail
+
+
+class ServerClient:
+    """A client of one server, for several threads."""
+
+    def __init__(self, patience: Patience, *, timeout_s: float, concurrency: int, **how: Any) -> None:
+        """Make the client; no request is sent yet.
+
+        Args:
+            patience: the limit of retries.
+            timeout_s: seconds for a request and its whole response.
+            concurrency: maximum parallel requests.
+            how: see ``httpx.Client``.
+        """
+        self.patience = patience
+        self._slots = threading.BoundedSemaphore(concurrency)
+        self._client = bounded_client(
+            timeout_s,
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S)),
+            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+            **how,
+        )
+
+    def send(self, method: str, url: str, read: Callable[[httpx.Response], T], *, most: int, **more: Any) -> T:
+        """Return the parsed response to a request.
+
+        Args:
+            method: method of HTTP.
+            url: the address.
+            read: parses the response; a ``PassingError`` that it raises calls for a retry.
+            most: maximum bytes of the response.
+            more: see ``httpx.Client.request``.
+
+        Raises:
+            PassingError: the last failure, after all retries.
+            RefusedError: the server refuses, or the address is invalid.
+        """
+        return self.patience.again(lambda: read(self._sent(method, url, {MOST: most}, **more)))
+
+    def _sent(self, method: str, url: str, extensions: dict[str, Any], **more: Any) -> httpx.Response:
+        try:
+            with self._slots:
+                answer = self._client.request(method, url, extensions=extensions, **more)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise RefusedError(0, f"cannot be used: {error}") from None
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            raise PassingError(f"{type(error).__name__}: {error}") from None
+        status = answer.status_code
+        if status in _LATER or status >= httpx.codes.INTERNAL_SERVER_ERROR:
+            after = answer.headers.get("retry-after", "")
+            raise PassingError(f"it answers {status}: {_detail(answer)}", float(after) if after.isdecimal() else 0.0)
+        if not answer.is_success:
+            raise RefusedError(status, _detail(answer))
+        return answer
+
+
+def openai_headers(key_variable: str) -> dict[str, str]:
+    """Return the headers of a request in OpenAI's protocol; the key is that of an environment variable, if set."""
+    found = {header: os.environ[name] for header, name in _OPENAI.items() if name in os.environ}
+    key = os.environ.get(key_variable)
+    return found if key is None else {**found, "authorization": f"Bearer {key}"}
+
+
+def _detail(answer: httpx.Response) -> str:
+    """Return the text of a refusal."""
+    try:
+        found = json_of(answer.content)
+    except ValueError:
+        return text_of(answer.content).strip()[:200] or "nothing"
+    for name in ("error", "message", "detail"):
+        if isinstance(found, dict) and name in found:
+            found = found[name]
+    return str(found)[:2000]
