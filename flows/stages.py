@@ -99,6 +99,8 @@ class RunStages:
     def __init__(self, execution: Execution) -> None:
         """Bind to the execution of a run."""
         self._execution = execution
+        self.context = execution.context
+        """The run."""
         self.ledger = execution.context.ledger
         """Records the time of each stage."""
 
@@ -223,30 +225,35 @@ def stage_flow(name: str) -> Flow[..., Any]:
         raise StoreError(f"There is no stage '{name}'; stages are {', '.join(STAGES)}.")
 
     @flow(name=name, flow_run_name=process_state.flow_run_name, persist_result=False)
-    @scheduled
     def stage_of_run(request: StageRequest) -> Any:
         """Run one stage of a run that exists."""
-        run = open_run(request.root, request.run, reads=True)
-        with turn(run, request):
-            epoch = chosen_epoch(run, name, request.epoch)
-            if request.epoch == "next" and not request.overrides:
-                extend(run, epoch)
-            context = open_run(
-                request.root,
-                request.run,
-                overrides=request.overrides,
-                reporter=process_state.reporter(),
-                epoch=epoch,
-                trusted=request.trust_store,
-            )
-            with process_state.opened(context) as execution:
-                nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
-                carried = RunStages(execution)
-                made = [_made(carried, context, node, force=request.force and node.stage == name) for node in nodes]
-        log_side_evaluations(context)
-        return made
+        with scheduled(request) as result:
+            result.value = _run_stage(name, request)
+        return result.value
 
     return stage_of_run
+
+
+def _run_stage(name: str, request: StageRequest) -> list[Made]:
+    run = open_run(request.root, request.run, reads=True)
+    with turn(run, request):
+        epoch = chosen_epoch(run, name, request.epoch)
+        if request.epoch == "next" and not request.overrides:
+            extend(run, epoch)
+        context = open_run(
+            request.root,
+            request.run,
+            overrides=request.overrides,
+            reporter=process_state.reporter(),
+            epoch=epoch,
+            trusted=request.trust_store,
+        )
+        with process_state.opened(context) as execution:
+            nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
+            stages = RunStages(execution)
+            made = [_made(stages, context, node, force=request.force and node.stage == name) for node in nodes]
+    log_side_evaluations(context)
+    return made
 
 
 def _made(stages: RunStages, context: RunContext, node: Node, *, force: bool) -> Made:

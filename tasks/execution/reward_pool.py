@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import astuple
 from typing import Any
 
@@ -74,8 +75,12 @@ class RewardPool:
 
     def carry_out(self, run: StageRun, order: JobSpec, shards: Iterable[Shard]) -> int:
         """Make shards of a stage one after the other, in a scoring process if ``take``; return their number."""
-        if not self.take(run.stage):
-            return self._carry_out_here(run, shards)
+        stage = run.stage
+        if not self.take(stage):
+            # Rewards need not be thread-safe.
+            own = isinstance(stage, Scoring) and stage.section.server is None
+            with self._here if own else nullcontext():
+                return run.run_shards(shards)
         done = 0
         for shard in shards:
             with run.named(shard), self._ledger.work(run.stage.name):
@@ -113,14 +118,6 @@ class RewardPool:
             pool, self._pool, self._closed = self._pool, None, True
         if pool is not None:
             pool.shutdown(wait=True, kill_workers=True)
-
-    def _carry_out_here(self, run: StageRun, shards: Iterable[Shard]) -> int:
-        stage = run.stage
-        if isinstance(stage, Scoring) and stage.section.server is None:
-            # Rewards need not be thread-safe.
-            with self._here:
-                return run.run_shards(shards)
-        return run.run_shards(shards)
 
     def _score(self, run: StageRun, order: JobSpec, shard: Shard) -> None:
         """Have one shard scored; a process that is ended from outside is replaced.
