@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.support.preloaded import carry_out
+from tests.support.preloaded import run_forked
 
 #: The packages whose calls count.
 _OWN = ("configs", "storage", "models", "tasks", "flows")
@@ -43,7 +43,7 @@ def test_few_calls_lead_from_the_command_to_the_backward_pass(
     path, arguments = tmp_path / "stack.json", ["run", str(config_file), "--set", "run.epochs=1", "--quiet"]
     environment = {**os.environ, "PREFECT_API_URL": prefect_server}
     command = ["-c", _TRACED, str(path), *arguments]
-    done = carry_out(preloaded, command, cwd=ROOT, env=environment, timeout=300)
+    done = run_forked(preloaded, command, cwd=ROOT, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     rooms = {str(ROOT / name) for name in _OWN}
     own = [

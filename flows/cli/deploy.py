@@ -16,7 +16,7 @@ from flows.api import named_server
 from flows.console import console, print_table
 from flows.deployment_diff import Change
 from flows.deployment_list import Listed
-from flows.deployments import DeployRequest, carry_out, every_deployment, plan, workers
+from flows.deployments import DeployRequest, apply_plan, every_deployment, plan, workers
 
 
 def deploy_command(request: DeployRequest, *, sure: bool) -> None:
@@ -27,7 +27,7 @@ def deploy_command(request: DeployRequest, *, sure: bool) -> None:
         sure: skip the confirmation.
 
     Raises:
-        ConfigError: see ``plan`` and ``carry_out``; or confirmation is needed and standard input is no terminal.
+        ConfigError: see ``plan`` and ``apply_plan``; or confirmation is needed and standard input is no terminal.
         CancelledError: the user declined.
     """
     planned = plan(request)
@@ -37,7 +37,7 @@ def deploy_command(request: DeployRequest, *, sure: bool) -> None:
         console.print(f"{name} is left out: it trains from a config. Name one with --config.")
     if not sure:
         _ask([each for each in planned.changes if each.asks])
-    rows = carry_out(planned)
+    rows = apply_plan(planned)
     _print(rows)
     for line in workers(rows):
         console.print(f"run the worker: {line}")

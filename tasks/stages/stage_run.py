@@ -66,25 +66,25 @@ class StageRun:
         return next((shard for known, shard in self._failures if known is error), None)
 
     def run_shards(
-        self, shards: Iterable[Shard], *, on_commit: Callable[[ShardRecord], None] = lambda record: None
-    ) -> int:
-        """Run and commit shards in order; return how many. Committed ones are passed on as they are.
+        self, shards: Iterable[Shard], *, on_commit: Callable[[Sequence[str]], None] = lambda names: None
+    ) -> list[str]:
+        """Run and commit shards in order; return their names. Committed ones are passed on as they are.
 
         Where no shard needs another, each is written and committed while the next is worked on, so the next is asked
         for before the last counts.
 
         Args:
             shards: the shards.
-            on_commit: hears of each as soon as it is committed, maybe on another thread.
+            on_commit: called with the name of each as soon as it is committed, maybe on another thread.
         """
-        count = 0
+        names: list[str] = []
 
         def finished(commit: Callable[[], ShardRecord]) -> None:
-            on_commit(commit())
+            on_commit([commit().shard])
 
         with BackgroundCommit() as behind:
             for shard in shards:
-                count += 1
+                names.append(shard.name)
                 try:
                     commit = partial(finished, self._made(shard))
                 except Exception:
@@ -100,7 +100,7 @@ class StageRun:
                     # A finished shard is committed even if the one before it failed.
                     behind.do(commit)
             behind.wait()
-        return count
+        return names
 
     def run_shard(self, shard: Shard) -> ShardRecord:
         """Run and commit one shard; a shard that is committed already is returned as it is."""
