@@ -48,7 +48,7 @@ class EpochRollout:
 
     def __init__(self, stages: RunStages, epoch: int, rewards: Sequence[RewardSection]) -> None:
         """Bind to an epoch whose policy exists; if other processes do the work, they start."""
-        self._stages, self._tasks, self._ledger = stages, stages.tasks, stages.ledger
+        self._stages, self._tasks, self._ledger = stages, stages.tasks, stages.context.ledger
         self._stage = cast(RolloutStage, stages.stage("rollout", epoch))
         self._rollout = StageRun(self._stage)
         self._scores = [StageRun(self._following(epoch, section.slot)) for section in rewards]
@@ -60,13 +60,11 @@ class EpochRollout:
     def finish(self) -> None:
         """Do the remaining work and complete the artifacts."""
         if self._tasks.is_elsewhere(self._stage):
-            with self._ledger.work(self._rollout.stage.name):
-                self._tasks.wait(self._rollout, self._shards)
+            self._tasks.wait(self._rollout, self._shards)
             finish(self._rollout)
             with self._ledger.waiting():
                 for run, futures in zip(self._scores, self._scored, strict=True):
-                    with self._ledger.work(run.stage.name):
-                        self._tasks.wait(run, futures)
+                    self._tasks.wait(run, futures)
         else:
             self._work()
         for run in self._scores:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
-from functools import partial
 from typing import Any
 
 from prefect import Flow, flow, get_run_logger, task
@@ -82,7 +81,7 @@ def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: floa
     """
     parsed, began = JobSpec.parse(order), time.monotonic()
     with process_state.execution_of(parsed) as execution:
-        run, executor = run_of_job(parsed, execution), ProcessExecutor.of(execution)
+        run, executor = run_of_job(parsed, execution), execution.executor(ProcessExecutor)
 
         def timely() -> Iterator[Shard]:
             for shard in shards:
@@ -109,11 +108,6 @@ class TaskExecutor:
         self._runner = make_runner(self._section)
         self._stack = ExitStack()
         self._started: Any = None
-
-    @classmethod
-    def of(cls, execution: Execution) -> TaskExecutor:
-        """Return the executor of an execution."""
-        return execution.executor(cls, partial(cls, execution))
 
     def is_elsewhere(self, stage: Stage) -> bool:
         """Return whether the shards of a stage are sent to other processes individually."""
@@ -142,21 +136,20 @@ class TaskExecutor:
     def run(self, run: StageRun, shards: Iterable[Shard], listener: Listener = LOOKING) -> list[str]:
         """Run shards: all in one task on the ranks, each in a task in other processes, here for a second per task."""
         names, left, stage = list[str](), [*shards], run.stage
-        if left and self.is_spread(stage):
+        if not left:
+            return names
+        if self.is_spread(stage):
             listener.on_look()
-            task_run_name = f"{stage.name} e{stage.epoch} x{self._section.ranks}"
-            ranks = RankExecutor.of(self._execution)
-            return run_on_ranks.with_options(task_run_name=task_run_name)(run, ranks, left, listener)
-        elsewhere, processes = self.is_elsewhere(stage), ProcessExecutor.of(self._execution)
-        while left and not (elsewhere or processes.takes(stage)):
+            ranks, name = self._execution.executor(RankExecutor), f"{stage.name} e{stage.epoch} x{self._section.ranks}"
+            return run_on_ranks.with_options(task_run_name=name)(run, ranks, left, listener)
+        processes = self._execution.executor(ProcessExecutor)
+        while left and not (self.is_elsewhere(stage) or processes.takes(stage)):
             listener.on_look()
             done = shards_task(run, left)(order_of(run), list(map(astuple, left)), _TASK_S)
             listener.on_commit(done)
             names += done
             left = left[len(done) :]
-        # Processes of this machine count their own time.
-        with stage.context.ledger.work(stage.name) if elsewhere and left else nullcontext():
-            return names + self.wait(run, {shard.name: self.submit(run, [shard]) for shard in left}, listener)
+        return names + self.wait(run, {shard.name: self.submit(run, [shard]) for shard in left}, listener)
 
     def submit(self, run: StageRun, shards: Sequence[Shard], *, after: Sequence[Future] = ()) -> Future:
         """Submit shards as one task to the task runner, to start after other tasks, and return its future."""
@@ -167,13 +160,15 @@ class TaskExecutor:
     def wait(self, run: StageRun, started: Mapping[str, Future], listener: Listener = LOOKING) -> list[str]:
         """Wait for tasks of one shard each in order, and return the names; the first failed shard raises."""
         stage = run.stage
-        for done, (name, future) in enumerate(started.items(), 1):
-            while not future.state.is_final():
-                listener.on_look()
-                future.wait(timeout=_LOOK_S)
-            future.result()
-            stage.context.reporter.progress(stage.name, stage.epoch, done, len(started), stage.slot)
-            listener.on_commit([name])
+        # Processes of this machine count their own time.
+        with stage.context.ledger.work(stage.name) if self.is_elsewhere(stage) else nullcontext():
+            for done, (name, future) in enumerate(started.items(), 1):
+                while not future.state.is_final():
+                    listener.on_look()
+                    future.wait(timeout=_LOOK_S)
+                future.result()
+                stage.context.reporter.progress(stage.name, stage.epoch, done, len(started), stage.slot)
+                listener.on_commit([name])
         return [*started]
 
     def close(self) -> None:
@@ -190,9 +185,7 @@ class RunStages:
         self._execution = execution
         self.context = execution.context
         """The run."""
-        self.ledger = execution.context.ledger
-        """Records the time of each stage."""
-        self.tasks = TaskExecutor.of(execution)
+        self.tasks = execution.executor(TaskExecutor)
         """Runs the shards."""
 
     def run(self, name: str, epoch: int, slot: str = "", *, force: bool = False) -> ArtifactRef:
@@ -213,7 +206,7 @@ class RunStages:
 
     def begin_epoch(self) -> None:
         """Restart the ranks after ``execution.resident_epochs`` epochs."""
-        RankExecutor.of(self._execution).begin_epoch()
+        self._execution.executor(RankExecutor).begin_epoch()
 
 
 def finish(run: StageRun) -> None:

@@ -23,7 +23,7 @@ class Execution:
         self.context = context
         self.host = ModelHost(context)
         """Holds the run's models in this process."""
-        self._executors: dict[type[Executor], Executor] = {}
+        self._executors: dict[Callable[[Execution], Executor], Executor] = {}
         self._lock = threading.Lock()
 
     def stage(self, name: str, epoch: int, slot: str = "") -> Stage:
@@ -34,11 +34,11 @@ class Execution:
         """
         return make_stage(self.context, self.host, Node(epoch, name, slot))
 
-    def executor(self, kind: type[E], make: Callable[[], E]) -> E:
+    def executor(self, kind: Callable[[Execution], E]) -> E:
         """Return the executor of a kind, made on first use and closed with the execution."""
         with self._lock:
             if kind not in self._executors:
-                self._executors[kind] = make()
+                self._executors[kind] = kind(self)
             return cast(E, self._executors[kind])
 
     def close(self) -> None:

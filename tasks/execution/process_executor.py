@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import astuple
-from functools import partial
 from typing import Any
 
 from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
@@ -25,7 +24,6 @@ from tasks.execution.execution import Execution
 from tasks.execution.executor import SILENT, Listener
 from tasks.execution.jobs import JobExecution, JobSpec, run_of_job
 from tasks.execution.runners import make_runner, score_workers
-from tasks.runs.context import RunContext
 from tasks.runs.sharding import evaluation_cuts, rollout_cuts
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Shard, Stage
@@ -44,13 +42,9 @@ _Messages = list[tuple[str, int, int, int, str]]
 class ProcessExecutor:
     """Runs shards in this process, and those of slow rewards in scoring processes, which end with the run."""
 
-    def __init__(self, context: RunContext, *, on_rank: bool = False) -> None:
-        """Bind to a run; no process is started yet.
-
-        Args:
-            context: execution settings, ledger of scoring time, and reporter.
-            on_rank: this process is one of several ranks that score.
-        """
+    def __init__(self, execution: Execution) -> None:
+        """Bind to a run; no process is started yet."""
+        context, on_rank = execution.context, execution.host.ranks.world > 1
         config = context.config
         self._config, self._ledger, self._reporter = config, context.ledger, context.reporter
         shards = max(len(rollout_cuts(config)), 2 * len(evaluation_cuts(config)))
@@ -61,12 +55,6 @@ class ProcessExecutor:
         self._closed = False
         self._lock = threading.Lock()
         self._here = threading.Lock()
-
-    @classmethod
-    def of(cls, execution: Execution) -> ProcessExecutor:
-        """Return the executor of an execution."""
-        make = partial(cls, execution.context, on_rank=execution.host.ranks.world > 1)
-        return execution.executor(cls, make)
 
     def takes(self, stage: Stage) -> bool:
         """Return whether several processes score a stage from now on; for a cheap reward starting them takes too long.
@@ -117,11 +105,7 @@ class ProcessExecutor:
         return names
 
     def start(self) -> None:
-        """Make the pool, which starts its processes on demand.
-
-        Raises:
-            WorkerError: the run has ended.
-        """
+        """Make the pool, which starts its processes on demand."""
         self._started()
 
     def _started(self) -> Any:
@@ -153,7 +137,8 @@ class ProcessExecutor:
             try:
                 messages = pool.submit(_scored, line, astuple(shard)).result()
             except (BrokenProcessPool, ShutdownExecutorError):
-                self._forget(pool)
+                with self._lock:
+                    self._pool = None if self._pool is pool else self._pool
                 if not left:
                     raise LostRankError(
                         f"{run.stage.node}: processes that score were ended from outside again and again, as the "
@@ -164,11 +149,6 @@ class ProcessExecutor:
             for each in messages:
                 self._reporter.progress(*each)
             return
-
-    def _forget(self, pool: Any) -> None:
-        with self._lock:
-            if self._pool is pool:
-                self._pool = None
 
 
 class _Kept:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from configs.errors import LostRankError, WorkerError
-from configs.execution import ExecutionSection
 from models.devices import chosen_device
 from tasks.execution.execution import Execution
 from tasks.execution.executor import SILENT, Listener
@@ -26,9 +24,9 @@ _LOOK_S = 0.5
 class RankExecutor:
     """Ranks that keep their models and run stages together."""
 
-    def __init__(self, execution: ExecutionSection, reporter: Reporter) -> None:
-        """Bind to execution settings and a reporter; no rank is started yet."""
-        self._execution, self._reporter = execution, reporter
+    def __init__(self, execution: Execution) -> None:
+        """Bind to the settings and the reporter of a run; no rank is started yet."""
+        self._execution, self._reporter = execution.context.config.execution, execution.context.reporter
         self._launched: Launched | None = None
         self._given = 0
         self._epochs = 0
@@ -37,19 +35,8 @@ class RankExecutor:
         self.loads: list[dict[str, int]] = []
         """For each rank: number of times it read each part of a model from files since its start."""
 
-    @classmethod
-    def of(cls, execution: Execution) -> RankExecutor:
-        """Return the executor of an execution."""
-        context = execution.context
-        return execution.executor(cls, partial(cls, context.config.execution, context.reporter))
-
     def start(self) -> None:
-        """Start the ranks, unless they are started.
-
-        Raises:
-            ConfigError: this machine has fewer devices, or the launcher cannot start this number of nodes.
-            WorkerError: a command cannot be started.
-        """
+        """Start the ranks, unless they are started."""
         if self._launched is not None:
             return
         execution = self._execution

@@ -72,7 +72,7 @@ class Worker:
         board = self._board.below(f"order{order.number}")
         self._ranks.pulse.at(f"{order.node[1]} of epoch {order.node[0]}")
         execution = self._kept.of(order)
-        run_share(run_of_job(order, execution), ProcessExecutor.of(execution), self._ranks, board)
+        run_share(run_of_job(order, execution), execution.executor(ProcessExecutor), self._ranks, board)
         board.post(f"done{self._ranks.rank}", json.dumps(execution.host.loads))
         if self._ranks.first:
             with self._ranks.pulse.waiting():
@@ -89,14 +89,7 @@ class Worker:
 
 
 def run_share(run: StageRun, executor: Executor, ranks: Ranks, board: KeyValueStore) -> None:
-    """Run this rank's share of a stage's pending shards; rank 0 commits collective results.
-
-    Args:
-        run: the stage.
-        executor: runs the shards of this rank.
-        ranks: this process's rank.
-        board: texts that the ranks exchange for this stage.
-    """
+    """Run this rank's share of a stage's pending shards with an executor; rank 0 commits collective results."""
     stage = run.stage
     stage.meet()
     if stage.first_rank_only and not ranks.first:

@@ -28,7 +28,6 @@ from tasks.checks.check_execution import check_devices
 from tasks.checks.check_rewards import check_rewards
 from tasks.checks.try_rewards import try_rewards
 from tasks.execution.execution import Execution
-from tasks.execution.executor import Executor
 from tasks.execution.process_executor import ProcessExecutor
 from tasks.execution.rank_executor import RankExecutor
 from tasks.inputs.model_settings import check_model
@@ -150,8 +149,7 @@ def _made(execution: Execution, stage: Stage) -> ArtifactRef:
     due = run.pending()
     if due:
         on_ranks = stage.on_ranks and stage.config.execution.ranks > 1
-        executor: Executor = RankExecutor.of(execution) if on_ranks else ProcessExecutor.of(execution)
-        executor.run(run, due)
+        execution.executor(RankExecutor if on_ranks else ProcessExecutor).run(run, due)
     run.finish()
     return stage.ref
 

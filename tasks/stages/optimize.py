@@ -87,10 +87,10 @@ class OptimizeStage(Stage):
         from tasks.training.epoch import TrainingEpoch
 
         data = TrainingData(self.context, self.policy_kind, self.epoch, self.inputs())
-        with TrainingEpoch(data, self.host, self.ref).updates(folder) as updates:
-            updates.run()
-        self._trained = updates.state
-        return Output(rows=updates.rows, summary={"updates": self._trained.metrics})
+        with TrainingEpoch(data, self.host, self.ref).updates(folder) as (run_updates, trained, rows):
+            run_updates()
+        self._trained = trained
+        return Output(rows=rows, summary={"updates": trained.metrics})
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Metrics of every update."""

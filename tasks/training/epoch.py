@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -37,18 +37,6 @@ if TYPE_CHECKING:
     from tasks.runtime.host import ModelHost
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Updates:
-    """The updates of an epoch."""
-
-    run: Callable[[], None]
-    """Runs the updates that are left."""
-    state: TrainerState
-    """The trainer, which they change."""
-    rows: int
-    """Rows of all updates of the epoch."""
-
-
 class TrainingEpoch:
     """Prepares the training of a policy on the data of an epoch, and writes the result."""
 
@@ -64,8 +52,11 @@ class TrainingEpoch:
         self._context, self._config, self._epoch = data.context, data.config, data.epoch
 
     @contextmanager
-    def updates(self, folder: Path) -> Iterator[Updates]:
-        """Yield the updates after the last committed checkpoint, to run inside; write the policy afterwards."""
+    def updates(self, folder: Path) -> Iterator[tuple[Callable[[], None], TrainerState, int]]:
+        """Yield a function, the trainer and the epoch's number of rows; write the policy afterwards.
+
+        The caller calls the function inside: it runs the updates after the last committed checkpoint.
+        """
         self._host.use_threads()
         requires = self._data.algorithm.requires
         state = self._state()
@@ -95,7 +86,7 @@ class TrainingEpoch:
                 ranks=self._ranks,
                 after_update=lambda done: self._after_update(state, checkpoints, samples, done, len(plan)),
             )
-            yield Updates(run=run, state=state, rows=sum(len(units.rows) for units in plan))
+            yield run, state, sum(len(units.rows) for units in plan)
         write_state(state, folder, self._host.ranks, behavior=self._behavior(state, models, requires))
         if self._host.ranks.first:
             about = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}

@@ -350,7 +350,7 @@ def execute(context: RunContext, name: str, epoch: int, slot: str = "", **heard:
     """Carry out a stage on the run's ranks."""
     run = StageRun(make_stage(context, name, epoch, slot))
     if run.stage.on_ranks:
-        RankExecutor.of(execution_of(context)).run(run, run.pending(), Listener(**heard))
+        execution_of(context).executor(RankExecutor).run(run, run.pending(), Listener(**heard))
         run.finish()
     else:
         run.execute()
@@ -365,6 +365,7 @@ def test_ranks_score_with_rewards_that_work_on_the_accelerator(make_config: Call
         execute(context, name, 0)
     execute(context, "rollout", 1)
     scored = execute(context, "score", 1, "bright")
+    assert execution_of(context).executor(RankExecutor).starts == 1
     execution_of(context).close()
     rows = read_rows(context.store, scored.stage.ref).to_pylist()
     assert {row["note"] for row in rows} == {"0", "1"}
@@ -372,7 +373,6 @@ def test_ranks_score_with_rewards_that_work_on_the_accelerator(make_config: Call
     assert len(rows) == len(made) == 16
     assert all(row["reward"] == pytest.approx(made[row["sample_id"]][2].mean(), rel=1e-5) for row in rows)
     assert execution_of(context).host.held() == {}
-    assert RankExecutor.of(execution_of(context)).starts == 1
 
 
 @pytest.fixture
@@ -408,10 +408,12 @@ def test_two_resident_processes_equal_one(
             base = base_weights(one)
             assert max(float((ours[name] - base[name]).abs().max()) for name in ours) > 5e-5
             assert all(torch.isfinite(value).all() for value in theirs.values())
-    assert RankExecutor.of(execution_of(two)).starts == 1
-    assert all(set(loads.values()) == {1} for loads in RankExecutor.of(execution_of(two)).loads)
-    assert all({"denoiser", "vae"} <= set(loads) for loads in RankExecutor.of(execution_of(two)).loads)
-    assert [set(loads) for loads in RankExecutor.of(execution_of(two)).loads].count({"denoiser", "vae", "text"}) == 1
+    assert execution_of(two).executor(RankExecutor).starts == 1
+    assert all(set(loads.values()) == {1} for loads in execution_of(two).executor(RankExecutor).loads)
+    assert all({"denoiser", "vae"} <= set(loads) for loads in execution_of(two).executor(RankExecutor).loads)
+    assert [set(loads) for loads in execution_of(two).executor(RankExecutor).loads].count(
+        {"denoiser", "vae", "text"}
+    ) == 1
     assert execution_of(two).host.held() == {}, "the process that orchestrates holds no parameter"
 
 
@@ -452,7 +454,7 @@ def test_spread_weights_train_as_whole_ones(
     execute(two, "optimize", 1)
     execute(two, "evaluate", 1)
     execute(two, "export", 1)
-    assert RankExecutor.of(execution_of(two)).starts == 1
+    assert execution_of(two).executor(RankExecutor).starts == 1
     execution_of(two).close()
     assert_same_trajectories(one, two)
     ours, theirs = weights(one), weights(two)
@@ -480,7 +482,7 @@ def test_what_libraries_write_on_the_first_rank_alone_no_other_rank_takes(
         context = begin_run(make_config("run.name=other", "model.path=null", "model.build={name: tiny}"))
     stage = make_stage(context, name, 0 if name == "base" else 1)
     # The other rank does not even ask which shards there are, which nobody would answer here.
-    run_share(StageRun(stage), ProcessExecutor(context), Ranks(1, 2), Silent())
+    run_share(StageRun(stage), ProcessExecutor(execution_of(context)), Ranks(1, 2), Silent())
     assert context.store.committed(stage.ref) == []
 
 
@@ -505,7 +507,7 @@ def test_two_nodes_equal_one_process(make_config: Callable[..., RunConfig], tmp_
     for name, slot in (("score", "jpeg_compressibility"), ("advantage", "")):
         execute(two, name, 1, slot)
     execute(two, "optimize", 1)
-    assert RankExecutor.of(execution_of(two)).starts == 1
+    assert execution_of(two).executor(RankExecutor).starts == 1
     execution_of(two).close()
     assert_same_trajectories(one, two)
     ours, theirs = weights(one), weights(two)
@@ -521,15 +523,15 @@ def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> 
     def kill_one() -> None:
         if killed:
             return
-        assert RankExecutor.of(execution_of(two))._launched is not None
-        ranks = psutil.Process(RankExecutor.of(execution_of(two))._launched.pids[0]).children(recursive=True)
+        assert execution_of(two).executor(RankExecutor)._launched is not None
+        ranks = psutil.Process(execution_of(two).executor(RankExecutor)._launched.pids[0]).children(recursive=True)
         if len(ranks) == 2:
             killed.append(ranks[-1].pid)
             ranks[-1].kill()
 
     execute(two, "rollout", 1, on_look=kill_one)
     assert len(killed) == 1
-    assert RankExecutor.of(execution_of(two)).starts == 2
+    assert execution_of(two).executor(RankExecutor).starts == 2
     assert any("was ended from outside by SIGKILL" in text for text in told)
     assert two.store.require(two.chain.require(1, "rollout").ref).rows == 16
 
@@ -537,12 +539,12 @@ def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> 
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_that_hangs_is_named(two: RunContext) -> None:
     section = two.config.execution.model_copy(update={"stall_s": 10.0})
-    RankExecutor.of(execution_of(two))._execution = section
+    execution_of(two).executor(RankExecutor)._execution = section
     stopped: list[psutil.Process] = []
 
     def stop_one() -> None:
-        assert RankExecutor.of(execution_of(two))._launched is not None
-        ranks = psutil.Process(RankExecutor.of(execution_of(two))._launched.pids[0]).children(recursive=True)
+        assert execution_of(two).executor(RankExecutor)._launched is not None
+        ranks = psutil.Process(execution_of(two).executor(RankExecutor)._launched.pids[0]).children(recursive=True)
         if not stopped:
             stopped.append(ranks[-1])
             ranks[-1].suspend()

@@ -149,6 +149,6 @@ def kill_a_rank_after_a_checkpoint(context: RunContext, root: Path) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not has_checkpoint(root):
         time.sleep(0.002)
-    assert RankExecutor.of(execution_of(context))._launched is not None
-    (agent,) = RankExecutor.of(execution_of(context))._launched.pids
+    assert execution_of(context).executor(RankExecutor)._launched is not None
+    (agent,) = execution_of(context).executor(RankExecutor)._launched.pids
     psutil.Process(agent).children()[0].kill()

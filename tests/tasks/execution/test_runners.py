@@ -263,6 +263,6 @@ def test_short_shards_share_a_task_and_long_ones_do_not(make_config: Make, monke
         assert stages.run_shards.fn(stages.order_of(run), [astuple(shard) for shard in due[:2]], 0.0) == [due[0].name]
         assert [shard.name for shard in run.pending()] == [shard.name for shard in due[1:]]
         listener = Listener(on_commit=lambda names: committed.append([*names]))
-        names = stages.TaskExecutor.of(execution).run(run, run.pending(), listener)
+        names = execution.executor(stages.TaskExecutor).run(run, run.pending(), listener)
     assert committed == [names] == [[shard.name for shard in due[1:]]]
     assert run.pending() == []

@@ -20,9 +20,10 @@ from models.memory.published import PUBLISHED
 from models.policies.attention import UNSPLIT
 from models.rewards.clip import ClipScore
 from tasks.checks.check import check_config
+from tasks.execution.execution import Execution
 from tasks.execution.rank_executor import RankExecutor
 from tasks.runs.context import RunContext
-from tasks.runs.progress import Silent
+from tasks.runs.opening import begin_run
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.clip import write_clip
@@ -80,7 +81,7 @@ def config_of(family: str, root: Path, *settings: str) -> RunConfig:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankExecutor]:
     """One rank in a process of its own, as the others are."""
-    made = RankExecutor(config_of("sd3", tmp_path_factory.mktemp("single")).execution, Silent())
+    made = RankExecutor(Execution(begin_run(config_of("sd3", tmp_path_factory.mktemp("single")))))
     yield made
     made.close()
 
@@ -101,7 +102,7 @@ def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             port = probe.getsockname()[1]
         options = f"{{endpoint: '127.0.0.1:{port}', prefixes: [[], []]}}"
         settings = ["execution.nodes=2", f"execution.launcher={{name: agents, options: {options}}}"]
-    made = RankExecutor(config_of("sd3", tmp_path_factory.mktemp("crew"), *settings).execution, Silent())
+    made = RankExecutor(Execution(begin_run(config_of("sd3", tmp_path_factory.mktemp("crew"), *settings))))
     yield made
     made.close()
 
@@ -316,7 +317,7 @@ def test_ranks_that_hold_a_reward_together_score_as_one_process(crew: RankExecut
     torn = scoring(f"{__name__}:Torn", "execution.processes=2", "run.name=torn")
     # Ranks that fail are ended, which others than these are.
     with (
-        closing(RankExecutor(torn.stage.config.execution, Silent())) as ending,
+        closing(RankExecutor(Execution(torn.stage.context))) as ending,
         pytest.raises(WorkerError, match="torn"),
     ):
         ending.run(torn, torn.pending())

@@ -11,10 +11,11 @@ import yaml
 from configs.load import load_config
 from configs.schema import RunConfig
 from storage.trajectories.tables import read_rows
+from tasks.execution.execution import Execution
 from tasks.execution.rank_executor import RankExecutor
 from tasks.inputs.weight_sources import CRITIC, Weights
 from tasks.runs.context import RunContext
-from tasks.runs.progress import Silent
+from tasks.runs.opening import begin_run
 from tasks.specs.graph import run_nodes
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import make_stage, prepare
@@ -56,7 +57,7 @@ def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, RankEx
     """One resident rank, and two."""
     folder = tmp_path_factory.mktemp("crews")
     made = {
-        count: RankExecutor(config_of(folder, "x", f"execution.processes={count}").execution, Silent())
+        count: RankExecutor(Execution(begin_run(config_of(folder, "x", f"execution.processes={count}"))))
         for count in (1, 2)
     }
     yield made
