@@ -1,4 +1,4 @@
-"""Prefect wrappers of the stages: tasks of one or more shards, and a flow per stage."""
+"""Prefect wrappers of the stages: the executor that runs shards as tasks, and a flow per stage."""
 
 from __future__ import annotations
 
