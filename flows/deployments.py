@@ -78,7 +78,7 @@ def plan(request: DeployRequest) -> Plan:
         return Plan(request=request, schedule=schedule, entries=found, changes=changed, left_out=left_out)
 
 
-def carry_out(planned: Plan) -> list[Listed]:
+def apply_plan(planned: Plan) -> list[Listed]:
     """Create or change deployments and their pool; return the resulting deployments.
 
     Raises:

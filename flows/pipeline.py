@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from prefect import flow
@@ -28,22 +29,32 @@ from tasks.tracking.tracker import Tracker
 
 
 @flow(name="pipeline", flow_run_name=process_state.flow_run_name, persist_result=False)
-@scheduled
 def pipeline(request: PipelineRequest) -> Any:
     """Run or continue a training run."""
-    return carry_out(process_state.begin(process_state.configured(request, says=True)), request)
+    with scheduled(request) as result:
+        context = process_state.begin(process_state.configured(request, says=True))
+        with training_run(context, request) as (stages, callbacks):
+            train(stages, callbacks)
+        result.value = stages.context.chain.digest()
+    return result.value
 
 
 @flow(name="continue", flow_run_name=process_state.flow_run_name, persist_result=False)
-@scheduled
 def bring_up_to_date(request: ContinueRequest) -> Any:
     """Complete a run under the config it was last started with: compute its missing and stale artifacts."""
-    context = open_run(request.root, request.run, reporter=process_state.reporter(), trusted=request.trust_store)
-    return carry_out(context, request)
+    with scheduled(request) as result:
+        context = open_run(request.root, request.run, reporter=process_state.reporter(), trusted=request.trust_store)
+        with training_run(context, request) as (stages, callbacks):
+            train(stages, callbacks)
+        result.value = stages.context.chain.digest()
+    return result.value
 
 
-def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -> Any:
-    """Execute a run: hold its lock, train, track, and record its final state."""
+@contextlib.contextmanager
+def training_run(
+    context: RunContext, request: PipelineRequest | ContinueRequest
+) -> Iterator[tuple[RunStages, RunCallbacks]]:
+    """Yield the stages and callbacks of a run for training: hold its lock, track it, and record its final state."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(turn(context, request))
         context = grown(context, request.advance)
@@ -54,7 +65,7 @@ def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -
         callbacks, status = RunCallbacks(context, tracker), "FAILED"
         note_state(context, "running")
         try:
-            train(RunStages(execution), callbacks, context.plan)
+            yield RunStages(execution), callbacks
             status = "FINISHED"
         except BaseException as error:
             if isinstance(error, CancelledError) or signal_behind(error) is not None:
@@ -66,11 +77,11 @@ def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -
         mark_finished(context, describe_result(context))
         note_state(context, "done")
         callbacks.report()
-    return context.chain.digest()
 
 
-def train(stages: RunStages, callbacks: RunCallbacks, plan: RunPlan) -> None:
+def train(stages: RunStages, callbacks: RunCallbacks) -> None:
     """Chain the stages over all epochs."""
+    plan = stages.context.plan
     for node in plan.setup():
         stages.run(node.stage, node.epoch, node.slot)
     evaluate(stages, callbacks, plan, epoch=0)

@@ -6,24 +6,19 @@ import logging
 import platform
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from prefect.runtime import flow_run
 
-from configs.errors import ConfigError, WorkerError
+from configs.errors import WorkerError
 from configs.escaping import visible
 from configs.load import load_config
 from configs.override_quoting import text_override
-from configs.registry import imported
 from configs.schema import RunConfig
 from flows.requests import PipelineRequest
 from tasks.execution.execution import Execution
-from tasks.execution.job_context import JobExecution
-from tasks.execution.job_spec import JobSpec, own_code
-from tasks.execution.reward_pool import RewardPool
-from tasks.execution.runners import make_runner
+from tasks.execution.jobs import JobExecution, JobSpec, own_code
 from tasks.inputs.store_trust import remember
 from tasks.runs.context import RunContext
 from tasks.runs.epoch_count import kept_length, length_note
@@ -48,41 +43,7 @@ class LogReporter:
         self._log.info(visible(text, keep="\n\t"))
 
 
-class Open:
-    """A run that flows of this process execute."""
-
-    def __init__(self, execution: Execution) -> None:
-        """Bind to a run's execution; no runner is started yet."""
-        self.execution = execution
-        self._stack = ExitStack()
-        self._runner: Any = None
-        self.scorers = RewardPool(execution.context)
-        """Additional processes that score."""
-
-    @property
-    def runner(self) -> Any:
-        """Prefect's task runner as configured by ``execution.runner``, started on first use."""
-        if self._runner is None:
-            execution = self.execution.context.config.execution
-            chosen = make_runner(execution)
-            kind = imported(chosen.task_runner, label="execution.runner")
-            try:
-                self._runner = self._stack.enter_context(kind(**chosen.arguments(execution)))
-                chosen.connect(self._runner)
-            except (OSError, RuntimeError, ValueError, TypeError) as error:
-                cause = f"{type(error).__name__}: {error}".strip()
-                raise ConfigError(f"execution.runner '{execution.runner.name}' cannot be started. {cause}") from error
-        return self._runner
-
-    def close(self) -> None:
-        """Release workers, ranks and models."""
-        self.scorers.close()
-        self._stack.close()
-        self._runner = None
-        self.execution.close()
-
-
-_open: dict[tuple[str, str], Open] = {}
+_open: dict[tuple[str, str], Execution] = {}
 _reporter: list[Reporter] = []
 
 
@@ -153,21 +114,20 @@ def begin(config: RunConfig) -> RunContext:
     """Return the context of a run that is started or continued in this process, or its context if already open."""
     context = begin_run(config, reporter=reporter())
     found = _open.get(_key(context))
-    return context if found is None else found.execution.context
+    return context if found is None else found.context
 
 
 @contextmanager
 def opened(context: RunContext) -> Iterator[Execution]:
     """Yield the execution of a run, and register it for the tasks of this process inside the block.
 
-    A run that is already open shares its execution; otherwise workers, ranks and models are released at the end.
+    A run that is already open shares its execution. Executors and models are released at the end.
     """
     key, before = _key(context), _open.get(_key(context))
-    kept = before.execution if before is not None and before.execution.context is context else None
-    made = Open(kept or Execution(context))
+    made = before if before is not None and before.context is context else Execution(context)
     _open[key] = made
     try:
-        yield made.execution
+        yield made
     finally:
         made.close()
         del _open[key]
@@ -175,23 +135,7 @@ def opened(context: RunContext) -> Iterator[Execution]:
             _open[key] = before
 
 
-def task_runner(context: RunContext) -> Any:
-    """Return the task runner of an open run."""
-    return _open[_key(context)].runner
-
-
-def scorers(context: RunContext) -> RewardPool:
-    """Return the scoring processes of an open run."""
-    return _open[_key(context)].scorers
-
-
-def scorers_of(order: JobSpec, execution: Execution) -> RewardPool:
-    """Return the scoring processes for a job of an open run; an empty pool if another process leads the run."""
-    found = _open.get((order.root, order.run))
-    return RewardPool(execution.context) if found is None else found.scorers
-
-
-_visited = JobExecution()
+_visited = JobExecution(reporter)
 #: Held while models are used: concurrent tasks of different policies must not swap each other's models.
 _visiting = threading.Lock()
 
@@ -205,7 +149,7 @@ def execution_of(order: JobSpec) -> Iterator[Execution]:
     """
     found = _open.get((order.root, order.run))
     if found is not None:
-        yield found.execution
+        yield found
         return
     if order.code != own_code():
         raise WorkerError(
@@ -213,7 +157,7 @@ def execution_of(order: JobSpec) -> Iterator[Execution]:
             "one on every machine."
         )
     with _visiting:
-        yield _visited.of(order, reporter, lambda execution: None)
+        yield _visited.of(order)
 
 
 def _key(context: RunContext) -> tuple[str, str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 from configs.rewards import RewardSection
 from flows.cancellation import check_cancelled
-from flows.stages import Future, RunStages, await_shards, finish, submit
+from flows.stages import LOOKING, Future, RunStages, finish
 from tasks.inputs.renderer import reads_images
 from tasks.specs.plan import RunPlan
 from tasks.stages.rollout import RolloutStage
@@ -47,25 +48,23 @@ class EpochRollout:
 
     def __init__(self, stages: RunStages, epoch: int, rewards: Sequence[RewardSection]) -> None:
         """Bind to an epoch whose policy exists; if other processes do the work, they start."""
-        self._stages, self._ledger = stages, stages.ledger
+        self._stages, self._tasks, self._ledger = stages, stages.tasks, stages.context.ledger
         self._stage = cast(RolloutStage, stages.stage("rollout", epoch))
         self._rollout = StageRun(self._stage)
         self._scores = [StageRun(self._following(epoch, section.slot)) for section in rewards]
         self._shards: dict[str, Future] = {}
         self._scored: list[dict[str, Future]] = [{} for _ in self._scores]
-        if self._stages.is_elsewhere(self._rollout):
+        if self._tasks.is_elsewhere(self._stage):
             self._begin()
 
     def finish(self) -> None:
         """Do the remaining work and complete the artifacts."""
-        if self._stages.is_elsewhere(self._rollout):
-            with self._ledger.work(self._rollout.stage.name):
-                await_shards(self._rollout, self._shards)
+        if self._tasks.is_elsewhere(self._stage):
+            self._tasks.wait(self._rollout, self._shards)
             finish(self._rollout)
             with self._ledger.waiting():
                 for run, futures in zip(self._scores, self._scored, strict=True):
-                    with self._ledger.work(run.stage.name):
-                        await_shards(run, futures)
+                    self._tasks.wait(run, futures)
         else:
             self._work()
         for run in self._scores:
@@ -73,9 +72,10 @@ class EpochRollout:
 
     def _begin(self) -> None:
         """Submit all shards; each score waits for its rollout."""
-        self._shards = {shard.name: submit(self._rollout, [shard]) for shard in self._rollout.pending()}
+        self._shards = {shard.name: self._tasks.submit(self._rollout, [shard]) for shard in self._rollout.pending()}
         for run, futures in zip(self._scores, self._scored, strict=True):
-            futures |= {each.name: submit(run, [each], after=self._made_before(run, each)) for each in run.pending()}
+            for shard in run.pending():
+                futures[shard.name] = self._tasks.submit(run, [shard], after=self._made_before(run, shard))
 
     def _made_before(self, run: StageRun, shard: Shard) -> list[Future]:
         """Return the pending rollouts that a score shard depends on."""
@@ -87,7 +87,7 @@ class EpochRollout:
         Rewards that run on the ranks are scored afterwards.
         """
         rollout, futures = self._rollout, list[Future]()
-        together = [run for run in self._scores if self._stages.is_spread(run)]
+        together = [run for run in self._scores if self._tasks.is_spread(run.stage)]
         left = {
             run.stage.slot: {shard.name: shard for shard in run.pending()}
             for run in self._scores
@@ -100,17 +100,17 @@ class EpochRollout:
                 shards = [waiting.pop(name) for name in names if name in waiting]
                 quick = self._ledger.typical(run.stage.name) < _QUICK_S
                 parts = [shards] if quick else [[shard] for shard in shards]
-                futures.extend(submit(run, part) for part in parts if part)
+                futures.extend(self._tasks.submit(run, part) for part in parts if part)
 
         due = rollout.pending()
         score([made.name for made in rollout.stage.shards() if made not in due])
-        self._stages.work(rollout, due, on_commit=score)
+        self._tasks.run(rollout, due, replace(LOOKING, on_commit=score))
         finish(rollout)
         # Score shards that combine several rollout shards.
         score([name for waiting in left.values() for name in waiting])
         with self._ledger.waiting():
             for run in together:
-                self._stages.work(run, run.pending())
+                self._tasks.run(run, run.pending())
             for future in futures:
                 check_cancelled()
                 future.result()

@@ -40,12 +40,12 @@ def call(flow: Any, request: Request, *, threads: int = 1) -> Any:
 
     if FlowRunContext.get() is not None:
         with process_state.shown_by(process_state.LogReporter()):
-            return outcome(flow, request)
+            return outcome(flow(request, return_state=True))
     from flows.progress import display
 
     shown = display(quiet=not sys.stdout.isatty(), epochs=1)
     with shown, process_state.shown_by(shown), on_server(_server()):
-        return outcome(flow, request)
+        return outcome(flow(request, return_state=True))
 
 
 @functools.cache
@@ -79,14 +79,13 @@ def on_server(api: LocalApi | None) -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def outcome(flow: Any, request: Request) -> Any:
-    """Run a flow and return its result; flowmill's own errors and signals propagate unchanged.
+def outcome(state: Any) -> Any:
+    """Return the result of a flow run from its final state; flowmill's own errors and signals propagate unchanged.
 
     Raises:
         FlowmillError: the flow failed.
         CancelledError: the flow was cancelled.
     """
-    state = flow(request, return_state=True)
     if state.is_cancelled():
         raise CancelledError(state.message)
     result = state.result(raise_on_failure=False)

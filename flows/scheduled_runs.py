@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 
 import tenacity
 from prefect import get_run_logger
@@ -40,32 +40,34 @@ _LOOK_S = 5.0
 _ENGINE = ("prefect.flow_runs", "prefect.engine")
 #: States in which a scheduled flow run waits for its process; one that awaits a retry has begun.
 _NOT_BEGUN = ["Scheduled", "Late", "AwaitingConcurrencySlot"]
-_Asked = TypeVar("_Asked", bound=Request)
 
 
-def scheduled(work: Callable[[_Asked], Any]) -> Callable[[_Asked], Any]:
-    """Decorate a flow's function: handle missed ticks, and fail with a message that names the command to continue.
+@dataclass
+class FlowResult:
+    """The result of a flow."""
 
-    If a program called the flow, errors propagate unchanged to it.
+    value: Any = None
+    """The return value of the flow's function: the result, or a state of Prefect."""
+
+
+@contextlib.contextmanager
+def scheduled(request: Request) -> Iterator[FlowResult]:
+    """Handle missed ticks, and fail with a message that names the command to continue.
+
+    The flow sets the value inside the block, and returns it afterwards. An error inside sets a failed or cancelled
+    state; if a program called the flow, errors propagate unchanged to it.
     """
-
-    def carried_out(request: _Asked) -> Any:
-        try:
-            if not is_called():
-                make_up_for_missed()
-            return work(request)
-        except CancelledError as error:
-            return Cancelled(message=str(error))
-        except Exception as error:
-            if is_called():
-                raise
-            return _failed(error, request)
-
-    functools.update_wrapper(carried_out, work)
-    # Prefect builds the form from the annotations, and resolves their names in this module.
-    carried_out.__annotations__ = get_type_hints(work)
-    del carried_out.__wrapped__  # type: ignore[attr-defined]
-    return carried_out
+    result = FlowResult()
+    try:
+        if not is_called():
+            make_up_for_missed()
+        yield result
+    except CancelledError as error:
+        result.value = Cancelled(message=str(error))
+    except Exception as error:
+        if is_called():
+            raise
+        result.value = _failed(error, request)
 
 
 def _failed(error: Exception, request: Request) -> State[Any]:

@@ -1,11 +1,12 @@
-"""Prefect wrappers of the stages: tasks of one or more shards, and a flow per stage."""
+"""Prefect wrappers of the stages: the executor that runs shards as tasks, and a flow per stage."""
 
 from __future__ import annotations
 
 import errno
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
 from typing import Any
 
@@ -15,7 +16,8 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.futures import PrefectFuture
 from prefect.tasks import Task, exponential_backoff
 
-from configs.errors import FlowmillError, StoreError
+from configs.errors import ConfigError, FlowmillError, StoreError
+from configs.registry import imported
 from flows import process_state
 from flows.cancellation import check_cancelled
 from flows.prefect_assets import tell
@@ -23,9 +25,11 @@ from flows.requests import StageRequest
 from flows.scheduled_runs import scheduled, turn
 from storage.layout import ArtifactRef
 from tasks.execution.execution import Execution
-from tasks.execution.job_context import stage_of_job
-from tasks.execution.job_spec import JobSpec
-from tasks.execution.worker_group import Listener, WorkerGroup
+from tasks.execution.executor import Listener
+from tasks.execution.jobs import JobSpec, run_of_job
+from tasks.execution.process_executor import ProcessExecutor
+from tasks.execution.rank_executor import RankExecutor
+from tasks.execution.runners import make_runner
 from tasks.metrics.describe import Made, describe_made
 from tasks.runs.context import RunContext
 from tasks.runs.extension import chosen_epoch, extend
@@ -37,8 +41,9 @@ from tasks.stages.stage import Shard, Stage
 from tasks.stages.stage_run import StageRun
 from tasks.tracking.tracker import log_side_evaluations
 
-Future = PrefectFuture[int]
-OnCommit = Callable[[Sequence[str]], None]
+Future = PrefectFuture[list[str]]
+#: Listener that only checks for cancellation.
+LOOKING = Listener(on_look=check_cancelled)
 #: Seconds between two polls of a shard that another process makes.
 _LOOK_S = 0.5
 #: Seconds of shards per task: short shards share a task, as each task costs a few hundredths of a second.
@@ -68,29 +73,108 @@ def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> 
 
 
 @task(name="shards", cache_policy=NO_CACHE, persist_result=False, retry_condition_fn=is_transient)
-def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: float = math.inf) -> int:
-    """Run and commit shards one after the other for up to ``seconds``; return their number, at least one.
+def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: float = math.inf) -> list[str]:
+    """Run and commit shards one after the other for up to ``seconds``; return their names, at least one.
 
     The manifests decide which shards are skipped, so Prefect's caching is off. All arguments are names rather than
     data, so any process that reaches the store can run the task.
     """
     parsed, began = JobSpec.parse(order), time.monotonic()
     with process_state.execution_of(parsed) as execution:
-        run = StageRun(stage_of_job(parsed, execution), ordered=True)
+        run, executor = run_of_job(parsed, execution), execution.executor(ProcessExecutor)
 
         def timely() -> Iterator[Shard]:
             for shard in shards:
                 yield Shard(*shard)
-                if time.monotonic() - began > seconds:
+                # With a limit of time the caller waits here, but only other threads wait for processes.
+                if time.monotonic() - began > seconds or (seconds < math.inf and executor.takes(run.stage)):
                     return
 
         try:
-            return process_state.scorers_of(parsed, execution).carry_out(run, parsed, timely())
+            return executor.run(run, timely())
         except Exception as error:
             shard = run.failed(error)
             if shard is not None:
                 get_run_logger().error("shard %s of %s failed", shard.name, run.stage.node)
             raise
+
+
+class TaskExecutor:
+    """Runs shards as Prefect tasks: on ranks, in this thread, or on the task runner of threads, of Dask or of Ray."""
+
+    def __init__(self, execution: Execution) -> None:
+        """Bind to the execution of a run; no task runner is started yet."""
+        self._execution, self._section = execution, execution.context.config.execution
+        self._runner = make_runner(self._section)
+        self._stack = ExitStack()
+        self._started: Any = None
+
+    def is_elsewhere(self, stage: Stage) -> bool:
+        """Return whether the shards of a stage are sent to other processes individually."""
+        return stage.separable and self._runner.elsewhere
+
+    def is_spread(self, stage: Stage) -> bool:
+        """Return whether the run's ranks execute a stage together."""
+        return stage.on_ranks and self._section.ranks > 1 and not self.is_elsewhere(stage)
+
+    def start(self) -> None:
+        """Start the task runner that ``execution.runner`` names, unless it is started.
+
+        Raises:
+            ConfigError: it cannot be started.
+        """
+        if self._started is not None:
+            return
+        kind = imported(self._runner.task_runner, label="execution.runner")
+        try:
+            self._started = self._stack.enter_context(kind(**self._runner.arguments(self._section)))
+            self._runner.connect(self._started)
+        except (OSError, RuntimeError, ValueError, TypeError) as error:
+            cause = f"{type(error).__name__}: {error}".strip()
+            raise ConfigError(f"execution.runner '{self._section.runner.name}' cannot be started. {cause}") from error
+
+    def run(self, run: StageRun, shards: Iterable[Shard], listener: Listener = LOOKING) -> list[str]:
+        """Run shards: all in one task on the ranks, each in a task in other processes, here for a second per task."""
+        names, left, stage = list[str](), [*shards], run.stage
+        if not left:
+            return names
+        if self.is_spread(stage):
+            listener.on_look()
+            ranks, name = self._execution.executor(RankExecutor), f"{stage.name} e{stage.epoch} x{self._section.ranks}"
+            return run_on_ranks.with_options(task_run_name=name)(run, ranks, left, listener)
+        processes = self._execution.executor(ProcessExecutor)
+        while left and not (self.is_elsewhere(stage) or processes.takes(stage)):
+            listener.on_look()
+            done = shards_task(run, left)(order_of(run), list(map(astuple, left)), _TASK_S)
+            listener.on_commit(done)
+            names += done
+            left = left[len(done) :]
+        return names + self.wait(run, {shard.name: self.submit(run, [shard]) for shard in left}, listener)
+
+    def submit(self, run: StageRun, shards: Sequence[Shard], *, after: Sequence[Future] = ()) -> Future:
+        """Submit shards as one task to the task runner, to start after other tasks, and return its future."""
+        self.start()
+        parameters = {"order": order_of(run), "shards": list(map(astuple, shards))}
+        return self._started.submit(shards_task(run, shards), parameters, wait_for=[*after] or None)  # type: ignore[no-any-return]
+
+    def wait(self, run: StageRun, started: Mapping[str, Future], listener: Listener = LOOKING) -> list[str]:
+        """Wait for tasks of one shard each in order, and return the names; the first failed shard raises."""
+        stage = run.stage
+        # Processes of this machine count their own time.
+        with stage.context.ledger.work(stage.name) if self.is_elsewhere(stage) else nullcontext():
+            for done, (name, future) in enumerate(started.items(), 1):
+                while not future.state.is_final():
+                    listener.on_look()
+                    future.wait(timeout=_LOOK_S)
+                future.result()
+                stage.context.reporter.progress(stage.name, stage.epoch, done, len(started), stage.slot)
+                listener.on_commit([name])
+        return [*started]
+
+    def close(self) -> None:
+        """End the task runner."""
+        self._stack.close()
+        self._started = None
 
 
 class RunStages:
@@ -99,8 +183,10 @@ class RunStages:
     def __init__(self, execution: Execution) -> None:
         """Bind to the execution of a run."""
         self._execution = execution
-        self.ledger = execution.context.ledger
-        """Records the time of each stage."""
+        self.context = execution.context
+        """The run."""
+        self.tasks = execution.executor(TaskExecutor)
+        """Runs the shards."""
 
     def run(self, name: str, epoch: int, slot: str = "", *, force: bool = False) -> ArtifactRef:
         """Run the pending shards of a stage, here or under torchrun, and complete its artifact.
@@ -110,7 +196,7 @@ class RunStages:
             NotCommittedError: something it reads has not been made yet.
         """
         run = StageRun(self.stage(name, epoch, slot), force=force)
-        self.work(run, run.pending())
+        self.tasks.run(run, run.pending())
         finish(run)
         return run.ref
 
@@ -120,45 +206,7 @@ class RunStages:
 
     def begin_epoch(self) -> None:
         """Restart the ranks after ``execution.resident_epochs`` epochs."""
-        self._execution.begin_epoch()
-
-    def is_spread(self, run: StageRun) -> bool:
-        """Return whether the run's ranks execute a stage together."""
-        return run.stage.on_ranks and run.stage.config.execution.ranks > 1 and not self.is_elsewhere(run)
-
-    def is_elsewhere(self, run: StageRun) -> bool:
-        """Return whether the shards of a stage are sent to other processes individually."""
-        return run.stage.separable and self._execution.elsewhere
-
-    def work(self, run: StageRun, due: Sequence[Shard], *, on_commit: OnCommit = lambda names: None) -> None:
-        """Run the pending shards of a stage, if there are any: here, on the ranks, or in scoring processes.
-
-        Args:
-            run: the stage.
-            due: the shards; the ranks of a run query the store themselves.
-            on_commit: called with the names of committed shards immediately after their commit.
-        """
-        if not due:
-            return
-        if self.is_spread(run):
-            check_cancelled()
-            name = f"{run.stage.name} e{run.stage.epoch} x{run.stage.config.execution.ranks}"
-            carry_out.with_options(task_run_name=name)(run, self._execution.crew, on_commit)
-            return
-        if self.is_elsewhere(run):
-            started = {shard.name: submit(run, [shard]) for shard in due}
-            with run.stage.context.ledger.work(run.stage.name):
-                await_shards(run, started, on_commit=on_commit)
-            return
-        left = [*due]
-        while left:
-            check_cancelled()
-            if process_state.scorers(run.stage.context).take(run.stage):
-                await_shards(run, {shard.name: submit(run, [shard]) for shard in left}, on_commit=on_commit)
-                return
-            done = shards_task(run, left)(order_of(run), list(map(astuple, left)), _TASK_S)
-            on_commit([shard.name for shard in left[:done]])
-            left = left[done:]
+        self._execution.executor(RankExecutor).begin_epoch()
 
 
 def finish(run: StageRun) -> None:
@@ -169,26 +217,7 @@ def finish(run: StageRun) -> None:
         tell(run, manifest)
 
 
-def submit(run: StageRun, shards: Sequence[Shard], *, after: Sequence[Future] = ()) -> Future:
-    """Submit shards as one task to the run's task runner, to start after other tasks, and return its future."""
-    parameters = {"order": order_of(run), "shards": list(map(astuple, shards))}
-    runner = process_state.task_runner(run.stage.context)
-    return runner.submit(shards_task(run, shards), parameters, wait_for=[*after] or None)  # type: ignore[no-any-return]
-
-
-def await_shards(run: StageRun, started: Mapping[str, Future], *, on_commit: OnCommit = lambda names: None) -> None:
-    """Wait for shards in order, checking for cancellation; the first failed shard raises."""
-    stage = run.stage
-    for done, (name, future) in enumerate(started.items(), 1):
-        while not future.state.is_final():
-            check_cancelled()
-            future.wait(timeout=_LOOK_S)
-        future.result()
-        stage.context.reporter.progress(stage.name, stage.epoch, done, len(started), stage.slot)
-        on_commit([name])
-
-
-def shards_task(run: StageRun, shards: Sequence[Shard]) -> Task[..., int]:
+def shards_task(run: StageRun, shards: Sequence[Shard]) -> Task[..., list[str]]:
     """Return the task for some shards with the run's retry settings and a readable name."""
     execution = run.stage.config.execution
     slot = f" {run.stage.slot}" if run.stage.slot else ""
@@ -206,11 +235,10 @@ def order_of(run: StageRun) -> str:
 
 
 @task(name="ranks", cache_policy=NO_CACHE, persist_result=False)
-def carry_out(run: StageRun, crew: WorkerGroup, on_commit: OnCommit) -> None:
+def run_on_ranks(run: StageRun, ranks: RankExecutor, shards: Sequence[Shard], listener: Listener) -> list[str]:
     """Execute one stage on the run's ranks."""
-    stage = run.stage
-    with stage.context.ledger.work(stage.name):
-        crew.carry_out(run, Listener(on_commit=lambda name: on_commit([name]), on_look=check_cancelled))
+    with run.stage.context.ledger.work(run.stage.name):
+        return ranks.run(run, shards, listener)
 
 
 def stage_flow(name: str) -> Flow[..., Any]:
@@ -223,36 +251,41 @@ def stage_flow(name: str) -> Flow[..., Any]:
         raise StoreError(f"There is no stage '{name}'; stages are {', '.join(STAGES)}.")
 
     @flow(name=name, flow_run_name=process_state.flow_run_name, persist_result=False)
-    @scheduled
     def stage_of_run(request: StageRequest) -> Any:
         """Run one stage of a run that exists."""
-        run = open_run(request.root, request.run, reads=True)
-        with turn(run, request):
-            epoch = chosen_epoch(run, name, request.epoch)
-            if request.epoch == "next" and not request.overrides:
-                extend(run, epoch)
-            context = open_run(
-                request.root,
-                request.run,
-                overrides=request.overrides,
-                reporter=process_state.reporter(),
-                epoch=epoch,
-                trusted=request.trust_store,
-            )
-            with process_state.opened(context) as execution:
-                nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
-                carried = RunStages(execution)
-                made = [_made(carried, context, node, force=request.force and node.stage == name) for node in nodes]
-        log_side_evaluations(context)
-        return made
+        with scheduled(request) as result:
+            result.value = _run_stage(name, request)
+        return result.value
 
     return stage_of_run
+
+
+def _run_stage(name: str, request: StageRequest) -> list[Made]:
+    run = open_run(request.root, request.run, reads=True)
+    with turn(run, request):
+        epoch = chosen_epoch(run, name, request.epoch)
+        if request.epoch == "next" and not request.overrides:
+            extend(run, epoch)
+        context = open_run(
+            request.root,
+            request.run,
+            overrides=request.overrides,
+            reporter=process_state.reporter(),
+            epoch=epoch,
+            trusted=request.trust_store,
+        )
+        with process_state.opened(context) as execution:
+            nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
+            stages = RunStages(execution)
+            made = [_made(stages, context, node, force=request.force and node.stage == name) for node in nodes]
+    log_side_evaluations(context)
+    return made
 
 
 def _made(stages: RunStages, context: RunContext, node: Node, *, force: bool) -> Made:
     run = StageRun(stages.stage(node.stage, node.epoch, node.slot), force=force)
     due = run.pending()
-    stages.work(run, due)
+    stages.tasks.run(run, due)
     finish(run)
     return describe_made(context, node, run.ref, found=not due)
 

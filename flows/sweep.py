@@ -50,9 +50,14 @@ _TAIL = 5
 
 
 @flow(name="sweep", flow_run_name=process_state.flow_run_name, persist_result=False)
-@scheduled
 def sweep(request: SweepRequest) -> Any:
     """Run every variant, compare them, and return their outcomes, best first, and the report."""
+    with scheduled(request) as result:
+        result.value = _sweep(request)
+    return result.value
+
+
+def _sweep(request: SweepRequest) -> tuple[list[Outcome], str]:
     found = variants(request.name, request.grid, request.listed)
     asked = {variant.name: _asked(request, variant) for variant in found}
     first = begin_run(_config(asked[found[0].name]))

@@ -35,7 +35,7 @@ from tasks.execution import launch  # noqa: E402
 from tasks.inputs.store_trust import remember  # noqa: E402
 from tests.support.forked_ranks import ForkedAgent  # noqa: E402
 from tests.support.long import is_long  # noqa: E402
-from tests.support.preloaded import READ_AT_IMPORT, carry_out  # noqa: E402
+from tests.support.preloaded import READ_AT_IMPORT, run_forked  # noqa: E402
 from tests.support.s3 import Server, named_or_moto  # noqa: E402
 from tests.support.small import small_data, write_small  # noqa: E402
 
@@ -179,7 +179,7 @@ def flowmill(preloaded: str, prefect_server: str) -> FlowmillCommand:
         variables = {**os.environ, "PREFECT_API_URL": prefect_server, "COLUMNS": "200", **environment}
         differs = {name for name, value in environment.items() if os.environ.get(name) != value}
         if not any(name.startswith(READ_AT_IMPORT) for name in differs):
-            return carry_out(preloaded, arguments, cwd=ROOT, env=variables, timeout=300)
+            return run_forked(preloaded, arguments, cwd=ROOT, env=variables, timeout=300)
         command = [sys.executable, "-m", "flows.cli", *arguments]
         return subprocess.run(
             command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, check=False

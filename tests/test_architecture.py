@@ -163,8 +163,10 @@ def test_nothing_unpickles() -> None:
     assert picklers == set()
     # Its pool of processes, which a run starts itself; not its files.
     users = {str(path.relative_to(ROOT)) for path in FILES if "joblib" in imports(path)}
-    assert users == {"tasks/execution/reward_pool.py"}
-    used = [line for line in (ROOT / "tasks/execution/reward_pool.py").read_text().splitlines() if "joblib" in line]
+    assert users == {"tasks/execution/process_executor.py"}
+    used = [
+        line for line in (ROOT / "tasks/execution/process_executor.py").read_text().splitlines() if "joblib" in line
+    ]
     assert [line.split(" import ")[0] for line in used[1:]] == [
         "from joblib.externals.loky",
         "from joblib.externals.loky.process_executor",

@@ -62,10 +62,10 @@ def deploy(request: DeployRequest, *, sure: bool) -> None:
         sure: skip the confirmation.
 
     Raises:
-        ConfigError: see ``plan`` and ``carry_out``; or confirmation is needed and standard input is no terminal.
+        ConfigError: see ``plan`` and ``apply_plan``; or confirmation is needed and standard input is no terminal.
         CancelledError: the user declined.
     """
-    from flows.deployments import carry_out, plan, workers
+    from flows.deployments import apply_plan, plan, workers
 
     planned = plan(request)
     for each in planned.changes:
@@ -74,7 +74,7 @@ def deploy(request: DeployRequest, *, sure: bool) -> None:
         console.print(f"{name} is left out: it trains from a config. Name one with --config.")
     if not sure:
         _ask([each for each in planned.changes if each.asks])
-    rows = carry_out(planned)
+    rows = apply_plan(planned)
     _print(rows)
     for line in workers(rows):
         console.print(f"run the worker: {line}")

@@ -126,7 +126,7 @@ def run_flow(flow: Any, api: LocalApi | None, request: Request) -> Any:
     collect_as_usual()
     with on_server(api), terminable():
         try:
-            return outcome(flow, request)
+            return outcome(flow(request, return_state=True))
         except KeyboardInterrupt:
             # A library restored Python's default handler.
             sys.exit(128 + signal.SIGINT)

@@ -1,1 +1,1 @@
-"""Execution of stages: ranks and their launchers, jobs for other processes, runners. Models are in runtime."""
+"""Executors of shards: this process, ranks and their launchers, jobs for other processes. Models are in runtime."""

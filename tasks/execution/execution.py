@@ -1,33 +1,30 @@
-"""The execution of a run: its context, models of this process, and ranks."""
+"""The execution of a run in one process: its context, the models, and the executors of its shards."""
 
 from __future__ import annotations
 
-from functools import cached_property
+import threading
+from collections.abc import Callable
+from typing import TypeVar, cast
 
-from tasks.execution.runners import make_runner
-from tasks.execution.worker_group import WorkerGroup
+from tasks.execution.executor import Executor
 from tasks.runs.context import RunContext
 from tasks.runtime.host import ModelHost
 from tasks.specs.graph import Node
 from tasks.stages.stage import Stage, make_stage
 
+E = TypeVar("E", bound=Executor)
+
 
 class Execution:
-    """Context, models and ranks for the stages of one run in one process."""
+    """Context, models and executors for the stages of one run in one process."""
 
     def __init__(self, context: RunContext) -> None:
-        """Bind to a run; no model is loaded and no rank is started yet."""
+        """Bind to a run; no model is loaded and no executor is started yet."""
         self.context = context
         self.host = ModelHost(context)
         """Holds the run's models in this process."""
-        self.elsewhere = make_runner(context.config.execution).elsewhere
-        """Whether independent shards go to other processes one by one."""
-
-    @cached_property
-    def crew(self) -> WorkerGroup:
-        """The run's resident ranks."""
-        execution, reporter = self.context.config.execution, self.context.reporter
-        return WorkerGroup(execution, reporter)
+        self._executors: dict[Callable[[Execution], Executor], Executor] = {}
+        self._lock = threading.Lock()
 
     def stage(self, name: str, epoch: int, slot: str = "") -> Stage:
         """Return a stage bound to context and models.
@@ -37,13 +34,17 @@ class Execution:
         """
         return make_stage(self.context, self.host, Node(epoch, name, slot))
 
-    def begin_epoch(self) -> None:
-        """Restart the ranks if they have reached ``execution.resident_epochs``."""
-        if "crew" in vars(self):
-            self.crew.begin_epoch()
+    def executor(self, kind: Callable[[Execution], E]) -> E:
+        """Return the executor of a kind, made on first use and closed with the execution."""
+        with self._lock:
+            if kind not in self._executors:
+                self._executors[kind] = kind(self)
+            return cast(E, self._executors[kind])
 
     def close(self) -> None:
-        """Release models and ranks; later requests load and start them again."""
+        """Release models and executors; later requests load and start them again."""
+        # The last first: tasks of flows wait for the processes that they have started.
+        for executor in reversed(self._executors.values()):
+            executor.close()
+        self._executors.clear()
         self.host.release()
-        if "crew" in vars(self):
-            self.crew.close()

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, astuple
 from itertools import islice
-from typing import NamedTuple
 
 from configs.errors import WorkerError
 from configs.gc_tuning import starting
@@ -26,13 +25,13 @@ with starting():
 
     from models.devices import chosen_device, local_rank
     from tasks.execution.execution import Execution
-    from tasks.execution.job_context import JobExecution, stage_of_job
-    from tasks.execution.job_spec import PREFIX, JobSpec, own_code
-    from tasks.execution.reward_pool import RewardPool
+    from tasks.execution.executor import Executor, Listener
+    from tasks.execution.jobs import PREFIX, JobExecution, JobSpec, own_code, run_of_job
+    from tasks.execution.process_executor import ProcessExecutor
     from tasks.runtime.heartbeat import Heartbeat
     from tasks.runtime.kv_store import KeyValueStore
     from tasks.runtime.ranks import Ranks, torchrun_ranks
-    from tasks.stages.stage import Shard, Stage
+    from tasks.stages.stage import Shard
     from tasks.stages.stage_run import StageRun
 
 #: Collectives time out only after the watcher has detected a hanging rank.
@@ -66,16 +65,14 @@ class Worker:
         """Bind to this process's rank and to the key-value store of the ranks."""
         self._ranks = ranks
         self._board = board
-        self._kept = JobExecution()
-        self._scorers: RewardPool | None = None
+        self._kept = JobExecution(lambda: RankReporter(ranks), self._prepare)
 
-    def carry_out(self, order: JobSpec) -> None:
+    def run_job(self, order: JobSpec) -> None:
         """Run this rank's share of a stage, and report when all ranks are done."""
         board = self._board.below(f"order{order.number}")
         self._ranks.pulse.at(f"{order.node[1]} of epoch {order.node[0]}")
-        execution = self._kept.of(order, lambda: RankReporter(self._ranks), self._prepare)
-        share = Share(stage_of_job(order, execution), order, self._scorers)
-        run_share(share, self._ranks, board)
+        execution = self._kept.of(order)
+        run_share(run_of_job(order, execution), execution.executor(ProcessExecutor), self._ranks, board)
         board.post(f"done{self._ranks.rank}", json.dumps(execution.host.loads))
         if self._ranks.first:
             with self._ranks.pulse.waiting():
@@ -84,52 +81,38 @@ class Worker:
 
     def close(self) -> None:
         """End the scoring processes of this rank."""
-        if self._scorers is not None:
-            self._scorers.close()
+        self._kept.close()
 
     def _prepare(self, execution: Execution) -> None:
         execution.host.ranks = self._ranks
         execution.host.use_threads()
-        self.close()
-        self._scorers = RewardPool(execution.context, on_rank=True)
 
 
-class Share(NamedTuple):
-    """A stage that ranks run collectively, or shard by shard."""
-
-    stage: Stage
-    """The stage."""
-    order: JobSpec
-    """The job that requested it."""
-    scorers: RewardPool | None
-    """Scoring processes of this rank, if there are any."""
-
-
-def run_share(share: Share, ranks: Ranks, board: KeyValueStore) -> None:
-    """Run this rank's share of a stage's pending shards; rank 0 commits collective results."""
-    stage = share.stage
-    run = StageRun(stage, ordered=True)
+def run_share(run: StageRun, executor: Executor, ranks: Ranks, board: KeyValueStore) -> None:
+    """Run this rank's share of a stage's pending shards with an executor; rank 0 commits collective results."""
+    stage = run.stage
     stage.meet()
     if stage.first_rank_only and not ranks.first:
         return
-    if share.scorers is not None and share.scorers.fit(stage):
-        committed = lambda name: send({"committed": name})  # noqa: E731
-        share.scorers.spread(run, share.order, deal(ranks, board, run.pending), committed)
-        return
     if not stage.collective:
-        run.run_shards(deal(ranks, board, run.pending), on_commit=lambda record: send({"committed": record.shard}))
+        executor.run(run, deal(ranks, board, run.pending), Listener(on_commit=_committed))
         stage.rest()
         return
     for shard in listed(ranks, board, run.pending):
         if ranks.first:
             run.run_shard(shard)
-            send({"committed": shard.name})
+            _committed([shard.name])
             board.post(f"committed/{shard.name}", "")
             continue
         run.join_shard(shard)
         with ranks.pulse.waiting():
             board.read(f"committed/{shard.name}")
         run.joined(shard)
+
+
+def _committed(names: Sequence[str]) -> None:
+    for name in names:
+        send({"committed": name})
 
 
 def deal(ranks: Ranks, board: KeyValueStore, pending: Callable[[], Sequence[Shard]]) -> Iterator[Shard]:
@@ -205,7 +188,7 @@ def main() -> None:
         worker = Worker(ranks, board)
         with closing(worker):
             for order in orders(ranks, board):
-                worker.carry_out(order)
+                worker.run_job(order)
 
 
 def _send_beats(beats: Mapping[int, Heartbeat]) -> None:

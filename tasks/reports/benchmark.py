@@ -28,9 +28,8 @@ from tasks.checks.check_execution import check_devices
 from tasks.checks.check_rewards import check_rewards
 from tasks.checks.try_rewards import try_rewards
 from tasks.execution.execution import Execution
-from tasks.execution.job_spec import JobSpec
-from tasks.execution.reward_pool import RewardPool
-from tasks.execution.worker_group import Listener
+from tasks.execution.process_executor import ProcessExecutor
+from tasks.execution.rank_executor import RankExecutor
 from tasks.inputs.model_settings import check_model
 from tasks.inputs.prompts import read_prompts, source_prompts
 from tasks.inputs.store_trust import check_trusted
@@ -111,7 +110,7 @@ def measure(
         if context.run.newest(BENCHMARK) is None:
             context.run.add(BENCHMARK, {"title": benchmark.title})
         execution = stack.enter_context(closing(Execution(context)))
-        made = partial(_made, execution, stack.enter_context(closing(RewardPool(context))))
+        made = partial(_made, execution)
         for name in names_of("run"):
             made(execution.stage(name, 0))
         policy = subject.policy or context.policy_ref(0)
@@ -145,17 +144,13 @@ def _bound(stage: Stage, inputs: tuple[ArtifactRef, ...]) -> Stage:
     return stage
 
 
-def _made(execution: Execution, scorers: RewardPool, stage: Stage) -> ArtifactRef:
+def _made(execution: Execution, stage: Stage) -> ArtifactRef:
     run = StageRun(stage)
-    if stage.on_ranks and stage.config.execution.ranks > 1:
-        if run.pending():
-            execution.crew.carry_out(run, Listener(on_commit=lambda name: None, on_look=lambda: None))
-        run.finish()
-    elif scorers.fit(stage):
-        scorers.spread(run, JobSpec.of(run), run.pending(), lambda name: None)
-        run.finish()
-    else:
-        run.execute()
+    due = run.pending()
+    if due:
+        on_ranks = stage.on_ranks and stage.config.execution.ranks > 1
+        execution.executor(RankExecutor if on_ranks else ProcessExecutor).run(run, due)
+    run.finish()
     return stage.ref
 
 

@@ -87,8 +87,10 @@ class OptimizeStage(Stage):
         from tasks.training.epoch import TrainingEpoch
 
         data = TrainingData(self.context, self.policy_kind, self.epoch, self.inputs())
-        self._trained, rows = TrainingEpoch(data, self.host, self.ref).run(folder)
-        return Output(rows=rows, summary={"updates": self._trained.metrics})
+        with TrainingEpoch(data, self.host, self.ref).updates(folder) as (run_updates, trained, rows):
+            run_updates()
+        self._trained = trained
+        return Output(rows=rows, summary={"updates": trained.metrics})
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Metrics of every update."""

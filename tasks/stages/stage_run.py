@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,23 +66,27 @@ class StageRun:
         return next((shard for known, shard in self._failures if known is error), None)
 
     def run_shards(
-        self, shards: Iterable[Shard], *, on_commit: Callable[[ShardRecord], None] = lambda record: None
-    ) -> int:
-        """Run and commit shards in order; return how many. Committed ones are passed on as they are.
+        self, shards: Iterable[Shard], *, on_commit: Callable[[Sequence[str]], None] = lambda names: None
+    ) -> list[str]:
+        """Run and commit shards in order; return their names. Committed ones are passed on as they are.
 
         Where no shard needs another, each is written and committed while the next is worked on, so the next is asked
         for before the last counts.
 
         Args:
             shards: the shards.
-            on_commit: hears of each as soon as it is committed, maybe on another thread.
+            on_commit: called with the name of each as soon as it is committed, maybe on another thread.
         """
-        count = 0
+        names: list[str] = []
+
+        def finished(commit: Callable[[], ShardRecord]) -> None:
+            on_commit([commit().shard])
+
         with BackgroundCommit() as behind:
             for shard in shards:
-                count += 1
+                names.append(shard.name)
                 try:
-                    commit = self._made(shard, on_commit)
+                    commit = partial(finished, self._made(shard))
                 except Exception:
                     # If the shard before failed too, its error is raised.
                     behind.wait()
@@ -95,56 +100,44 @@ class StageRun:
                     # A finished shard is committed even if the one before it failed.
                     behind.do(commit)
             behind.wait()
-        return count
+        return names
 
     def run_shard(self, shard: Shard) -> ShardRecord:
         """Run and commit one shard; a shard that is committed already is returned as it is."""
         return self._made(shard)()
 
-    def _made(
-        self, shard: Shard, on_commit: Callable[[ShardRecord], None] = lambda record: None
-    ) -> Callable[[], ShardRecord]:
-        """Return a function that gives the record of a shard: committed, or run now."""
-        with self.named(shard):
+    def _made(self, shard: Shard) -> Callable[[], ShardRecord]:
+        """Run a shard unless it is committed; return the function that commits it, on any thread."""
+        stage = self.stage
+        with self.named(shard), ExitStack() as stack:
             found = self.store.record(self.ref, shard.name)
-            if found is None:
-                commit = self._run(shard)
-            else:
+            if found is not None:
                 # Another process may have committed other bytes.
-                self.stage.context.recent.forget(self.ref, shard.name)
-
-        def made() -> ShardRecord:
-            with self.named(shard):
-                record = commit() if found is None else found
-                on_commit(record)
-            return record
-
-        return made
-
-    def _run(self, shard: Shard) -> Callable[[], ShardRecord]:
-        """Run one shard; return the function that commits it, on any thread."""
-        with ExitStack() as stack:
+                stage.context.recent.forget(self.ref, shard.name)
+                return lambda: found
             stack.enter_context(named_disk(self.store.root.disk))
             folder = stack.enter_context(self.store.root.staging())
-            if self.stage.parts:
+            if stage.parts:
                 # Earlier computation, for loading or another stage, does not belong to this shard.
-                self.stage.host.computed()
+                stage.host.computed()
             started, imports = time.time(), seconds_of_imports()
-            output = self._work(shard, folder)
+            with self._working():
+                output = stage.run(shard, folder)
             imports = seconds_of_imports() - imports
             producer: dict[str, Any] = {"started": started}
-            if self.stage.parts:
-                host = self.stage.host
+            if stage.parts:
+                host = stage.host
                 producer |= {"memory": host.memory(), **host.computed(), "computed_by": host.facts()}
             kept = stack.pop_all()
 
         def commit() -> ShardRecord:
-            with kept:
-                with self._enough_memory():
-                    known = output.written()
-                producer["seconds"] = round(time.time() - started - imports, 4)
-                record = self._committed(shard, folder, output, producer, known)
-            self.stage.committed(record)
+            with self.named(shard):
+                with kept:
+                    with self._enough_memory():
+                        known = output.written()
+                    producer["seconds"] = round(time.time() - started - imports, 4)
+                    record = self._committed(shard, folder, output, producer, known)
+                stage.committed(record)
             return record
 
         return commit
@@ -183,7 +176,9 @@ class StageRun:
     def join_shard(self, shard: Shard) -> None:
         """Work on a shard together with the rank that commits it, to which this process adds its part."""
         with named_disk(self.store.root.disk), self.store.root.staging() as folder:
-            self._work(shard, folder).written()
+            with self._working():
+                output = self.stage.run(shard, folder)
+            output.written()
             self.store.contribute(self.ref, shard.name, folder, self.stage.host.ranks)
 
     def joined(self, shard: Shard) -> None:
@@ -229,11 +224,13 @@ class StageRun:
     def _company(self) -> ProcessGroup | None:
         return self.stage.host.ranks if self.stage.collective else None
 
-    def _work(self, shard: Shard, folder: Path) -> Output:
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Make room for the models of the stage; inside, count the time, and name remedies for too little memory."""
         if self.stage.parts:
             self.stage.host.prepare(self.stage.parts, str(self.ref))
         with self.stage.context.ledger.work(self.stage.name), self._enough_memory():
-            return self.stage.run(shard, folder)
+            yield
 
     def _enough_memory(self) -> AbstractContextManager[None]:
         stage = self.stage

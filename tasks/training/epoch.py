@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class TrainingEpoch:
-    """Trains a policy on the data of an epoch."""
+    """Prepares the training of a policy on the data of an epoch, and writes the result."""
 
     def __init__(self, data: TrainingData, host: ModelHost, ref: ArtifactRef) -> None:
         """Bind to data and models.
@@ -51,8 +51,12 @@ class TrainingEpoch:
         self._data, self._host, self._ref = data, host, ref
         self._context, self._config, self._epoch = data.context, data.config, data.epoch
 
-    def run(self, folder: Path) -> tuple[TrainerState, int]:
-        """Train, resuming from the last committed checkpoint of the epoch; return the trainer and the rows trained."""
+    @contextmanager
+    def updates(self, folder: Path) -> Iterator[tuple[Callable[[], None], TrainerState, int]]:
+        """Yield a function, the trainer and the epoch's number of rows; write the policy afterwards.
+
+        The caller calls the function inside: it runs the updates after the last committed checkpoint.
+        """
         self._host.use_threads()
         requires = self._data.algorithm.requires
         state = self._state()
@@ -70,7 +74,8 @@ class TrainingEpoch:
             self._checkpoints() as checkpoints,
             self._corrected(samples, models, requires, plan),
         ):
-            run_updates(
+            run = partial(
+                run_updates,
                 state,
                 self._data.algorithm,
                 models,
@@ -81,11 +86,11 @@ class TrainingEpoch:
                 ranks=self._ranks,
                 after_update=lambda done: self._after_update(state, checkpoints, samples, done, len(plan)),
             )
+            yield run, state, sum(len(units.rows) for units in plan)
         write_state(state, folder, self._host.ranks, behavior=self._behavior(state, models, requires))
         if self._host.ranks.first:
             about = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}
             (folder / ABOUT_POLICY).write_text(json.dumps(about, sort_keys=True))
-        return state, sum(len(units.rows) for units in plan)
 
     @property
     def _ranks(self) -> Ranks:

@@ -205,18 +205,23 @@ def _gradients(
     If a float16 backward overflows, the same rows are computed again at a smaller scale. All ranks see the same summed
     gradient, so they agree on this.
     """
-    figures = RowFigures(rows, first=not state.metrics)
-    if state.scale is None:
-        _accumulate(batches(), algorithm, models, figures, ranks)
-        ranks.sum_gradients(state.everything)
-        return _reduce(figures, ranks)
     overflows = 0
     while True:
-        factor = state.scale.factor(rows)
+        factor = 1.0 if state.scale is None else state.scale.factor(rows)
         figures = RowFigures(rows, first=not state.metrics)
-        _accumulate(batches(), algorithm, models, figures, ranks, factor)
+        for number, batch in enumerate(batches()):
+            ranks.pulse.at(f"micro-batch {number + 1} of an update of {rows} rows")
+            result = algorithm.loss(batch, models)
+            loss = (sum(result.other_losses.values(), result.loss) * batch.weights * batch.importance).sum()
+            loss = loss / rows * factor
+            with backward(models.meter):
+                loss.backward()  # type: ignore[no-untyped-call]
+            further = {f"{name}_loss": values for name, values in result.other_losses.items()}
+            figures.add(batch, {"loss": result.loss, **further, **result.metrics})
         ranks.sum_gradients(state.everything)
         means = _reduce(figures, ranks)
+        if state.scale is None:
+            return means
         finite = unscale(state.everything, factor)
         if finite or state.scale.exhausted or not math.isfinite(means["loss"]):
             break
@@ -226,26 +231,6 @@ def _gradients(
     means |= {"loss_scale": factor, "overflows": float(overflows)}
     state.scale = state.scale.after_update()
     return means
-
-
-def _accumulate(
-    batches: Iterable[Batch],
-    algorithm: Algorithm,
-    models: Models,
-    figures: RowFigures,
-    ranks: Ranks,
-    factor: float = 1.0,
-) -> None:
-    """Backpropagate ``factor`` times the mean loss over all rows of the update; record the figures of each row."""
-    for number, batch in enumerate(batches):
-        ranks.pulse.at(f"micro-batch {number + 1} of an update of {figures.rows} rows")
-        result = algorithm.loss(batch, models)
-        rows = sum(result.other_losses.values(), result.loss)
-        loss = (rows * batch.weights * batch.importance).sum() / figures.rows * factor
-        with backward(models.meter):
-            loss.backward()  # type: ignore[no-untyped-call]
-        further = {f"{name}_loss": values for name, values in result.other_losses.items()}
-        figures.add(batch, {"loss": result.loss, **further, **result.metrics})
 
 
 def _reduce(figures: RowFigures, ranks: Ranks) -> dict[str, float]:

@@ -29,7 +29,7 @@ OWN = {
     "storage/backends/s3.py",
     "storage/artifacts/collective_publish.py",
     "tasks/execution/launch.py",
-    "tasks/execution/job_spec.py",
+    "tasks/execution/jobs.py",
     "tasks/export/usage.py",
 }
 

@@ -18,7 +18,7 @@ import pytest
 from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tests.conftest import ROOT
-from tests.support.preloaded import carry_out
+from tests.support.preloaded import run_forked
 
 pytestmark = pytest.mark.slow
 
@@ -144,7 +144,7 @@ def test_the_first_line_costs_less_than_a_second(command: str, config_file: Path
 
 def test_quiet_and_json_say_nothing_else(config_file: Path, preloaded: str, tmp_path: Path) -> None:
     def forked(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return carry_out(preloaded, arguments, cwd=tmp_path, env=environment(), timeout=300)
+        return run_forked(preloaded, arguments, cwd=tmp_path, env=environment(), timeout=300)
 
     assert forked("check", "small.yaml", "--json").stdout.startswith("{")
     quiet = forked("run", "small.yaml", "--quiet", "--set", "rewards.0.name=nope")
@@ -184,7 +184,7 @@ def test_a_mistyped_root_makes_no_folder_and_names_its_neighbor(
 ) -> None:
     (tmp_path / "my-store" / "runs").mkdir(parents=True)
     arguments = [*command, "--root", "my-stroe"]
-    result = carry_out(preloaded, arguments, cwd=tmp_path, env=environment(), timeout=60)
+    result = run_forked(preloaded, arguments, cwd=tmp_path, env=environment(), timeout=60)
     assert result.returncode == 1
     assert result.stderr.startswith(
         f"flowmill: There is no store at '{tmp_path / 'my-stroe'}'. Did you mean 'my-store'?"

@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from configs.errors import ConfigError, PromptError, StoreError
 from configs.load import dump_yaml, load_config
 from flows.cli.deploy import deploy, list_deployments
-from flows.deployments import DeployRequest, carry_out, every_deployment, plan
+from flows.deployments import DeployRequest, apply_plan, every_deployment, plan
 from flows.requests import ContinueRequest
 from flows.schedule_parser import read_schedule, schedule_text
 from storage.artifacts.commit import ArtifactStore
@@ -74,7 +74,7 @@ def there(client: SyncPrefectClient, name: str, flow: str = "pipeline") -> dict[
 @pytest.fixture
 def by_hand(client: SyncPrefectClient, name: str) -> dict[str, Any]:
     """A deployment of which a person has changed all that can be, and what the server has of it."""
-    carry_out(plan(request(name, config="digits", advance=1, schedule="0 2 * * *")))
+    apply_plan(plan(request(name, config="digits", advance=1, schedule="0 2 * * *")))
     made = client.read_deployment_by_name(f"pipeline/{name}")
     asked = {**made.parameters["request"], "advance": 3, "overrides": ["run.seed=7"], "gpu_slots": 1}
     client.update_deployment(
@@ -107,7 +107,7 @@ def test_what_was_set_by_hand_stays(client: SyncPrefectClient, name: str, by_han
     for asked in (request(name), request(name, config="digits")):
         planned = plan(asked)
         assert [*planned.changes] == []
-        carry_out(planned)
+        apply_plan(planned)
         assert there(client, name) == by_hand
 
 
@@ -139,9 +139,9 @@ def test_deployments_of_one_flow_live_side_by_side_and_are_listed(
     client: SyncPrefectClient, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = name, f"{name} b"
-    carry_out(plan(request(first, config="digits", schedule="0 2 * * *")))
+    apply_plan(plan(request(first, config="digits", schedule="0 2 * * *")))
     before = there(client, first)
-    carry_out(plan(request(second, config="digits_crd", schedule="0 3 * * *")))
+    apply_plan(plan(request(second, config="digits_crd", schedule="0 3 * * *")))
     assert there(client, first) == before
     rows = {row.name: row for row in every_deployment()}
     for which, config, hour in ((first, "digits", 2), (second, "digits_crd", 3)):
@@ -155,7 +155,7 @@ def test_deployments_of_one_flow_live_side_by_side_and_are_listed(
 
 
 def test_the_command_that_goes_on_names_the_deployment_it_is_of(client: SyncPrefectClient, name: str) -> None:
-    carry_out(plan(request(name, "continue", run="small")))
+    apply_plan(plan(request(name, "continue", run="small")))
     asked = ContinueRequest(run="it's", advance=2)
     *words, full_name, _, parameters = shlex.split(asked.command("continue", name))
     assert words == ["prefect", "deployment", "run"]
@@ -230,13 +230,13 @@ def test_a_run_that_is_not_there_is_not_deployed(
 
 
 def test_a_deployment_that_is_there_is_not_moved_to_a_run_that_is_not(client: SyncPrefectClient, name: str) -> None:
-    carry_out(plan(request(name, "score", run="small")))
+    apply_plan(plan(request(name, "score", run="small")))
     before = there(client, name, "score")
     for given in ({"run": "nosuch"}, {"root": "elsewhere"}):
         with pytest.raises(StoreError):
             plan(request(name, "score", **given))
     # What names nothing of it looks at nothing.
-    carry_out(plan(request(name, "score", schedule="every 6 h")))
+    apply_plan(plan(request(name, "score", schedule="every 6 h")))
     assert there(client, name, "score")["parameters"] == before["parameters"]
 
 

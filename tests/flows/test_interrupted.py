@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prefect.exceptions import TerminationSignal
@@ -105,10 +106,6 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
     told: list[str] = []
     noted: list[str] = []
 
-    def stumbles(stages: object, telling: object, config: object) -> None:
-        raise behind(cause)
-
-    monkeypatch.setattr(pipeline, "train", stumbles)
     monkeypatch.setattr(pipeline, "RunCallbacks", lambda context, tracker: None)
     monkeypatch.setattr(pipeline, "RunStages", lambda execution: None)
     monkeypatch.setattr(pipeline, "turn", lambda context, request: nullcontext())
@@ -118,7 +115,8 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
     monkeypatch.setattr(pipeline.process_state, "opened", lambda context: nullcontext())
     monkeypatch.setattr(pipeline, "flow_run_tags", dict)
     monkeypatch.setattr(pipeline, "Tracker", lambda context, orchestrator: SimpleNamespace(close=told.append))
-    with pytest.raises(type(behind(cause))):
-        pipeline.carry_out(SimpleNamespace(config=None), PipelineRequest(config="digits"))  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(config=None)
+    with pytest.raises(type(behind(cause))), pipeline.training_run(context, PipelineRequest(config="digits")):
+        raise behind(cause)
     assert told == [expected]
     assert noted == ["running", {"KILLED": "stopped", "FAILED": "failed"}[expected]]

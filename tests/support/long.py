@@ -78,7 +78,7 @@ LONG = {
     "tests/tasks/execution/test_resharding.py": (
         "test_a_checkpoint_of_several_ranks_goes_on_with_any_number[adamw-numbers0-held0]",
     ),
-    "tests/tasks/execution/test_reward_pool.py": (
+    "tests/tasks/execution/test_process_executor.py": (
         "test_a_failing_reward_is_named_and_a_killed_process_replaced",
         "test_processes_end_when_their_parent_is_killed",
         "test_closing_ends_what_is_scored_and_starts_nothing_more",

@@ -74,7 +74,7 @@ class Preloaded:
         self._folder.cleanup()
 
 
-def carry_out(
+def run_forked(
     address: str, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
 ) -> subprocess.CompletedProcess[str]:
     """Have a command line carried out, and return what came of it.
@@ -252,7 +252,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
         from prefect.context import refresh_global_settings_context
 
         refresh_global_settings_context()
-        _carry_out(request["arguments"])
+        _run_command(request["arguments"])
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -265,7 +265,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
         os._exit(code)
 
 
-def _carry_out(arguments: Sequence[str]) -> None:
+def _run_command(arguments: Sequence[str]) -> None:
     """Carry out a command line of flowmill, or, after ``-c``, a piece of Python, or be an agent with ranks."""
     if arguments[:1] == [AGENT]:
         be_agent = importlib.import_module(_AGENTS).be_agent

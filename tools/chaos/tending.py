@@ -52,11 +52,11 @@ class Tending:
         if self._verified(root):
             wrong.append(f"verify does not see: {damage}")
         # Of a damaged run it removes nothing, of a damaged artifact it cannot say what it is.
-        self._carry_out(root, *_GC)
+        self._run_command(root, *_GC)
         for command in (("repair",), _GC):
             while self._rng.random() < 0.5:
                 self._killed(root, *command)
-            code, said = self._carry_out(root, *command)
+            code, said = self._run_command(root, *command)
             if code:
                 wrong.append(f"{command[0]} exits with {code} after: {damage}: {said[-400:]}")
             if not self._verified(root):
@@ -80,7 +80,7 @@ class Tending:
         return f"{kind} of {one.relative_to(root)}"
 
     def _verified(self, root: Path) -> bool:
-        return self._carry_out(root, "verify", "--deep")[0] == 0
+        return self._run_command(root, "verify", "--deep")[0] == 0
 
     def _killed(self, root: Path, *command: str) -> None:
         process = self._start(root, *command)
@@ -91,7 +91,7 @@ class Tending:
             self.done[f"{command[0]} killed"] += 1
         process.communicate(timeout=_PATIENCE_S)
 
-    def _carry_out(self, root: Path, *command: str) -> tuple[int, str]:
+    def _run_command(self, root: Path, *command: str) -> tuple[int, str]:
         """Return exit code and output of a command, which a traceback makes wrong."""
         process = self._start(root, *command)
         said = process.communicate(timeout=_PATIENCE_S)[0].decode()

@@ -131,7 +131,7 @@ def _apart(work: Callable[[Sequence[_Job]], Scores], jobs: Sequence[_Job]) -> as
         else:
             done.set_result(outcome)
 
-    def carry_out() -> None:
+    def score_batch() -> None:
         outcome: Scores | BaseException
         try:
             outcome = work(jobs)
@@ -140,7 +140,7 @@ def _apart(work: Callable[[Sequence[_Job]], Scores], jobs: Sequence[_Job]) -> as
         with contextlib.suppress(RuntimeError):  # the server is gone
             loop.call_soon_threadsafe(deliver, outcome)
 
-    threading.Thread(target=carry_out, name="score", daemon=True).start()
+    threading.Thread(target=score_batch, name="score", daemon=True).start()
     return done
 
 

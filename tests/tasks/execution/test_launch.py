@@ -20,11 +20,12 @@ from configs.errors import ConfigError, LostRankError, WorkerError
 from configs.schema import RunConfig
 from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
-from tasks.execution.job_spec import JobSpec
+from tasks.execution.executor import Listener
 from tasks.execution.launch import Launched
 from tasks.execution.launchers import Agents, Local, Program
-from tasks.execution.worker import Share, run_share
-from tasks.execution.worker_group import Listener
+from tasks.execution.process_executor import ProcessExecutor
+from tasks.execution.rank_executor import RankExecutor
+from tasks.execution.worker import run_share
 from tasks.inputs.weight_sources import OPTIMIZER, Weights
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, open_run
@@ -119,12 +120,12 @@ def test_every_shard_is_taken_once_whoever_is_late_or_slow(module: Callable[[str
         from pathlib import Path
         import torch
         import torch.distributed as dist
-        from tasks.runtime.kv_store import Board
+        from tasks.runtime.kv_store import KeyValueStore as Board
         from tasks.runtime.ranks import torchrun_ranks
         from tasks.execution.worker import deal
         from tasks.stages.stage import Shard
 
-        def carry_out(number, ranks, board, late, slow):
+        def take(number, ranks, board, late, slow):
             folder = Path(sys.argv[1]) / str(number)
             dist.barrier()
             time.sleep(3 * (ranks.rank == late))
@@ -138,7 +139,7 @@ def test_every_shard_is_taken_once_whoever_is_late_or_slow(module: Callable[[str
         with torchrun_ranks(torch.device("cpu"), 60, lambda beats: None) as ranks:
             board = Board()
             for number, case in enumerate({cases}):
-                carry_out(number, ranks, board.below(f"case{{number}}"), *case)
+                take(number, ranks, board.below(f"case{{number}}"), *case)
     """
     for number in range(len(cases)):
         (tmp_path / "done" / str(number)).mkdir(parents=True)
@@ -348,11 +349,8 @@ def test_a_rank_that_never_comes_is_named() -> None:
 def execute(context: RunContext, name: str, epoch: int, slot: str = "", **heard: Callable[..., None]) -> StageRun:
     """Carry out a stage on the run's ranks."""
     run = StageRun(make_stage(context, name, epoch, slot))
-    listener = Listener(
-        on_commit=heard.get("on_commit", lambda shard: None), on_look=heard.get("on_look", lambda: None)
-    )
     if run.stage.on_ranks:
-        execution_of(context).crew.carry_out(run, listener)
+        execution_of(context).executor(RankExecutor).run(run, run.pending(), Listener(**heard))
         run.finish()
     else:
         run.execute()
@@ -367,6 +365,7 @@ def test_ranks_score_with_rewards_that_work_on_the_accelerator(make_config: Call
         execute(context, name, 0)
     execute(context, "rollout", 1)
     scored = execute(context, "score", 1, "bright")
+    assert execution_of(context).executor(RankExecutor).starts == 1
     execution_of(context).close()
     rows = read_rows(context.store, scored.stage.ref).to_pylist()
     assert {row["note"] for row in rows} == {"0", "1"}
@@ -374,7 +373,6 @@ def test_ranks_score_with_rewards_that_work_on_the_accelerator(make_config: Call
     assert len(rows) == len(made) == 16
     assert all(row["reward"] == pytest.approx(made[row["sample_id"]][2].mean(), rel=1e-5) for row in rows)
     assert execution_of(context).host.held() == {}
-    assert execution_of(context).crew.starts == 1
 
 
 @pytest.fixture
@@ -397,7 +395,7 @@ def test_two_resident_processes_equal_one(
     committed: list[str] = []
     for epoch in (1, 2):
         run_epoch(one, epoch)
-        execute(two, "rollout", epoch, on_commit=committed.append)
+        execute(two, "rollout", epoch, on_commit=committed.extend)
         for name, slot in (("score", "jpeg_compressibility"), ("advantage", "")):
             execute(two, name, epoch, slot)
         execute(two, "optimize", epoch)
@@ -410,10 +408,12 @@ def test_two_resident_processes_equal_one(
             base = base_weights(one)
             assert max(float((ours[name] - base[name]).abs().max()) for name in ours) > 5e-5
             assert all(torch.isfinite(value).all() for value in theirs.values())
-    assert execution_of(two).crew.starts == 1
-    assert all(set(loads.values()) == {1} for loads in execution_of(two).crew.loads)
-    assert all({"denoiser", "vae"} <= set(loads) for loads in execution_of(two).crew.loads)
-    assert [set(loads) for loads in execution_of(two).crew.loads].count({"denoiser", "vae", "text"}) == 1
+    assert execution_of(two).executor(RankExecutor).starts == 1
+    assert all(set(loads.values()) == {1} for loads in execution_of(two).executor(RankExecutor).loads)
+    assert all({"denoiser", "vae"} <= set(loads) for loads in execution_of(two).executor(RankExecutor).loads)
+    assert [set(loads) for loads in execution_of(two).executor(RankExecutor).loads].count(
+        {"denoiser", "vae", "text"}
+    ) == 1
     assert execution_of(two).host.held() == {}, "the process that orchestrates holds no parameter"
 
 
@@ -454,7 +454,7 @@ def test_spread_weights_train_as_whole_ones(
     execute(two, "optimize", 1)
     execute(two, "evaluate", 1)
     execute(two, "export", 1)
-    assert execution_of(two).crew.starts == 1
+    assert execution_of(two).executor(RankExecutor).starts == 1
     execution_of(two).close()
     assert_same_trajectories(one, two)
     ours, theirs = weights(one), weights(two)
@@ -481,9 +481,8 @@ def test_what_libraries_write_on_the_first_rank_alone_no_other_rank_takes(
     if name == "base":
         context = begin_run(make_config("run.name=other", "model.path=null", "model.build={name: tiny}"))
     stage = make_stage(context, name, 0 if name == "base" else 1)
-    order = JobSpec.of(StageRun(stage))
     # The other rank does not even ask which shards there are, which nobody would answer here.
-    run_share(Share(stage, order, None), Ranks(1, 2), Silent())
+    run_share(StageRun(stage), ProcessExecutor(execution_of(context)), Ranks(1, 2), Silent())
     assert context.store.committed(stage.ref) == []
 
 
@@ -508,7 +507,7 @@ def test_two_nodes_equal_one_process(make_config: Callable[..., RunConfig], tmp_
     for name, slot in (("score", "jpeg_compressibility"), ("advantage", "")):
         execute(two, name, 1, slot)
     execute(two, "optimize", 1)
-    assert execution_of(two).crew.starts == 1
+    assert execution_of(two).executor(RankExecutor).starts == 1
     execution_of(two).close()
     assert_same_trajectories(one, two)
     ours, theirs = weights(one), weights(two)
@@ -524,15 +523,15 @@ def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> 
     def kill_one() -> None:
         if killed:
             return
-        assert execution_of(two).crew._launched is not None
-        ranks = psutil.Process(execution_of(two).crew._launched.pids[0]).children(recursive=True)
+        assert execution_of(two).executor(RankExecutor)._launched is not None
+        ranks = psutil.Process(execution_of(two).executor(RankExecutor)._launched.pids[0]).children(recursive=True)
         if len(ranks) == 2:
             killed.append(ranks[-1].pid)
             ranks[-1].kill()
 
     execute(two, "rollout", 1, on_look=kill_one)
     assert len(killed) == 1
-    assert execution_of(two).crew.starts == 2
+    assert execution_of(two).executor(RankExecutor).starts == 2
     assert any("was ended from outside by SIGKILL" in text for text in told)
     assert two.store.require(two.chain.require(1, "rollout").ref).rows == 16
 
@@ -540,12 +539,12 @@ def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> 
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_that_hangs_is_named(two: RunContext) -> None:
     section = two.config.execution.model_copy(update={"stall_s": 10.0})
-    execution_of(two).crew._execution = section
+    execution_of(two).executor(RankExecutor)._execution = section
     stopped: list[psutil.Process] = []
 
     def stop_one() -> None:
-        assert execution_of(two).crew._launched is not None
-        ranks = psutil.Process(execution_of(two).crew._launched.pids[0]).children(recursive=True)
+        assert execution_of(two).executor(RankExecutor)._launched is not None
+        ranks = psutil.Process(execution_of(two).executor(RankExecutor)._launched.pids[0]).children(recursive=True)
         if not stopped:
             stopped.append(ranks[-1])
             ranks[-1].suspend()

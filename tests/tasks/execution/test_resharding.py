@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 from configs.errors import LostRankError
 from configs.schema import RunConfig
+from tasks.execution.rank_executor import RankExecutor
 from tasks.export.checkpoint import export_checkpoint
 from tasks.inputs.weight_sources import OPTIMIZER, Weights
 from tasks.runs.context import RunContext
@@ -148,6 +149,6 @@ def kill_a_rank_after_a_checkpoint(context: RunContext, root: Path) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not has_checkpoint(root):
         time.sleep(0.002)
-    assert execution_of(context).crew._launched is not None
-    (agent,) = execution_of(context).crew._launched.pids
+    assert execution_of(context).executor(RankExecutor)._launched is not None
+    (agent,) = execution_of(context).executor(RankExecutor)._launched.pids
     psutil.Process(agent).children()[0].kill()

@@ -23,8 +23,8 @@ from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tasks.checks.check import check_config
 from tasks.execution.execution import Execution
-from tasks.execution.job_context import JobExecution
-from tasks.execution.job_spec import JobSpec
+from tasks.execution.executor import Listener
+from tasks.execution.jobs import JobExecution, JobSpec
 from tasks.inputs.components import open_trajectory_store
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, open_run
@@ -155,17 +155,18 @@ def test_a_worker_of_another_version_refuses_the_work(make_config: Make) -> None
 def test_a_context_that_cannot_be_opened_is_not_taken_for_the_one_before(make_config: Make, tmp_path: Path) -> None:
     first, second = (prepare(make_config(f"store.root={tmp_path / name}")) for name in ("a", "b"))
     orders = [JobSpec.of(StageRun(make_stage(context, "rollout", 1))) for context in (first, second)]
-    kept, failing = JobExecution(), [True]
+    failing = [True]
 
     def opened(execution: Execution) -> None:
         if execution.context.store.root.uri == orders[1].root and failing.pop():
             raise OSError("the store cannot be reached")
 
-    assert kept.of(orders[0], Silent, opened).context.store.root.uri == orders[0].root
+    kept = JobExecution(Silent, opened)
+    assert kept.of(orders[0]).context.store.root.uri == orders[0].root
     with pytest.raises(OSError, match="cannot be reached"):
-        kept.of(orders[1], Silent, opened)
+        kept.of(orders[1])
     failing.append(False)
-    assert kept.of(orders[1], Silent, opened).context.store.root.uri == orders[1].root
+    assert kept.of(orders[1]).context.store.root.uri == orders[1].root
 
 
 AHEAD = ("--set", "execution.ahead=1", "--set", "run.epochs=3", "--quiet")
@@ -260,8 +261,9 @@ def test_short_shards_share_a_task_and_long_ones_do_not(make_config: Make, monke
     monkeypatch.setattr(stages, "shards_task", lambda run, shards: stages.run_shards.fn)
     with process_state.opened(context) as execution:
         # No time at all: a task of its own for each.
-        assert stages.run_shards.fn(stages.order_of(run), [astuple(shard) for shard in due[:2]], 0.0) == 1
+        assert stages.run_shards.fn(stages.order_of(run), [astuple(shard) for shard in due[:2]], 0.0) == [due[0].name]
         assert [shard.name for shard in run.pending()] == [shard.name for shard in due[1:]]
-        stages.RunStages(execution).work(run, run.pending(), on_commit=lambda names: committed.append([*names]))
-    assert committed == [[shard.name for shard in due[1:]]]
+        listener = Listener(on_commit=lambda names: committed.append([*names]))
+        names = execution.executor(stages.TaskExecutor).run(run, run.pending(), listener)
+    assert committed == [names] == [[shard.name for shard in due[1:]]]
     assert run.pending() == []

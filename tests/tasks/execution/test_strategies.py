@@ -20,9 +20,10 @@ from models.memory.published import PUBLISHED
 from models.policies.attention import UNSPLIT
 from models.rewards.clip import ClipScore
 from tasks.checks.check import check_config
-from tasks.execution.worker_group import Listener, WorkerGroup
+from tasks.execution.execution import Execution
+from tasks.execution.rank_executor import RankExecutor
 from tasks.runs.context import RunContext
-from tasks.runs.progress import Silent
+from tasks.runs.opening import begin_run
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.clip import write_clip
@@ -64,7 +65,6 @@ CASES = [
     *(("one machine", "wan22_ti2v", name) for name in ("ulysses", "fsdp, ulysses, fused")),
     *(("two agents", family, "fsdp") for family in FAMILIES),
 ]
-HEARD = Listener(on_commit=lambda shard: None, on_look=lambda: None)
 #: Three updates, with a reference, where splitting over ranks changes the order of sums only.
 SETTINGS = (
     "optimize.updates_per_epoch=3",
@@ -79,9 +79,9 @@ def config_of(family: str, root: Path, *settings: str) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
+def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankExecutor]:
     """One rank in a process of its own, as the others are."""
-    made = WorkerGroup(config_of("sd3", tmp_path_factory.mktemp("single")).execution, Silent())
+    made = RankExecutor(Execution(begin_run(config_of("sd3", tmp_path_factory.mktemp("single")))))
     yield made
     made.close()
 
@@ -93,7 +93,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunContext]:
 
 
 @pytest.fixture(scope="module")
-def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
+def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankExecutor]:
     """Two resident ranks, or four, that take orders of many runs."""
     settings = [f"execution.processes={4 if request.param == 'four ranks' else 2}"]
     if request.param == "two agents":
@@ -102,17 +102,17 @@ def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             port = probe.getsockname()[1]
         options = f"{{endpoint: '127.0.0.1:{port}', prefixes: [[], []]}}"
         settings = ["execution.nodes=2", f"execution.launcher={{name: agents, options: {options}}}"]
-    made = WorkerGroup(config_of("sd3", tmp_path_factory.mktemp("crew"), *settings).execution, Silent())
+    made = RankExecutor(Execution(begin_run(config_of("sd3", tmp_path_factory.mktemp("crew"), *settings))))
     yield made
     made.close()
 
 
-def on_ranks(crew: WorkerGroup, context: RunContext, epoch: int) -> None:
+def on_ranks(crew: RankExecutor, context: RunContext, epoch: int) -> None:
     """Carry out an epoch, on the ranks what they work on."""
     for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", ""), ("optimize", "")):
         run = StageRun(make_stage(context, name, epoch, slot))
         if run.stage.on_ranks:
-            crew.carry_out(run, HEARD)
+            crew.run(run, run.pending())
             run.finish()
         else:
             run.execute()
@@ -137,8 +137,8 @@ def updates(context: RunContext) -> list[dict[str, float]]:
     scope="module",
 )
 def test_two_ranks_train_as_one_process(
-    crew: WorkerGroup,
-    single: WorkerGroup,
+    crew: RankExecutor,
+    single: RankExecutor,
     alone: dict[str, RunContext],
     tmp_path_factory: pytest.TempPathFactory,
     family: str,
@@ -179,7 +179,7 @@ def test_two_ranks_train_as_one_process(
     ids=["weights of sequences", "means"],
 )
 def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(
-    crew: WorkerGroup, single: WorkerGroup, tmp_path: Path, strategy: str, algorithm: str
+    crew: RankExecutor, single: RankExecutor, tmp_path: Path, strategy: str, algorithm: str
 ) -> None:
     """Each rank recomputes only the rows it trains."""
     settings = ["execution.ahead=1", "optimize.learning_rate=1e-3", algorithm]
@@ -223,7 +223,7 @@ ASKING = {
     ],
 )
 def test_two_ranks_ask_rewards_as_one_process(
-    crew: WorkerGroup, single: WorkerGroup, tmp_path: Path, algorithm: str, family: str, strategy: str
+    crew: RankExecutor, single: RankExecutor, tmp_path: Path, algorithm: str, family: str, strategy: str
 ) -> None:
     chosen, plan = ASKING[algorithm]
     reward = "{name: 'tests.tasks.stages.test_asking:Ink', label: jpeg_compressibility}"
@@ -260,7 +260,7 @@ def test_two_ranks_ask_rewards_as_one_process(
     ids=["a reference in some steps", "branches", "one shard"],
 )
 def test_ranks_that_sample_in_step_need_not_take_equally_many_steps(
-    crew: WorkerGroup, single: WorkerGroup, tmp_path: Path, family: str, settings: list[str]
+    crew: RankExecutor, single: RankExecutor, tmp_path: Path, family: str, settings: list[str]
 ) -> None:
     """Three shards or one on two ranks, and forwards that other shards do not have."""
     uneven = ["rollout.prompts_per_epoch=3", "rollout.groups_per_shard=1", "execution.rollout_batch_size=3", *settings]
@@ -273,7 +273,7 @@ def test_ranks_that_sample_in_step_need_not_take_equally_many_steps(
         made = []
         for context, ranks in ((one, single), (two, crew)):
             run = StageRun(make_stage(context, name, epoch))
-            ranks.carry_out(run, HEARD)
+            ranks.run(run, run.pending())
             run.finish()
             manifest = context.store.require(run.ref)
             made.append((manifest.content, manifest.shards if name == "rollout" else ()))
@@ -292,7 +292,7 @@ class Torn(ClipScore):
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
-def test_ranks_that_hold_a_reward_together_score_as_one_process(crew: WorkerGroup, tmp_path: Path) -> None:
+def test_ranks_that_hold_a_reward_together_score_as_one_process(crew: RankExecutor, tmp_path: Path) -> None:
     """Three shards on two ranks; where one rank fails, its error is told, not that of those that waited for it."""
     (tmp_path / "clip").mkdir()
     options = {"model": write_clip(tmp_path / "clip")}
@@ -307,7 +307,7 @@ def test_ranks_that_hold_a_reward_together_score_as_one_process(crew: WorkerGrou
 
     together = scoring("clip_score", "execution.processes=2", "run.name=together")
     assert len(together.stage.shards()) == 3
-    crew.carry_out(together, HEARD)
+    crew.run(together, together.pending())
     together.finish()
     alone = scoring("clip_score", force=True)
     alone.execute()
@@ -317,10 +317,10 @@ def test_ranks_that_hold_a_reward_together_score_as_one_process(crew: WorkerGrou
     torn = scoring(f"{__name__}:Torn", "execution.processes=2", "run.name=torn")
     # Ranks that fail are ended, which others than these are.
     with (
-        closing(WorkerGroup(torn.stage.config.execution, Silent())) as ending,
+        closing(RankExecutor(Execution(torn.stage.context))) as ending,
         pytest.raises(WorkerError, match="torn"),
     ):
-        ending.carry_out(torn, HEARD)
+        ending.run(torn, torn.pending())
 
 
 def test_the_families_whose_tokens_cannot_be_split_are_those_without_a_plan() -> None:

@@ -11,10 +11,11 @@ import yaml
 from configs.load import load_config
 from configs.schema import RunConfig
 from storage.trajectories.tables import read_rows
-from tasks.execution.worker_group import Listener, WorkerGroup
+from tasks.execution.execution import Execution
+from tasks.execution.rank_executor import RankExecutor
 from tasks.inputs.weight_sources import CRITIC, Weights
 from tasks.runs.context import RunContext
-from tasks.runs.progress import Silent
+from tasks.runs.opening import begin_run
 from tasks.specs.plan import RunPlan
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import make_stage, prepare
@@ -24,7 +25,6 @@ from tests.tasks.stages.test_stages import stored
 # All of them work with the same ranks.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("texts on ranks"), pytest.mark.usefixtures("forked_ranks")]
 
-HEARD = Listener(on_commit=lambda shard: None, on_look=lambda: None)
 #: Three updates with a KL in the reward, where splitting over ranks changes the order of sums only.
 SETTINGS = (
     "optimize.algorithm=ppo",
@@ -53,11 +53,11 @@ def config_of(folder: Path, name: str, *settings: str) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, WorkerGroup]]:
+def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, RankExecutor]]:
     """One resident rank, and two."""
     folder = tmp_path_factory.mktemp("crews")
     made = {
-        count: WorkerGroup(config_of(folder, "x", f"execution.processes={count}").execution, Silent())
+        count: RankExecutor(Execution(begin_run(config_of(folder, "x", f"execution.processes={count}"))))
         for count in (1, 2)
     }
     yield made
@@ -65,14 +65,14 @@ def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Worker
         crew.close()
 
 
-def trained(crew: WorkerGroup, config: RunConfig) -> RunContext:
+def trained(crew: RankExecutor, config: RunConfig) -> RunContext:
     """Carry out two epochs, on the ranks what they work on."""
     context = prepare(config)
     for node in RunPlan(config).nodes():
         if node.epoch and node.stage in ("rollout", "score", "value", "advantage", "optimize"):
             run = StageRun(make_stage(context, node.stage, node.epoch, node.slot))
             if run.stage.on_ranks:
-                crew.carry_out(run, HEARD)
+                crew.run(run, run.pending())
                 run.finish()
             else:
                 run.execute()
@@ -83,7 +83,7 @@ def trained(crew: WorkerGroup, config: RunConfig) -> RunContext:
     "case", [pytest.param(case, marks=() if case in CHOSEN else pytest.mark.campaign) for case in CASES]
 )
 def test_two_ranks_train_policy_and_critic_as_one_process(
-    crews: dict[int, WorkerGroup], tmp_path: Path, case: str
+    crews: dict[int, RankExecutor], tmp_path: Path, case: str
 ) -> None:
     own = [setting for setting in CASES[case] if not setting.startswith("execution.")]
     one = trained(crews[1], config_of(tmp_path, "one", *own))

@@ -14,10 +14,10 @@ from models.devices import chosen_device
 from models.policies.parts import Part
 from models.rewards.base import Needs
 from tasks.checks.check import check_config
-from tasks.execution.worker_group import WorkerGroup
+from tasks.execution.execution import Execution
+from tasks.execution.rank_executor import RankExecutor
 from tasks.inputs.weight_sources import Weights
 from tasks.runs.opening import begin_run, open_run
-from tasks.runs.progress import Silent
 from tasks.runtime.devices import allocator_advice
 from tasks.runtime.hardware_info import computing_facts
 from tasks.stages.stage_run import StageRun
@@ -199,14 +199,14 @@ def test_more_processes_than_devices_are_refused_before_any_is_started(
     accelerators("cuda", 2)
     context = begin_run(make_config("execution.processes=3"))
     with pytest.raises(ConfigError, match=r"Set execution\.processes to 2 or less"):
-        execution_of(context).crew._started()
-    assert execution_of(context).crew.starts == 0
+        execution_of(context).executor(RankExecutor).start()
+    assert execution_of(context).executor(RankExecutor).starts == 0
 
 
 def test_ranks_stay_for_as_many_epochs_as_asked_for(make_config: Make) -> None:
     left: list[int] = []
     config = make_config("execution.resident_epochs=2")
-    crew = WorkerGroup(config.execution, Silent())
+    crew = RankExecutor(Execution(begin_run(config)))
     for epoch in range(1, 6):
         crew.begin_epoch()
         if crew._launched is None:

@@ -1,9 +1,9 @@
-"""Jobs for other processes: one stage of one epoch of a run, fully specified as plain data."""
+"""Jobs for other processes: one stage of one epoch of a run, fully specified as plain data, and their execution."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,13 @@ from typing import Any
 from configs.fingerprint import fingerprint
 from configs.load import parse_config
 from configs.schema import RunConfig
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from storage.backends.checksums import hash_file
+from storage.layout import ArtifactRef
+from tasks.execution.execution import Execution
+from tasks.runs.context import RunContext
+from tasks.runs.progress import Reporter
 from tasks.stages.stage_run import StageRun
 
 #: Prefix of a rank's output lines that contain one JSON object for the parent process.
@@ -89,3 +95,51 @@ class JobSpec:
     def parsed_config(self) -> RunConfig:
         """Return the config."""
         return parse_config(dict(self.config), where=f"run '{self.run}'")
+
+
+class JobExecution:
+    """Execution of the current job, kept with its models for all jobs of one run."""
+
+    def __init__(self, reporter: Callable[[], Reporter], on_open: Callable[[Execution], None] = lambda made: None):
+        """Start without a run.
+
+        Args:
+            reporter: makes the progress reporter of an execution.
+            on_open: called with a new execution.
+        """
+        self._reporter, self._on_open = reporter, on_open
+        self._order: JobSpec | None = None
+        self._execution: Execution | None = None
+
+    def of(self, order: JobSpec) -> Execution:
+        """Return the execution of a job's run; a job of another run or config releases the models."""
+        execution, known = self._execution, self._order
+        if execution is None or known is None or known.settings != order.settings:
+            # Reset first: if the new execution cannot be opened, the next try must not use the old one.
+            self.close()
+            execution = self._opened(order)
+        elif (known.node, known.artifact) != (order.node, order.artifact):
+            execution.context.refresh()
+        self._execution, self._order = execution, order
+        return execution
+
+    def close(self) -> None:
+        """Close the execution, if there is one."""
+        execution, self._execution, self._order = self._execution, None, None
+        if execution is not None:
+            execution.close()
+
+    def _opened(self, order: JobSpec) -> Execution:
+        config = order.parsed_config()
+        run = RunFolder(ArtifactStore(config.store), order.run)
+        execution = Execution(RunContext(run.store, config, run, reporter=self._reporter(), epoch=order.epoch))
+        self._on_open(execution)
+        return execution
+
+
+def run_of_job(order: JobSpec, execution: Execution) -> StageRun:
+    """Return the stage run that a job names, with the artifacts it names."""
+    epoch, name, slot = order.node
+    stage = execution.stage(name, epoch, slot)
+    stage.adopt(ArtifactRef.parse(order.artifact), [ArtifactRef.parse(ref) for ref in order.inputs])
+    return StageRun(stage, ordered=True)

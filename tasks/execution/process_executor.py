@@ -1,4 +1,4 @@
-"""A pool of scoring processes, so that rewards without an accelerator do not block sampling.
+"""The executor of this process, with a pool of scoring processes: rewards without an accelerator block no sampling.
 
 The pool is loky's, which joblib ships: unlike the standard library's pool it does not run the user's script again in
 every process, and it reports killed processes.
@@ -10,8 +10,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import astuple
 from typing import Any
 
@@ -19,10 +20,10 @@ from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
 from joblib.externals.loky.process_executor import ShutdownExecutorError
 
 from configs.errors import LostRankError, WorkerError
-from tasks.execution.job_context import JobExecution, stage_of_job
-from tasks.execution.job_spec import JobSpec
+from tasks.execution.execution import Execution
+from tasks.execution.executor import SILENT, Listener
+from tasks.execution.jobs import JobExecution, JobSpec, run_of_job
 from tasks.execution.runners import make_runner, score_workers
-from tasks.runs.context import RunContext
 from tasks.runs.sharding import evaluation_cuts, rollout_cuts
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Shard, Stage
@@ -38,16 +39,12 @@ _LOOK_S = 0.5
 _Messages = list[tuple[str, int, int, int, str]]
 
 
-class RewardPool:
-    """The scoring processes of one run in one process: started when scoring takes long enough, ended with the run."""
+class ProcessExecutor:
+    """Runs shards in this process, and those of slow rewards in scoring processes, which end with the run."""
 
-    def __init__(self, context: RunContext, *, on_rank: bool = False) -> None:
-        """Bind to a run; no process is started yet.
-
-        Args:
-            context: execution settings, ledger of scoring time, and reporter.
-            on_rank: this process is one of several ranks that score.
-        """
+    def __init__(self, execution: Execution) -> None:
+        """Bind to a run; no process is started yet."""
+        context, on_rank = execution.context, execution.host.ranks.world > 1
         config = context.config
         self._config, self._ledger, self._reporter = config, context.ledger, context.reporter
         shards = max(len(rollout_cuts(config)), 2 * len(evaluation_cuts(config)))
@@ -59,92 +56,57 @@ class RewardPool:
         self._lock = threading.Lock()
         self._here = threading.Lock()
 
-    def fit(self, stage: Stage) -> bool:
-        """Return whether several processes may score the shards of a stage.
+    def takes(self, stage: Stage) -> bool:
+        """Return whether several processes score a stage from now on; for a cheap reward starting them takes too long.
 
         Never for rewards of a server, nor for rewards on an accelerator, whose memory only one process uses.
         """
         scores = isinstance(stage, Scoring) and not stage.needs_accelerator and stage.section.server is None
-        return self.count > 1 and scores
-
-    def take(self, stage: Stage) -> bool:
-        """Return whether processes score a stage from now on; for a cheap reward starting them takes too long."""
         spent, each = self._ledger.seconds(stage.name), self._ledger.typical(stage.name)
-        return self.fit(stage) and spent >= _WORTH_S and each >= _SLOW_S
+        return self.count > 1 and scores and spent >= _WORTH_S and each >= _SLOW_S
 
-    def carry_out(self, run: StageRun, order: JobSpec, shards: Iterable[Shard]) -> int:
-        """Make shards of a stage one after the other, in a scoring process if ``take``; return their number."""
-        if not self.take(run.stage):
-            return self._carry_out_here(run, shards)
-        done = 0
-        for shard in shards:
-            with run.named(shard), self._ledger.work(run.stage.name):
-                self._score(run, order, shard)
-            done += 1
-        return done
+    def run(self, run: StageRun, shards: Iterable[Shard], listener: Listener = SILENT) -> list[str]:
+        """Run shards one after the other in this process, and in all processes in parallel as soon as ``takes``."""
+        stage, left = run.stage, iter(shards)
+        # Rewards need not be thread-safe.
+        own = isinstance(stage, Scoring) and stage.section.server is None
+        with self._here if own else nullcontext():
+            names = run.run_shards(self._while_here(stage, left), on_commit=listener.on_commit)
+        return [*names, *self._run_in_processes(run, left, listener)] if self.takes(stage) else names
 
-    def spread(self, run: StageRun, order: JobSpec, shards: Iterable[Shard], on_commit: Callable[[str], None]) -> None:
-        """Make all shards of a fitting stage: in this process, then in all processes in parallel once ``take``."""
-        left, lock, failed = iter(shards), threading.Lock(), threading.Event()
+    def _while_here(self, stage: Stage, left: Iterator[Shard]) -> Iterator[Shard]:
+        while not self.takes(stage):
+            shard = next(left, None)
+            if shard is None:
+                return
+            yield shard
 
-        def work(until: Callable[[], bool]) -> None:
-            while not until():
+    def _run_in_processes(self, run: StageRun, left: Iterator[Shard], listener: Listener) -> list[str]:
+        names, lock, failed, line = list[str](), threading.Lock(), threading.Event(), JobSpec.of(run).line()
+
+        def work() -> None:
+            while not failed.is_set():
                 with lock:
                     shard = next(left, None)
                 if shard is None:
                     return
                 try:
-                    self.carry_out(run, order, [shard])
+                    with run.named(shard), self._ledger.work(run.stage.name):
+                        self._score(run, line, shard)
                 except BaseException:
                     failed.set()
                     raise
-                on_commit(shard.name)
+                names.append(shard.name)
+                listener.on_commit([shard.name])
 
-        work(lambda: self.take(run.stage))
-        if not self.take(run.stage):
-            return
         with ThreadPoolExecutor(self.count) as threads:
-            for done in [threads.submit(work, failed.is_set) for _ in range(self.count)]:
+            for done in [threads.submit(work) for _ in range(self.count)]:
                 done.result()
+        return names
 
-    def close(self) -> None:
-        """Kill the processes, even busy ones; no process is started after this."""
-        with self._lock:
-            pool, self._pool, self._closed = self._pool, None, True
-        if pool is not None:
-            pool.shutdown(wait=True, kill_workers=True)
-
-    def _carry_out_here(self, run: StageRun, shards: Iterable[Shard]) -> int:
-        stage = run.stage
-        if isinstance(stage, Scoring) and stage.section.server is None:
-            # Rewards need not be thread-safe.
-            with self._here:
-                return run.run_shards(shards)
-        return run.run_shards(shards)
-
-    def _score(self, run: StageRun, order: JobSpec, shard: Shard) -> None:
-        """Have one shard scored; a process that is ended from outside is replaced.
-
-        Raises:
-            LostRankError: all retries failed.
-            WorkerError: the run has ended.
-        """
-        for left in reversed(range(self._config.execution.retries + 1)):
-            pool = self._started()
-            try:
-                messages = pool.submit(_scored, order.line(), astuple(shard)).result()
-            except (BrokenProcessPool, ShutdownExecutorError):
-                self._forget(pool)
-                if not left:
-                    raise LostRankError(
-                        f"{run.stage.node}: processes that score were ended from outside again and again, as the "
-                        "system does when memory runs out. Lower execution.score_workers, which is "
-                        f"{self.count} here; committed shards stay."
-                    ) from None
-                continue
-            for each in messages:
-                self._reporter.progress(*each)
-            return
+    def start(self) -> None:
+        """Make the pool, which starts its processes on demand."""
+        self._started()
 
     def _started(self) -> Any:
         with self._lock:
@@ -156,10 +118,37 @@ class RewardPool:
                 )
             return self._pool
 
-    def _forget(self, pool: Any) -> None:
+    def close(self) -> None:
+        """Kill the processes, even busy ones; no process is started after this."""
         with self._lock:
-            if self._pool is pool:
-                self._pool = None
+            pool, self._pool, self._closed = self._pool, None, True
+        if pool is not None:
+            pool.shutdown(wait=True, kill_workers=True)
+
+    def _score(self, run: StageRun, line: str, shard: Shard) -> None:
+        """Have one shard scored; a process that is ended from outside is replaced.
+
+        Raises:
+            LostRankError: all retries failed.
+            WorkerError: the run has ended.
+        """
+        for left in reversed(range(self._config.execution.retries + 1)):
+            pool = self._started()
+            try:
+                messages = pool.submit(_scored, line, astuple(shard)).result()
+            except (BrokenProcessPool, ShutdownExecutorError):
+                with self._lock:
+                    self._pool = None if self._pool is pool else self._pool
+                if not left:
+                    raise LostRankError(
+                        f"{run.stage.node}: processes that score were ended from outside again and again, as the "
+                        "system does when memory runs out. Lower execution.score_workers, which is "
+                        f"{self.count} here; committed shards stay."
+                    ) from None
+                continue
+            for each in messages:
+                self._reporter.progress(*each)
+            return
 
 
 class _Kept:
@@ -175,7 +164,8 @@ class _Kept:
         """Ignore it: errors are raised."""
 
 
-_execution, _kept = JobExecution(), _Kept()
+_kept = _Kept()
+_execution = JobExecution(lambda: _kept)
 
 
 def _begin(parent: int) -> None:
@@ -193,7 +183,7 @@ def _end_with(parent: int) -> None:
 def _scored(line: str, shard: tuple[str, int, int]) -> _Messages:
     """Score and commit a shard of a job's stage; return its messages."""
     order = JobSpec.parse(line)
-    execution = _execution.of(order, lambda: _kept, lambda made: None)
+    execution = _execution.of(order)
     _kept.messages = []
-    StageRun(stage_of_job(order, execution), ordered=True).run_shard(Shard(*shard))
+    run_of_job(order, execution).run_shard(Shard(*shard))
     return _kept.messages

@@ -16,14 +16,14 @@ import pytest
 
 from configs.errors import RewardError, WorkerError
 from configs.schema import RunConfig
-from tasks.execution import reward_pool
-from tasks.execution.job_spec import JobSpec
-from tasks.execution.reward_pool import RewardPool
+from tasks.execution import process_executor
+from tasks.execution.executor import Listener
+from tasks.execution.process_executor import ProcessExecutor
 from tasks.execution.runners import score_workers
 from tasks.runs.context import RunContext
 from tasks.stages.stage import Shard
 from tasks.stages.stage_run import StageRun
-from tests.support.inside import make_stage, prepare
+from tests.support.inside import execution_of, make_stage, prepare
 
 Make = Callable[..., RunConfig]
 ONE = "rollout.groups_per_shard=1"
@@ -32,8 +32,8 @@ ONE = "rollout.groups_per_shard=1"
 @pytest.fixture
 def worth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reward is worth a process."""
-    monkeypatch.setattr(reward_pool, "_WORTH_S", 0.0)
-    monkeypatch.setattr(reward_pool, "_SLOW_S", 0.0)
+    monkeypatch.setattr(process_executor, "_WORTH_S", 0.0)
+    monkeypatch.setattr(process_executor, "_SLOW_S", 0.0)
 
 
 def rolled_out(config: RunConfig) -> RunContext:
@@ -42,11 +42,11 @@ def rolled_out(config: RunConfig) -> RunContext:
     return context
 
 
-def scored(context: RunContext, made: RewardPool) -> list[int]:
+def scored(context: RunContext, made: ProcessExecutor) -> list[int]:
     """Score an epoch by processes; return which were at work."""
     run = StageRun(make_stage(context, "score", 1, context.config.rewards[0].slot))
     shards: list[str] = []
-    made.spread(run, JobSpec.of(run), run.pending(), shards.append)
+    assert sorted(made.run(run, run.pending(), Listener(on_commit=shards.extend))) == sorted(shards)
     run.finish()
     assert sorted(shards) == [shard.name for shard in run.stage.shards()]
     return sorted({int(record.producer["pid"]) for record in context.store.records(run.ref)})
@@ -58,7 +58,7 @@ def test_processes_give_the_scores_of_one_thread(make_config: Make, tmp_path: Pa
     one = rolled_out(make_config(ONE))
     StageRun(make_stage(one, "score", 1, "jpeg_compressibility")).execute()
     two = rolled_out(make_config(ONE, f"store.root={tmp_path / 'two'}", "execution.score_workers=2"))
-    made = RewardPool(two)
+    made = ProcessExecutor(execution_of(two))
     try:
         pids = scored(two, made)
         assert os.getpid() not in pids
@@ -72,10 +72,10 @@ def test_processes_give_the_scores_of_one_thread(make_config: Make, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.usefixtures("worth")
 def test_a_failing_reward_is_named_and_a_killed_process_replaced(make_config: Make, tmp_path: Path) -> None:
-    name = "tests.tasks.execution.test_reward_pool:failing"
+    name = "tests.tasks.execution.test_process_executor:failing"
     reward = f'rewards=[{{name: "{name}", options: {{folder: "{tmp_path}"}}}}]'
     context = rolled_out(make_config(ONE, reward, "execution.score_workers=2"))
-    made = RewardPool(context)
+    made = ProcessExecutor(execution_of(context))
     try:
         with pytest.raises(RewardError, match=r"failed for .*sample .*: ValueError: the sky is green"):
             scored(context, made)
@@ -90,10 +90,10 @@ def test_a_failing_reward_is_named_and_a_killed_process_replaced(make_config: Ma
 @pytest.mark.slow
 @pytest.mark.usefixtures("worth")
 def test_closing_ends_what_is_scored_and_starts_nothing_more(make_config: Make, tmp_path: Path) -> None:
-    name = "tests.tasks.execution.test_reward_pool:sleeping"
+    name = "tests.tasks.execution.test_process_executor:sleeping"
     reward = f'rewards=[{{name: "{name}", options: {{folder: "{tmp_path}"}}}}]'
     context = rolled_out(make_config(ONE, reward, "execution.score_workers=2"))
-    made = RewardPool(context)
+    made = ProcessExecutor(execution_of(context))
     closing = threading.Thread(target=lambda: (wait_for(tmp_path / "asleep"), made.close()), daemon=True)
     closing.start()
     with pytest.raises(WorkerError, match="were ended with the run"):
@@ -131,8 +131,9 @@ def failing(media: object, prompts: list[str], metadata: object, *, folder: str)
 @pytest.mark.slow
 def test_processes_end_when_their_parent_is_killed() -> None:
     program = (
-        "import time, os; from joblib.externals.loky import ProcessPoolExecutor; from tasks.execution import scorers\n"
-        "pool = ProcessPoolExecutor(2, initializer=reward_pool._begin, initargs=(os.getpid(),))\n"
+        "import time, os; from joblib.externals.loky import ProcessPoolExecutor\n"
+        "from tasks.execution import process_executor as scorers\n"
+        "pool = ProcessPoolExecutor(2, initializer=scorers._begin, initargs=(os.getpid(),))\n"
         "print(pool.submit(os.getpid).result(), flush=True); pool.submit(time.sleep, 600); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
@@ -147,10 +148,13 @@ def test_processes_end_when_their_parent_is_killed() -> None:
 
 def test_cheap_rewards_start_no_process(make_config: Make) -> None:
     context = rolled_out(make_config(ONE, "execution.score_workers=2"))
-    run, made = StageRun(make_stage(context, "score", 1, "jpeg_compressibility")), RewardPool(context)
+    run, made = (
+        StageRun(make_stage(context, "score", 1, "jpeg_compressibility")),
+        ProcessExecutor(execution_of(context)),
+    )
     assert made.count == 2
-    assert made.carry_out(run, JobSpec.of(run), run.pending()) == 4
-    assert not made.take(run.stage)
+    assert made.run(run, run.pending()) == [shard.name for shard in run.stage.shards()]
+    assert not made.takes(run.stage)
     assert {record.producer["pid"] for record in context.store.records(run.ref)} == {os.getpid()}
     assert made._pool is None
 
@@ -170,7 +174,9 @@ def test_who_is_scored_by_processes(make_config: Make, change: str, taken: bool)
     context = prepare(config)
     with context.ledger.work("score"):
         pass
-    assert RewardPool(context).take(make_stage(context, "score", 1, config.rewards[0].slot)) is taken
+    assert (
+        ProcessExecutor(execution_of(context)).takes(make_stage(context, "score", 1, config.rewards[0].slot)) is taken
+    )
 
 
 def test_as_many_as_cores_are_left(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,17 +190,17 @@ def test_as_many_as_cores_are_left(make_config: Make, monkeypatch: pytest.Monkey
 
 def test_one_thread_at_a_time_uses_a_reward_here(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     context = rolled_out(make_config("execution.score_workers=2"))
-    made, at_work = RewardPool(context), list[str]()
+    made, at_work = ProcessExecutor(execution_of(context)), list[str]()
     run = StageRun(make_stage(context, "score", 1, "jpeg_compressibility"))
 
-    def slowly(shards: Iterator[Shard]) -> int:
+    def slowly(shards: Iterator[Shard], *, on_commit: object) -> list[str]:
         at_work.append("in")
         time.sleep(0.02)
         at_work.append("out")
-        return 1
+        return []
 
     monkeypatch.setattr(run, "run_shards", slowly)
-    threads = [threading.Thread(target=made.carry_out, args=(run, JobSpec.of(run), [])) for _ in range(4)]
+    threads = [threading.Thread(target=made.run, args=(run, [])) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,41 +1,32 @@
-"""The resident ranks of a run in the orchestrating process: started once, they run stage after stage."""
+"""The executor of ranks, in the orchestrating process: started once, they run stage after stage, see ``worker``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 from configs.errors import LostRankError, WorkerError
-from configs.execution import ExecutionSection
 from models.devices import chosen_device
-from tasks.execution.job_spec import PREFIX, JobSpec
+from tasks.execution.execution import Execution
+from tasks.execution.executor import SILENT, Listener
+from tasks.execution.jobs import PREFIX, JobSpec
 from tasks.execution.launch import Launched
 from tasks.execution.launchers import Program, make_launcher
 from tasks.runs.progress import Reporter
 from tasks.runtime.heartbeat import Heartbeat, Watch
+from tasks.stages.stage import Shard
 from tasks.stages.stage_run import StageRun
 
 _LOOK_S = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
-    """Receives messages of the ranks while they run a job."""
-
-    on_commit: Callable[[str], None]
-    """Called with the name of each shard as soon as it is committed."""
-    on_look: Callable[[], None]
-    """Called about twice a second; an exception ends the ranks."""
-
-
-class WorkerGroup:
+class RankExecutor:
     """Ranks that keep their models and run stages together."""
 
-    def __init__(self, execution: ExecutionSection, reporter: Reporter) -> None:
-        """Bind to execution settings and a reporter; no rank is started yet."""
-        self._execution, self._reporter = execution, reporter
+    def __init__(self, execution: Execution) -> None:
+        """Bind to the settings and the reporter of a run; no rank is started yet."""
+        self._execution, self._reporter = execution.context.config.execution, execution.context.reporter
         self._launched: Launched | None = None
         self._given = 0
         self._epochs = 0
@@ -44,15 +35,40 @@ class WorkerGroup:
         self.loads: list[dict[str, int]] = []
         """For each rank: number of times it read each part of a model from files since its start."""
 
-    def carry_out(self, run: StageRun, listener: Listener) -> None:
-        """Have all pending shards of a stage made; ranks that are ended from outside are started again.
+    def start(self) -> None:
+        """Start the ranks, unless they are started."""
+        if self._launched is not None:
+            return
+        execution = self._execution
+        if execution.nodes == 1:
+            # Refuse more processes than this machine has devices before starting any.
+            chosen_device(execution.device, execution.processes - 1)
+        program = Program(
+            module="tasks.execution.worker",
+            arguments=(execution.device, str(execution.stall_s)),
+            processes=execution.processes,
+            nodes=execution.nodes,
+        )
+        self._launched = Launched(program, make_launcher(execution))
+        self._given = self._epochs = 0
+        self.starts += 1
+
+    def run(self, run: StageRun, shards: Iterable[Shard], listener: Listener = SILENT) -> list[str]:
+        """Run all pending shards of a stage; ranks that are ended from outside are started again.
+
+        Args:
+            run: the stage.
+            shards: ignored: the first rank lists the pending shards itself.
+            listener: receives the messages of the ranks.
 
         Raises:
             WorkerError: a rank failed, hangs, or was ended too often.
         """
+        names: list[str] = []
         for left in reversed(range(self._execution.retries + 1)):
             try:
-                return self._carry_out(run, listener)
+                self._run(run, listener, names)
+                break
             except LostRankError as error:
                 self.stop()
                 if not left:
@@ -62,6 +78,7 @@ class WorkerGroup:
                 # Also on Ctrl-C and cancellation: busy ranks cannot take another job.
                 self.stop()
                 raise
+        return names
 
     def begin_epoch(self) -> None:
         """End ranks that have stayed for ``execution.resident_epochs``; the next job starts new ones."""
@@ -82,8 +99,11 @@ class WorkerGroup:
             self._launched.stop()
             self._launched = None
 
-    def _carry_out(self, run: StageRun, listener: Listener) -> None:
-        launched = self._started()
+    def _run(self, run: StageRun, listener: Listener, names: list[str]) -> None:
+        """Run the pending shards once, and add the names of committed ones."""
+        self.start()
+        launched = self._launched
+        assert launched is not None
         order = JobSpec.of(run, number=self._given)
         self._given += 1
         launched.tell(order.line())
@@ -106,30 +126,14 @@ class WorkerGroup:
             elif "progress" in message:
                 self._reporter.progress(*message["progress"])
             elif "committed" in message:
-                listener.on_commit(message["committed"])
+                names.append(message["committed"])
+                listener.on_commit([message["committed"]])
             elif "message" in message:
                 self._reporter.message(message["message"])
             elif message.get("done") == order.number:
                 self.loads = message["loads"]
                 return
         raise WorkerError(f"{run.stage.node}: the ranks ended before the work was done.")
-
-    def _started(self) -> Launched:
-        if self._launched is None:
-            execution = self._execution
-            if execution.nodes == 1:
-                # Refuse more processes than this machine has devices before starting any.
-                chosen_device(execution.device, execution.processes - 1)
-            program = Program(
-                module="tasks.execution.worker",
-                arguments=(execution.device, str(execution.stall_s)),
-                processes=execution.processes,
-                nodes=execution.nodes,
-            )
-            self._launched = Launched(program, make_launcher(execution))
-            self._given = self._epochs = 0
-            self.starts += 1
-        return self._launched
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

@@ -1,0 +1,46 @@
+"""Every executor runs the shards it is given, and names those that it committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from configs.schema import RunConfig
+from flows import process_state, stages
+from tasks.execution.execution import Execution
+from tasks.execution.executor import Executor, Listener
+from tasks.execution.process_executor import ProcessExecutor
+from tasks.execution.rank_executor import RankExecutor
+from tasks.stages.stage_run import StageRun
+from tests.support.inside import execution_of, prepare
+
+EXECUTORS: dict[str, Callable[[Execution], Executor]] = {
+    "processes": ProcessExecutor,
+    "tasks": stages.TaskExecutor,
+    "ranks": RankExecutor,
+}
+
+
+@pytest.mark.parametrize("name", ["processes", "tasks", pytest.param("ranks", marks=pytest.mark.slow)])
+def test_an_executor_names_the_shards_that_it_committed(
+    name: str, make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without a Prefect server the function of a task is called.
+    monkeypatch.setattr(stages, "shards_task", lambda run, shards: stages.run_shards.fn)
+    with closing(execution_of(prepare(make_config("rollout.groups_per_shard=1")))) as execution:
+        run = StageRun(execution.stage("rollout", 1))
+        executor, heard = execution.executor(EXECUTORS[name]), list[str]()
+        assert execution.executor(EXECUTORS[name]) is executor
+        with process_state.opened(execution.context):
+            names = executor.run(run, run.pending(), Listener(on_commit=heard.extend))
+        assert sorted(names) == sorted(heard) == [shard.name for shard in run.stage.shards()]
+        assert run.pending() == []
+
+
+def test_a_closed_execution_makes_its_executors_again(make_config: Callable[..., RunConfig]) -> None:
+    execution = execution_of(prepare(make_config()))
+    first = execution.executor(ProcessExecutor)
+    execution.close()
+    assert execution.executor(ProcessExecutor) is not first
