@@ -229,3 +229,14 @@ def test_what_stages_are_is_read_without_torch() -> None:
     names = ("tasks.specs.graph", "tasks.specs.identity", "tasks.runs.chain", "tasks.runs.staleness")
     code = f"import sys, {', '.join(names)}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_classes_of_a_package_have_their_own_names(package: str) -> None:
+    names = Counter(
+        node.name
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []

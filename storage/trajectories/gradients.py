@@ -50,7 +50,7 @@ def write_gradients(
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _GradientRow:
     """Location of the gradient of a sample."""
 
     ref: ArtifactRef
@@ -71,14 +71,14 @@ class StoredGradients:
             CorruptError: a table is damaged.
         """
         self._store = store
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _GradientRow] = {}
         self._blobs: dict[tuple[ArtifactRef, str], Blob] = {}
         for ref in refs:
             for record in store.shards(ref):
                 table = read_shard(store, ref, record)
                 columns = (table.column(name).to_pylist() for name in ("sample_id", "rms", "dtype", "shape", "offset"))
                 for sample, rms, dtype, shape, offset in zip(*columns, strict=True):
-                    self._rows[sample] = _Row(ref, record, rms, dtype, tuple(shape), offset)
+                    self._rows[sample] = _GradientRow(ref, record, rms, dtype, tuple(shape), offset)
 
     def rms(self, sample_id: str) -> float:
         """Return the root mean square of a sample's gradient; 0 without one.
@@ -113,7 +113,7 @@ class StoredGradients:
         found: np.ndarray = np.ndarray(row.shape, kind, data).astype(np.float32) * np.float32(row.rms)
         return found
 
-    def _row(self, sample_id: str) -> _Row:
+    def _row(self, sample_id: str) -> _GradientRow:
         if sample_id not in self._rows:
             raise CorruptError(f"There is no gradient of sample {sample_id}, though there are some of its epoch.")
         return self._rows[sample_id]

@@ -75,7 +75,7 @@ class Headline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class SampleScores:
     """The scores of a sample."""
 
     sample_id: str
@@ -90,9 +90,9 @@ class Scored:
     """Its scores in words, with the remarks of rewards."""
 
 
-def evaluated(chain: Chain, epoch: int) -> dict[str, Scored]:
+def evaluated(chain: Chain, epoch: int) -> dict[str, SampleScores]:
     """Return the scores of the samples of an epoch's evaluation by sample id, in order."""
-    found: dict[str, Scored] = {}
+    found: dict[str, SampleScores] = {}
     for section in (*chain.config.rewards, *chain.config.evaluate.judges):
         entry = chain.find(epoch, "judge", section.slot)
         weight = section.weight if section in chain.config.rewards else None
@@ -102,7 +102,7 @@ def evaluated(chain: Chain, epoch: int) -> dict[str, Scored]:
             for row in read_shard(chain.store, entry.ref, record).to_pylist():
                 sample, prompt, split = row["sample_id"], row["prompt_id"], split_of(record.shard)
                 old = found.get(
-                    sample, Scored(sample_id=sample, prompt_id=prompt, split=split, reward=None, verdict="")
+                    sample, SampleScores(sample_id=sample, prompt_id=prompt, split=split, reward=None, verdict="")
                 )
                 score, note = row["reward"], row["note"]
                 said = f"{section.slot} {score:.3g}" if score is not None else section.slot
@@ -117,7 +117,10 @@ def evaluated(chain: Chain, epoch: int) -> dict[str, Scored]:
 
 
 def headline(
-    first: Mapping[str, float], final: Mapping[str, float], before: Iterable[Scored], after: Iterable[Scored]
+    first: Mapping[str, float],
+    final: Mapping[str, float],
+    before: Iterable[SampleScores],
+    after: Iterable[SampleScores],
 ) -> Headline | None:
     """Return the result of a run; None without scores of both evaluations on a common prompt list.
 
@@ -149,7 +152,7 @@ def headline(
     return Headline(split=split, prompts=len(scores), before=old, after=new, change=change)
 
 
-def _by_prompt(rows: Iterable[Scored]) -> dict[str, float]:
+def _by_prompt(rows: Iterable[SampleScores]) -> dict[str, float]:
     scores: dict[str, list[float]] = {}
     for row in rows:
         if row.reward is not None:
@@ -158,7 +161,7 @@ def _by_prompt(rows: Iterable[Scored]) -> dict[str, float]:
 
 
 def pairs(
-    context: RunContext, last: int, before: Mapping[str, Scored], after: Mapping[str, Scored]
+    context: RunContext, last: int, before: Mapping[str, SampleScores], after: Mapping[str, SampleScores]
 ) -> tuple[dict[str, list[Pair]], list[Pair]]:
     """Return one pair for each of the first ``evaluate.images`` prompts of every list, and the most changed pairs.
 
@@ -172,7 +175,7 @@ def pairs(
     most = context.config.evaluate.images
     first = {split: _first_of_each([row for row in both if row.split == split], most) for split in SPLITS}
 
-    def change(row: Scored) -> float:
+    def change(row: SampleScores) -> float:
         old = before[row.sample_id].reward
         return 0.0 if old is None or row.reward is None else abs(row.reward - old)
 
@@ -184,7 +187,7 @@ def pairs(
         for epoch, rows in ((0, before), (last, after))
     )
 
-    def paired(rows: Sequence[Scored]) -> list[Pair]:
+    def paired(rows: Sequence[SampleScores]) -> list[Pair]:
         names = [row.sample_id for row in rows if row.sample_id in old and row.sample_id in new]
         return [Pair(before=old[name], after=new[name]) for name in names]
 
@@ -194,7 +197,7 @@ def pairs(
 def extremes(context: RunContext, epoch: int, table: pa.Table) -> tuple[list[Shot], list[Shot]]:
     """Return the samples of an epoch's rollout with the best and the worst rewards, best and worst first."""
     rows = [
-        Scored(
+        SampleScores(
             sample_id=row["sample_id"],
             prompt_id=row["prompt_id"],
             split="train",
@@ -214,15 +217,15 @@ def extremes(context: RunContext, epoch: int, table: pa.Table) -> tuple[list[Sho
     return shown[0], shown[1]
 
 
-def _first_of_each(rows: Iterable[Scored], most: int) -> list[Scored]:
+def _first_of_each(rows: Iterable[SampleScores], most: int) -> list[SampleScores]:
     """Return the first row of each prompt, in order, up to ``most`` rows."""
-    found: dict[str, Scored] = {}
+    found: dict[str, SampleScores] = {}
     for row in rows:
         found.setdefault(row.prompt_id, row)
     return list(found.values())[:most]
 
 
-def _shots(context: RunContext, epoch: int, rows: Sequence[Scored], *, evaluation: bool) -> dict[str, Shot]:
+def _shots(context: RunContext, epoch: int, rows: Sequence[SampleScores], *, evaluation: bool) -> dict[str, Shot]:
     """Return the samples by id, without those of which neither an image nor a text is stored."""
     chain, wanted = context.chain, {row.sample_id for row in rows}
     if not wanted:

@@ -18,7 +18,7 @@ from configs.schema import RunConfig
 from tasks.metrics.evaluations import evaluation_figures
 from tasks.reports.report import charts, page, run_report
 from tasks.reports.report.content import _portable, read_run
-from tasks.reports.report.samples import Scored, _encoded, headline
+from tasks.reports.report.samples import SampleScores, _encoded, headline
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
@@ -165,9 +165,9 @@ def test_pairs_are_of_one_prompt_and_seed_and_the_headline_is_the_result(context
 
 
 def test_intervals_are_over_prompts() -> None:
-    def rows(scores: list[float]) -> list[Scored]:
+    def rows(scores: list[float]) -> list[SampleScores]:
         return [
-            Scored(sample_id=f"{n}-{copy}", prompt_id=str(n), split="heldout", reward=score, verdict="")
+            SampleScores(sample_id=f"{n}-{copy}", prompt_id=str(n), split="heldout", reward=score, verdict="")
             for n, score in enumerate(scores)
             for copy in range(2)
         ]
