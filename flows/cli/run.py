@@ -47,13 +47,20 @@ def run_command(
             from flows.cli.dry_run import dry_command
 
             dry_command(asked)
-        else:
-            _run(asked, quiet=quiet)
+        elif not _finished(asked, quiet=quiet):
+            from storage.artifacts.commit import ArtifactStore
+            from tasks.runs.locks import holding
+
+            with holding(ArtifactStore(asked.config.store), str(asked.config.run.name)):
+                say(f"{asked.config.run.name}: loading torch and Prefect", quiet=quiet)
+                from flows.server import local_api
+
+                with local_api() as api:
+                    _train(asked, api, quiet=quiet)
 
 
-def _run(asked: Asked, *, quiet: bool) -> None:
-    from storage.artifacts.commit import ArtifactStore
-    from tasks.runs.locks import holding
+def _finished(asked: Asked, *, quiet: bool) -> bool:
+    """Return whether the run has nothing left to compute; its results are printed then."""
     from tasks.runs.opening import finished_result, note_moves, refuse_other_settings
 
     config, found = asked.config, asked.found
@@ -64,13 +71,7 @@ def _run(asked: Asked, *, quiet: bool) -> None:
 
         note_moves(found)
         print_summary(found, result, quiet=quiet)
-        return
-    with holding(ArtifactStore(config.store), str(config.run.name)):
-        say(f"{config.run.name}: loading torch and Prefect", quiet=quiet)
-        from flows.server import local_api
-
-        with local_api() as api:
-            _train(asked, api, quiet=quiet)
+    return result is not None
 
 
 def _train(asked: Asked, api: LocalApi | None, *, quiet: bool) -> None:

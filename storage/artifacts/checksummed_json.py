@@ -47,7 +47,7 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
         return value
     if isinstance(value.get(_FORMAT), int) and value[_FORMAT] > _VERSION:
         raise CorruptError(
-            f"{where} has format {value[_FORMAT]}; this flowmill reads up to {_VERSION}. Upgrade flowmill; if no newer "
+            f"{where} has format {value[_FORMAT]}; this version reads up to {_VERSION}. Upgrade flowmill; if no newer "
             "one wrote to the store, 'flowmill store repair' sets the record aside."
         )
     # Damage to one of the two keys leaves the other. The raw bytes are compared first, to avoid encoding again.

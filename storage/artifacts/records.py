@@ -74,7 +74,7 @@ class Record(ABC):
         version = value.get("schema_version", 0)
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise CorruptError(
-                f"{where} has schema version {version}; this flowmill reads up to {SCHEMA_VERSION}. Upgrade flowmill."
+                f"{where} has schema version {version}; this version reads up to {SCHEMA_VERSION}. Upgrade flowmill."
             )
         try:
             record: Self = _reader(cls).validate_python(value)

@@ -189,7 +189,7 @@ def read_table(files: Files, name: str, schema: pa.Schema) -> pa.Table:
         version = int((file.metadata.metadata or {}).get(_VERSION_KEY, b"1"))
         if version > SCHEMA_VERSION:
             raise CorruptError(
-                f"{where} has schema version {version}; this flowmill reads up to {SCHEMA_VERSION}. Upgrade flowmill."
+                f"{where} has schema version {version}; this version reads up to {SCHEMA_VERSION}. Upgrade flowmill."
             )
         older = version == 1 and schema.equals(SAMPLES)
         wanted = _SAMPLES_1 if older else schema

@@ -44,6 +44,6 @@ def test_a_flow_of_a_command_works_with_the_usual_thresholds(monkeypatch: pytest
     usual = gc.get_threshold()
     gc_tuning.collect_rarely()
     assert gc.get_threshold() == gc_tuning.RARELY != usual
-    monkeypatch.setattr("flows.run_in_process.outcome", lambda flow, request: gc.get_threshold())
+    monkeypatch.setattr("flows.run_in_process.outcome", lambda state: gc.get_threshold())
     monkeypatch.setattr("flows.run_in_process.on_server", lambda api: gc_tuning.without_collecting())
-    assert run.run_flow(None, None, None) == usual  # type: ignore[arg-type]
+    assert run.run_flow(lambda request, return_state: None, None, None) == usual  # type: ignore[arg-type]

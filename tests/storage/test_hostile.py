@@ -31,7 +31,7 @@ from storage.layout import ArtifactRef
 from storage.maintenance.transfer import copy_run
 from storage.names import below, inside, part
 from storage.trajectories.arrays import stored_dtype
-from storage.trajectories.gradients import StoredGradients, _Row
+from storage.trajectories.gradients import StoredGradients, _GradientRow
 from tasks.inputs.prompts import read_prompts
 from tests.conftest import ConfigFactory
 from tests.support.inside import prepare
@@ -285,6 +285,6 @@ def test_bytes_are_read_as_numbers_alone(dtype: str, shape: tuple[Any, ...]) -> 
 def test_a_gradient_that_is_no_numbers_is_refused(tmp_path: Path, dtype: str) -> None:
     store, ref = ArtifactStore(LocalBackend(tmp_path)), ArtifactRef("gradients", "f" * 32)
     stored = StoredGradients(store, [])
-    stored._rows["s"] = _Row(ref, None, 1.0, dtype, (1,), 0)  # type: ignore[arg-type]
+    stored._rows["s"] = _GradientRow(ref, None, 1.0, dtype, (1,), 0)  # type: ignore[arg-type]
     with pytest.raises(CorruptError, match="the gradient of sample s: there are no arrays of type"):
         stored.of("s")

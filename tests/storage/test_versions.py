@@ -54,7 +54,7 @@ def test_version_1_is_read(store: ArtifactStore) -> None:
 def test_a_newer_manifest_is_refused(store: ArtifactStore) -> None:
     path = Path(store.root.uri) / "rewards" / REWARDED.id / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
-    with pytest.raises(CorruptError, match=r"schema version 99; this flowmill reads up to \d+. Upgrade flowmill"):
+    with pytest.raises(CorruptError, match=r"schema version 99; this version reads up to \d+. Upgrade flowmill"):
         store.manifest(REWARDED)
 
 

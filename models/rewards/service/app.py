@@ -85,7 +85,7 @@ def make_app(served: Served) -> FastAPI:
         yield
         work.cancel()
 
-    app = FastAPI(title=f"flowmill reward {served.name}", lifespan=working, docs_url=None, redoc_url=None)
+    app = FastAPI(title=f"reward {served.name}", lifespan=working, docs_url=None, redoc_url=None)
 
     def authorized(request: Request) -> None:
         shown = request.headers.get("authorization", "")

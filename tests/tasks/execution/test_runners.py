@@ -49,7 +49,7 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     ("overrides", "said"),
     [
         (["execution.runner={name: dusk}"], "execution.runner 'dusk' does not exist. Did you mean 'dask'?"),
-        (["execution.runner={name: dask, options: {workers: 0}}"], "workers is 0; it must be 1 or more"),
+        (["execution.runner={name: dask, options: {workers: 0}}"], "workers is 0; it must be greater than 0"),
         (
             ["execution.runner={name: dask, options: {address: 'tcp://node:8786', cluster_class: x.Y}}"],
             "address names a cluster that runs",
