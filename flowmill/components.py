@@ -24,9 +24,10 @@ def run_stage(context: RunContext, name: str, asked: Mapping[str, Any]) -> list[
 
     from flows.requests import StageRequest
     from flows.run_in_process import call
-    from flows.stages import stage_flow
+    from flows.stages import FLOWS
+    from tasks.specs.stages import stage_spec
 
-    flow = stage_flow(name)
+    flow = FLOWS[stage_spec(name).name]
     try:
         request = StageRequest.model_validate({"run": context.run.name, "root": context.store.root.uri, **asked})
     except ValidationError as error:

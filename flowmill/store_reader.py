@@ -289,7 +289,9 @@ class Run:
         Raises:
             FlowmillError: something cannot work; committed data stays.
         """
-        return [made for stage in ("base", "encode", "preprocess", "policy") for made in self.stage(stage, 0)]
+        from tasks.specs.stages import names_of
+
+        return [made for stage in names_of("run") for made in self.stage(stage, 0)]
 
     def stage(
         self,

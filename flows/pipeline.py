@@ -15,7 +15,7 @@ from flows.callbacks import RunCallbacks
 from flows.cancellation import signal_behind
 from flows.requests import ContinueRequest, PipelineRequest
 from flows.rollouts import Rollouts
-from flows.scheduled_runs import scheduled, turn
+from flows.scheduled_runs import make_up_for_missed, scheduled, turn
 from flows.stages import RunStages
 from tasks.checks.check import check_config
 from tasks.metrics.describe import describe_result
@@ -32,6 +32,7 @@ from tasks.tracking.tracker import Tracker
 def pipeline(request: PipelineRequest) -> Any:
     """Run or continue a training run."""
     with scheduled(request) as result:
+        make_up_for_missed()
         context = process_state.begin(process_state.configured(request, says=True))
         with training_run(context, request) as (stages, callbacks):
             train(stages, callbacks)
@@ -43,6 +44,7 @@ def pipeline(request: PipelineRequest) -> Any:
 def bring_up_to_date(request: ContinueRequest) -> Any:
     """Complete a run under the config it was last started with: compute its missing and stale artifacts."""
     with scheduled(request) as result:
+        make_up_for_missed()
         context = open_run(request.root, request.run, reporter=process_state.reporter(), trusted=request.trust_store)
         with training_run(context, request) as (stages, callbacks):
             train(stages, callbacks)

@@ -52,15 +52,13 @@ class FlowResult:
 
 @contextlib.contextmanager
 def scheduled(request: Request) -> Iterator[FlowResult]:
-    """Handle missed ticks, and fail with a message that names the command to continue.
+    """Fail with a message that names the command to continue.
 
     The flow sets the value inside the block, and returns it afterwards. An error inside sets a failed or cancelled
     state; if a program called the flow, errors propagate unchanged to it.
     """
     result = FlowResult()
     try:
-        if not is_called():
-            make_up_for_missed()
         yield result
     except CancelledError as error:
         result.value = Cancelled(message=str(error))
@@ -95,7 +93,7 @@ def make_up_for_missed() -> None:
     One run thus catches up on all ticks missed while no worker ran, or while a flow run outlasted the interval. A
     started run ends the waiting ones, not vice versa: if ticks came faster than processes start, every run would yield.
     """
-    if not flow_run.id:
+    if is_called() or not flow_run.id:
         return
     with get_client(sync_client=True) as client:
         own = client.read_flow_run(flow_run.id)

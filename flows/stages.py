@@ -16,13 +16,13 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.futures import PrefectFuture
 from prefect.tasks import Task, exponential_backoff
 
-from configs.errors import ConfigError, FlowmillError, StoreError
+from configs.errors import ConfigError, FlowmillError
 from configs.registry import imported
 from flows import process_state
 from flows.cancellation import check_cancelled
 from flows.prefect_assets import tell
 from flows.requests import StageRequest
-from flows.scheduled_runs import scheduled, turn
+from flows.scheduled_runs import make_up_for_missed, scheduled, turn
 from storage.layout import ArtifactRef
 from tasks.execution.execution import Execution
 from tasks.execution.executor import Listener
@@ -241,19 +241,14 @@ def run_on_ranks(run: StageRun, ranks: RankExecutor, shards: Sequence[Shard], li
         return ranks.run(run, shards, listener)
 
 
-def stage_flow(name: str) -> Flow[..., Any]:
-    """Return the flow that runs one stage of an existing run.
-
-    Raises:
-        StoreError: there is no such stage.
-    """
-    if name not in STAGES:
-        raise StoreError(f"There is no stage '{name}'; stages are {', '.join(STAGES)}.")
+def _stage_flow(name: str) -> Flow[..., Any]:
+    """Return the flow that runs one stage of an existing run."""
 
     @flow(name=name, flow_run_name=process_state.flow_run_name, persist_result=False)
     def stage_of_run(request: StageRequest) -> Any:
         """Run one stage of a run that exists."""
         with scheduled(request) as result:
+            make_up_for_missed()
             result.value = _run_stage(name, request)
         return result.value
 
@@ -290,7 +285,7 @@ def _made(stages: RunStages, context: RunContext, node: Node, *, force: bool) ->
     return describe_made(context, node, run.ref, found=not due)
 
 
-FLOWS = {name: stage_flow(name) for name in STAGES}
+FLOWS = {name: _stage_flow(name) for name in STAGES}
 """The flow of each stage."""
 # Entrypoints of deployments name the flow of a stage as an attribute of this module.
 globals().update(FLOWS)

@@ -24,7 +24,7 @@ from flows import process_state
 from flows.cancellation import check_cancelled, signal_behind
 from flows.pipeline import pipeline
 from flows.requests import PipelineRequest, StageRequest, SweepRequest
-from flows.scheduled_runs import scheduled
+from flows.scheduled_runs import make_up_for_missed, scheduled
 from flows.stages import FLOWS
 from tasks.checks.check import check_config
 from tasks.execution.launch import stop_trees
@@ -53,6 +53,7 @@ _TAIL = 5
 def sweep(request: SweepRequest) -> Any:
     """Run every variant, compare them, and return their outcomes, best first, and the report."""
     with scheduled(request) as result:
+        make_up_for_missed()
         result.value = _sweep(request)
     return result.value
 

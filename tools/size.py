@@ -9,9 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.test_prose import HABITS
-
-_SOURCE = ("configs", "storage", "models", "tasks", "flows", "flowmill", "pages")
+from tests.test_prose import HABITS, PACKAGES
 
 
 def _files(*patterns: str) -> list[Path]:
@@ -37,7 +35,7 @@ def code_lines(text: str) -> int:
 
 def main() -> None:
     """Print the table."""
-    rows = [(package, _files(f"{package}/*.py")) for package in _SOURCE]
+    rows = [(package, _files(f"{package}/*.py")) for package in PACKAGES]
     source = [file for _, files in rows for file in files]
     rows += [("source", source), ("tests", _files("tests/*.py")), ("tools", _files("tools/*.py", "tools/*.c*"))]
     table = [f"{'':10} {'files':>6} {'lines':>7} {'code':>7}"]

@@ -37,7 +37,7 @@ def view_command(
     require_extra("view", "streamlit", label="flowmill view")
     if run is not None:
         require_run(ArtifactStore(uri), run)
-    server = find_spec("flowmill.explorer_server")
+    server = find_spec("flowmill.explorer.server")
     assert server is not None
     settings = {
         "server.address": _HOST,

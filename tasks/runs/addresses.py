@@ -11,6 +11,7 @@ from storage.layout import ArtifactRef
 from storage.maintenance.verify import find_ref
 from tasks.runs.opening import open_run
 from tasks.specs.graph import Node
+from tasks.specs.stages import stage_spec
 
 _ADDRESS = re.compile(r"(?P<run>[^/]+)/(?P<stage>\w+)(\[(?P<slot>.+)\])?@(?P<epoch>\d+)")
 
@@ -43,7 +44,7 @@ def find_artifact(store: ArtifactStore, name: str) -> ArtifactRef:
     chain = open_run(store.root.uri, found["run"], reads=True).chain
     epoch, stage = int(found["epoch"]), found["stage"]
     node = Node(epoch, stage, found["slot"] or "")
-    if not node.slot and stage in ("score", "judge"):
+    if not node.slot and stage_spec(stage).slotted:
         node = next((each for each in chain.nodes() if each[:2] == (epoch, stage)), node)
     chain.identity(node)
     return chain.require(*node).ref

@@ -30,13 +30,14 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
     Raises:
         ConfigError: the settings belong to another run, or a stage other than an evaluation got a name.
     """
-    evaluates = STAGES[node.stage].scope == "evaluation"
+    spec = STAGES[node.stage]
+    evaluates = spec.scope == "evaluation"
     if evaluation and not evaluates:
         raise ConfigError(f"--name is for evaluations; stage '{node.stage}' has none.")
     if not all(char.isalnum() or char in "-_." for char in evaluation):
         raise ConfigError(f"--name '{evaluation}' must consist of letters, digits, '-', '_' and '.'.")
     first = _prompts_first(context, node)
-    if node.stage in ("score", "gradient") and not node.slot:
+    if spec.slotted and spec.scope == "epoch" and not node.slot:
         return [*first, *(context.plan.of_stage(node.epoch, node.stage) or [node])]
     if node.stage == "base" and not node.slot:
         return [each for each in context.plan.setup() if each.stage == "base"]

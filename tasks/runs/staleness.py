@@ -16,6 +16,7 @@ from tasks.runs.chain import Chain
 from tasks.specs.graph import OF, Node
 from tasks.specs.identity import StageIdentity
 from tasks.specs.input_hashes import CONTENTS
+from tasks.specs.stages import STAGES
 
 
 class State(Enum):
@@ -221,9 +222,8 @@ def _other_inputs(chain: Chain, identity: StageIdentity, manifest: Manifest) -> 
 
 def _label(chain: Chain, node: Node, entry: LineageEntry, *, scheduled: bool) -> str | None:
     """Return the reason why an entry is a side result, None if it is part of the run."""
-    _, _, name = node.slot.partition(OF)
-    name = node.slot if node.stage == "evaluate" else name
-    if name and node.stage in ("evaluate", "judge"):
+    name = node.slot.partition(OF)[2] if node.stage == "judge" else node.slot
+    if name and STAGES[node.stage].scope == "evaluation":
         return f"evaluation '{name}'"
     if not chain.has(node):
         return f"reward '{node.slot}' is not in the run's config"

@@ -24,13 +24,13 @@ from streamlit.testing.v1 import AppTest
 import flowmill
 from configs.escaping import in_cell, in_markdown, visible
 from configs.schema import RunConfig
-from flowmill.explorer_samples import NOISE, in_groups, in_reading_order, paired, short, stops
+from flowmill.explorer.samples import NOISE, in_groups, in_reading_order, paired, short, stops
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import evaluate, prepare, run_epoch
 
 pytestmark = pytest.mark.slow
 
-PAGE = str(ROOT / "flowmill" / "explorer.py")
+PAGE = str(ROOT / "flowmill" / "explorer" / "page.py")
 Make = Callable[..., RunConfig]
 
 

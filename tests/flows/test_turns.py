@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import threading
 import time
@@ -18,6 +19,7 @@ from flows.requests import GPU_SLOTS, StageRequest
 from flows.scheduled_runs import turn
 from flows.stages import FLOWS
 from tasks.runs.context import RunContext
+from tests.conftest import ROOT
 from tests.support.inside import prepare
 
 pytestmark = pytest.mark.slow
@@ -87,3 +89,28 @@ def test_a_known_mistake_is_a_message(context: RunContext, monkeypatch: pytest.M
     )
     for logger in ("prefect.flow_runs", "prefect.engine"):
         logging.getLogger(logger).removeFilter(scheduled_runs._is_news)
+
+
+def test_a_server_that_fails_before_the_work_is_a_message(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(**how: object) -> None:
+        raise ConnectionError("no server")
+
+    monkeypatch.setattr(scheduled_runs, "is_called", lambda: False)
+    monkeypatch.setattr(scheduled_runs, "get_client", unreachable)
+    root = context.store.root.uri
+    state = FLOWS["optimize"](StageRequest(run="small", root=root, epoch=1), return_state=True)
+    assert state.is_failed()
+    assert "no server" in str(state.message)
+    assert str(state.message).endswith(f"To go on: flowmill stage optimize --run small --root {root} --epoch 1")
+    for logger in ("prefect.flow_runs", "prefect.engine"):
+        logging.getLogger(logger).removeFilter(scheduled_runs._is_news)
+
+
+def test_every_scheduled_flow_first_makes_up_for_missed_ticks() -> None:
+    found = [
+        ast.unparse(node.body[0])
+        for path in sorted((ROOT / "flows").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.With) and "scheduled(request)" in ast.unparse(node.items[0])
+    ]
+    assert found == ["make_up_for_missed()"] * 4

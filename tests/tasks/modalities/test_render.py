@@ -35,6 +35,7 @@ from tasks.reports.reading import artifact_table, media_of, pictures_of, samples
 from tasks.reports.report.content import read_run
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
+from tasks.runs.staleness import side_results
 from tasks.specs.graph import RENDERER, Node
 from tasks.specs.plan import RunPlan
 from tasks.stages.stage_run import StageRun
@@ -100,6 +101,8 @@ def test_images_are_drawn_of_texts_scored_for_the_prompt_and_shown_with_both(tin
     written = pq.read_table(tmp_path / "out" / "train-00001.parquet").to_pylist()
     assert [row["text"] for row in written] == texts.column("text").to_pylist()
     assert all(row["image"]["bytes"][1:4] == b"PNG" for row in written)
+    evaluate(context, 1, "other")
+    assert {side.label for side in side_results(context.chain)} == {"evaluation 'other'"}, "its images too"
 
 
 def test_what_is_drawn_already_is_scored_anew_and_what_is_written_drawn_anew(tiny_base: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.conftest import ROOT
 from tests.support.inside import evaluate, prepare, run_epoch
 from tests.support.language_models import texts_data
 
-PAGE = str(ROOT / "flowmill" / "explorer.py")
+PAGE = str(ROOT / "flowmill" / "explorer" / "page.py")
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def test_reports_pages_and_tracked_clips_have_sound(tmp_path: Path, monkeypatch:
     assert sorted(run.films(1)) == sorted(ids)
     for film in [base64.b64decode(films[0]), tracked[0].read_bytes(), run.films(1)[ids[0]]]:
         assert streams(film)[0] == ["h264", "aac"]
-    page = str(ROOT / "flowmill" / "explorer.py")
+    page = str(ROOT / "flowmill" / "explorer" / "page.py")
     monkeypatch.setattr(sys, "argv", [page, str(tmp_path / "store"), config.run.name, ""])
     shown = AppTest.from_file(page, default_timeout=60).run()
     next(button for button in shown.button if button.label == "Open").click().run()

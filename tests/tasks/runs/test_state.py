@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
+from configs.errors import ConfigError
 from configs.schema import RunConfig
 from tasks.runs.addresses import find_artifact
 from tasks.runs.locks import executing
@@ -31,3 +34,5 @@ def test_an_artifact_has_an_address_in_its_run(make_config: Make) -> None:
     for name in ("small/score@1", "small/score[jpeg_compressibility]@1", str(ref), ref.id[:9]):
         assert find_artifact(context.store, name) == ref
     assert find_artifact(context.store, "small/policy@0") == context.policy_ref(0)
+    with pytest.raises(ConfigError, match=r"stage 'scores' does not exist\. Did you mean 'score'"):
+        find_artifact(context.store, "small/scores@1")

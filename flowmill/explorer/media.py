@@ -13,7 +13,7 @@ from PIL.Image import Image, Resampling
 
 from configs.errors import FlowmillError
 from configs.escaping import in_markdown, visible
-from flowmill.explorer_samples import short
+from flowmill.explorer.samples import short
 
 #: Width of a card of the gallery in pixels, and the largest size of an opened sample.
 CARD = 156

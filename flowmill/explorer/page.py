@@ -13,9 +13,9 @@ import streamlit as st
 
 import flowmill
 from configs.escaping import in_cell, in_markdown
-from flowmill.explorer_media import CARD, excerpt, figures_of, messages, prompt_of, show
-from flowmill.explorer_opened import open_sample, opened
-from flowmill.explorer_samples import (
+from flowmill.explorer.media import CARD, excerpt, figures_of, messages, prompt_of, show
+from flowmill.explorer.opened import open_sample, opened
+from flowmill.explorer.samples import (
     Samples,
     comparable,
     figures,

@@ -9,8 +9,8 @@ import pandas as pd
 import streamlit as st
 
 from configs.escaping import in_markdown
-from flowmill.explorer_media import OPENED, figures_of, messages, prompt_of, show
-from flowmill.explorer_samples import Samples, figures, short
+from flowmill.explorer.media import OPENED, figures_of, messages, prompt_of, show
+from flowmill.explorer.samples import Samples, figures, short
 
 _COLUMNS = 6
 #: The key of the opened sample, in the session and in the address.

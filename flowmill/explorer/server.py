@@ -12,4 +12,4 @@ from streamlit.starlette import App
 
 from tasks.execution.guard import OwnPagesOnly
 
-app = App(Path(__file__).with_name("explorer.py"), middleware=[Middleware(OwnPagesOnly)])
+app = App(Path(__file__).with_name("page.py"), middleware=[Middleware(OwnPagesOnly)])
