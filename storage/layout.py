@@ -30,7 +30,11 @@ KINDS = (
     "policies",
     "evaluations",
     "exports",
+    "preferences",
+    "reward_models",
 )
+#: Kinds that no run makes, so that no lineage names them.
+MADE_ALONE = ("preferences", "reward_models")
 STAGING = ".staging"
 RUNS = "runs"
 LINEAGE = "lineage"

@@ -18,7 +18,7 @@ from models.engines import ENGINES
 from models.maths import KERNELS, PLANS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
-from models.rewards import REWARDS
+from models.rewards import BACKBONES, REWARDS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
@@ -45,6 +45,7 @@ TABLES = [
     POLICIES,
     BUILDERS,
     REWARDS,
+    BACKBONES,
     PLANS,
     KERNELS,
     TRAJECTORY_STORES,

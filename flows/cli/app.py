@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from flows.cli.error_reporting import say
+from flows.cli.reward import reward_app
 from flows.cli.store import store_app
 
 #: Command -> its help. ``serve-reward`` is ``serve_reward_command`` in ``flows/cli/serve_reward.py``.
@@ -74,6 +75,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(store_app, name="store")
+app.add_typer(reward_app, name="reward")
 
 
 def _print_version(wanted: bool) -> None:

@@ -25,6 +25,7 @@ REWARDS = Table(
         "edit_reward": "models.rewards.edit:EditReward",
         "exact_text": "models.rewards.exact:ExactText",
         "exposure": "models.rewards.exposure:Exposure",
+        "fitted": "models.rewards.fitted:Fitted",
         "geneval": "models.rewards.geneval:GenEval",
         "geneval2": "models.rewards.geneval2:GenEval2",
         "hpsv2": "models.rewards.hpsv2:Hps",
@@ -48,4 +49,15 @@ REWARDS = Table(
     },
     like="models.rewards.base:Reward",
     functions=True,
+)
+
+#: Inputs and layers of rewards that ``flowmill reward fit`` fits.
+BACKBONES = Table(
+    {
+        "clip": "models.rewards.backbones:ClipFeatures",
+        "latents": "models.rewards.backbones:FinalLatents",
+        "pixels": "models.rewards.backbones:Pixels",
+        "text": "models.rewards.backbones:TextFeatures",
+    },
+    like="models.rewards.backbones:RewardBackbone",
 )

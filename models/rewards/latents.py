@@ -46,9 +46,9 @@ class LatentHead:
             ConfigError: there are none, or they do not fit together.
         """
         device = chosen_device(self.device, local_rank(), label="device of reward 'latent_head'")
-        self._layers = _read_layers(
-            WeightsFile(reward="latent_head", file=self.head, option="head", remedy=_REMEDY)
-        ).to(device)
+        self._layers = read_layers(WeightsFile(reward="latent_head", file=self.head, option="head", remedy=_REMEDY)).to(
+            device
+        )
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
@@ -66,7 +66,22 @@ class LatentHead:
         return found
 
 
-def _read_layers(given: WeightsFile) -> nn.Sequential:
+def layer_tensors(layers: nn.Sequential) -> dict[str, torch.Tensor]:
+    """Return the tensors of layers by the names under which ``read_layers`` finds them."""
+    held = [layer for layer in layers if any(True for _ in layer.parameters())]
+    return {
+        f"{number}.{name}": tensor.detach().cpu().contiguous()
+        for number, layer in enumerate(held)
+        for name, tensor in layer.named_parameters()
+    }
+
+
+def read_layers(given: WeightsFile) -> nn.Sequential:
+    """Return the layers of a file, see ``LatentHead``.
+
+    Raises:
+        ConfigError: there are none, or they do not fit together.
+    """
     stored = given.read()
     numbers = sorted(int(found[1]) for found in map(_LAYER.fullmatch, stored) if found)
     layers: list[nn.Module] = []

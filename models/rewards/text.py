@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -89,7 +89,22 @@ class SequenceClassification:
         """
         import torch
 
-        found = []
+        found = [self._value(output.logits.float()) for _, output in self.outputs(media, prompts)]
+        return Scores(torch.cat(found).cpu().numpy())
+
+    def outputs(self, media: Sequence[str] | np.ndarray, prompts: Sequence[str], **how: Any) -> Iterator[Any]:
+        """Yield the encoded texts and the model's output for them, in one call if it can pad.
+
+        Args:
+            media: (B,) texts.
+            prompts: B prompts.
+            how: further arguments of the model.
+
+        Raises:
+            ValueError: a text is longer than the model takes.
+        """
+        import torch
+
         # Without a padding token rows cannot share a call: classifiers of causal models read the last token that is
         # not padding, and another token used as padding could be the text's own end.
         alone = self._tokenizer.pad_token_id is None or self._model.config.pad_token_id is None
@@ -98,8 +113,8 @@ class SequenceClassification:
             texts, about = [str(media[row]) for row in chosen], [prompts[row] for row in chosen]
             encoded = self._encoded(about, texts, padded=not alone).to(self._model.device)
             with torch.inference_mode():
-                found.append(self._value(self._model(**encoded).logits.float()))
-        return Scores(torch.cat(found).cpu().numpy())
+                output = self._model(**encoded, **how)
+            yield encoded, output
 
     def _encoded(self, prompts: Sequence[str], texts: Sequence[str], *, padded: bool) -> Any:
         most = self._most()

@@ -160,6 +160,23 @@ MODALITY_ADVANTAGES = pa.schema(
 )
 
 
+#: Judgments of people about pairs of samples.
+PREFERENCES = pa.schema(
+    [
+        _PROMPT,
+        column("prompt", pa.string(), "Text of the prompt."),
+        column("first_artifact", pa.string(), "Artifact of the first sample, kind/id."),
+        column("first_sample", pa.string(), "Identity of the first sample within its artifact."),
+        column("second_artifact", pa.string(), "Artifact of the second sample, kind/id."),
+        column("second_sample", pa.string(), "Identity of the second sample within its artifact."),
+        column("preferred", pa.float32(), "1: the first is better, 0: the second, 0.5: a tie."),
+        column("rater", pa.string(), "Name of the rater."),
+        column("number", pa.int64(), "Position of the judgment among those of the artifact, from 0."),
+        column("seconds", pa.float32(), "Time the rater took."),
+    ]
+)
+
+
 def write_table(path: Path, rows: Mapping[str, Sequence[Any]], schema: pa.Schema) -> None:
     """Write columns as one Parquet file with the schema's version in its metadata.
 

@@ -21,6 +21,7 @@ TABLES: Mapping[str, str] = {
     "advantages": "ADVANTAGES",
     "token_advantages": "TOKEN_ADVANTAGES",
     "modality_advantages": "MODALITY_ADVANTAGES",
+    "preferences": "PREFERENCES",
 }
 #: Additional columns for other tools, by kind.
 LABELS: Mapping[str, str] = {"rewards": "OF_REWARD", "gradients": "OF_REWARD", "advantages": "OF_ARTIFACT"}

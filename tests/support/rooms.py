@@ -38,6 +38,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
         "runs",
         "metrics",
         "export",
+        "fitting",
         "runtime",
         "modalities",
         "training",

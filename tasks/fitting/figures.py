@@ -1,0 +1,154 @@
+"""Figures of a fitted reward on held-out judgments, and the card that lists them. No torch.
+
+Legend: R held-out judgments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tasks.algorithms.resampling import FEWEST, Estimate, mean_with_interval
+from tasks.fitting.judgments import Judgment
+
+_BINS = 5
+
+
+def figures_of_preferences(rows: Sequence[Judgment], difference: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
+    """Return accuracy, calibration, and agreement with each rater.
+
+    Accuracy is the share of judgments, without ties, whose preferred side has the higher score.
+
+    Args:
+        rows: R judgments.
+        difference: (R,) score of the first less that of the second.
+        expected: (R,) expected judgments.
+    """
+    values = np.array([row.value for row in rows])
+    decided = np.flatnonzero(values != 0.5).tolist()
+    correct = np.where(difference == 0, 0.5, (difference > 0) == (values == 1)).astype(np.float64)
+    raters = sorted({row.rater for row in rows})
+    mine = {rater: [each for each in decided if rows[each].rater == rater] for rater in raters}
+    return {
+        "accuracy": _by_prompt([rows[each] for each in decided], correct[decided]),
+        "ties": len(rows) - len(decided),
+        "calibration": _calibration(values, expected),
+        "raters": {
+            rater: {"judgments": len(found), "agreement": float(correct[found].mean())}
+            for rater, found in mine.items()
+            if found
+        },
+    }
+
+
+def figures_of_ratings(rows: Sequence[Judgment], scores: np.ndarray, seed: int) -> dict[str, Any]:
+    """Return accuracy, error, calibration, and the error per rater.
+
+    Accuracy is the share of random pairs of judgments with different ratings, each in one pair, that scores order
+    as the ratings do.
+
+    Args:
+        rows: R judgments.
+        scores: (R,) scores.
+        seed: seed of the pairs.
+    """
+    values = np.array([row.value for row in rows])
+    drawn = np.random.default_rng(seed).permutation(len(rows))[: len(rows) // 2 * 2].reshape(-1, 2)
+    first, second = drawn[values[drawn[:, 0]] != values[drawn[:, 1]]].T
+    ordered = (scores[first] - scores[second]) * (values[first] - values[second])
+    errors = (scores - values) ** 2
+    raters = sorted({row.rater for row in rows})
+    mine = {rater: [each for each, row in enumerate(rows) if row.rater == rater] for rater in raters}
+    return {
+        "accuracy": _estimate(np.where(ordered == 0, 0.5, ordered > 0), "pairs"),
+        "error": float(np.sqrt(errors.mean())),
+        "deviation": float(values.std()),
+        "calibration": _binned(scores, values, np.quantile(scores, np.linspace(0, 1, _BINS + 1)[1:-1])),
+        "raters": {
+            rater: {"judgments": len(found), "error": float(np.sqrt(errors[found].mean()))}
+            for rater, found in mine.items()
+        },
+    }
+
+
+def _by_prompt(rows: Sequence[Judgment], correct: np.ndarray) -> dict[str, Any]:
+    """Return an accuracy whose units are prompts, or judgments where there are too few prompts for an interval."""
+    prompts: dict[str, list[float]] = {}
+    for row, value in zip(rows, correct.tolist(), strict=True):
+        prompts.setdefault(row.prompt, []).append(value)
+    if len(prompts) < FEWEST:
+        return _estimate(correct, "judgments")
+    return _estimate(np.array([np.mean(values) for values in prompts.values()]), "prompts")
+
+
+def _estimate(values: np.ndarray, unit: str) -> dict[str, Any]:
+    found = mean_with_interval(values, bounds=(0, 1)) if len(values) else Estimate(mean=0.5, low=None, high=None)
+    return {"mean": found.mean, "low": found.low, "high": found.high, "count": len(values), "unit": unit}
+
+
+def _calibration(values: np.ndarray, expected: np.ndarray) -> list[dict[str, float]]:
+    """Return mean expected and observed preference for the side that is expected to win, in bins of the former."""
+    favored = expected >= 0.5
+    predicted, observed = np.where(favored, expected, 1 - expected), np.where(favored, values, 1 - values)
+    return _binned(predicted, observed, np.linspace(0.5, 1, _BINS + 1)[1:-1])
+
+
+def _binned(predicted: np.ndarray, observed: np.ndarray, limits: np.ndarray) -> list[dict[str, float]]:
+    number = np.searchsorted(limits, predicted, side="right")
+    return [
+        {
+            "count": int((number == each).sum()),
+            "predicted": float(predicted[number == each].mean()),
+            "observed": float(observed[number == each].mean()),
+        }
+        for each in sorted(set(number.tolist()))
+    ]
+
+
+def summary(about: Mapping[str, Any]) -> str:
+    """Return the accuracy with its interval as a sentence."""
+    found = about["heldout"]["accuracy"]
+    interval = "" if found["low"] is None else f" (95 %: {found['low']:.3f} to {found['high']:.3f})"
+    return f"held-out accuracy {found['mean']:.3f}{interval} over {found['count']} {found['unit']}"
+
+
+def card(about: Mapping[str, Any]) -> str:
+    """Return the card of a fitted reward, in Markdown."""
+    data, found = about["data"], about["heldout"]
+    lines = [
+        "# Fitted reward",
+        "",
+        f"RewardBackbone `{about['backbone']['name']}`, fitted on {data['train']} {data['kind']} of {data['prompts']} "
+        f"prompts ({data['media']} {data['judged']}); {data['heldout']} are held out.",
+        "",
+        f"{summary(about).capitalize()}.",
+    ]
+    if "ties" in found:
+        lines += ["", f"{found['ties']} of them are ties, which do not count in the accuracy."]
+    if "error" in found:
+        lines += ["", f"Error {found['error']:.3f} (RMS), where ratings deviate by {found['deviation']:.3f}."]
+    named = {
+        name: [f"{row['count']}", f"{row['predicted']:.3f}", f"{row['observed']:.3f}"]
+        for name, row in ((str(number), row) for number, row in enumerate(found["calibration"], 1))
+    }
+    lines += _table("Calibration", ["bin", "judgments", "predicted", "observed"], named)
+    raters = {
+        rater or "(not named)": [f"{value:.4g}" for value in each.values()] for rater, each in found["raters"].items()
+    }
+    lines += _table("Raters", ["rater", "judgments", "error" if "error" in found else "agreement"], raters)
+    curve = {f"{row['update']}": [f"{row['train']:.4f}", f"{row['heldout']:.4f}"] for row in about["curve"]}
+    lines += _table("Training", ["update", "loss", "held-out loss"], curve)
+    lines += _table("Judgments", ["source", "count"], {name: [str(count)] for name, count in data["sources"].items()})
+    return "\n".join([*lines, ""])
+
+
+def _table(title: str, head: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
+    cells = [[_cell(name), *row] for name, row in rows.items()]
+    return ["", f"## {title}", "", *(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *cells])]
+
+
+def _cell(text: str) -> str:
+    """Return a text of a user as the cell of a table."""
+    return " ".join(text.replace("|", "\\|").split())
