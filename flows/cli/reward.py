@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -38,12 +39,17 @@ def fit(
     made = fit_reward(loaded)
     if to is not None:
         copy_model(made, to)
-    folder = made.folder if to is None else to
+    folder = made.folder if to is None else to.absolute()
     if as_json:
         print_json({"artifact": str(made.ref), "folder": str(folder), "new": made.new, **made.about})
         return
     kept = "" if made.new else ", committed before"
     console.print(f"{made.ref}{kept}: {summary(made.about)}")
     console.print(f"its card: {quoted(folder / 'README.md')}")
-    options = f"path: {folder}" + (", media: latents" if made.about["data"]["judged"] == "latents" else "")
-    console.print(visible(f"rewards: [{{name: fitted, options: {{{options}}}}}]"), markup=False, soft_wrap=True)
+    if to is None and "://" in loaded.store.root:
+        console.print("To use it in a run, copy it to a folder of your own: --to FOLDER.")
+        return
+    options = {"path": str(folder), **({"media": "latents"} if made.about["data"]["judged"] == "latents" else {})}
+    console.print(
+        f"rewards: {visible(json.dumps([{'name': 'fitted', 'options': options}]))}", markup=False, soft_wrap=True
+    )

@@ -24,8 +24,6 @@ from models.rewards.weight_files import WeightsFile
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.rewards.backbones import RewardBackbone
-
 #: The files of a fitted reward.
 ABOUT, HEAD = "reward.json", "head.safetensors"
 _NAME = "fitted"
@@ -50,7 +48,7 @@ class Fitted:
     """Commit, tag or branch of the model on the hub."""
     device: str = "auto"
     """Torch device, or auto."""
-    _backbone: RewardBackbone = field(init=False, repr=False)
+    _backbone: Any = field(init=False, repr=False)
     _layers: nn.Sequential = field(init=False, repr=False)
     _frozen: nn.ModuleList = field(init=False, repr=False)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from configs.escaping import in_code, in_markdown
 from tasks.algorithms.resampling import FEWEST, Estimate, mean_with_interval
 from tasks.fitting.judgments import Judgment
 
@@ -117,38 +118,26 @@ def summary(about: Mapping[str, Any]) -> str:
 def card(about: Mapping[str, Any]) -> str:
     """Return the card of a fitted reward, in Markdown."""
     data, found = about["data"], about["heldout"]
-    lines = [
-        "# Fitted reward",
-        "",
-        f"RewardBackbone `{about['backbone']['name']}`, fitted on {data['train']} {data['kind']} of {data['prompts']} "
-        f"prompts ({data['media']} {data['judged']}); {data['heldout']} are held out.",
-        "",
-        f"{summary(about).capitalize()}.",
-    ]
-    if "ties" in found:
-        lines += ["", f"{found['ties']} of them are ties, which do not count in the accuracy."]
-    if "error" in found:
-        lines += ["", f"Error {found['error']:.3f} (RMS), where ratings deviate by {found['deviation']:.3f}."]
-    named = {
-        name: [f"{row['count']}", f"{row['predicted']:.3f}", f"{row['observed']:.3f}"]
-        for name, row in ((str(number), row) for number, row in enumerate(found["calibration"], 1))
+    figure = "error" if "error" in found else "agreement"
+    rest = (
+        f"Error {found['error']:.3f} (RMS), where ratings deviate by {found['deviation']:.3f}."
+        if "error" in found
+        else f"{found['ties']} of the held-out judgments are ties, which do not count in the accuracy."
+    )
+    head = (
+        f"# Fitted reward\n\nBackbone {in_code(about['backbone']['name'])}, fitted on {data['train']} {data['kind']} "
+        f"of {data['prompts']} prompts ({data['media']} {data['judged']}); {data['heldout']} are held out.\n\n"
+        f"{summary(about).capitalize()}. {rest}\n"
+    )
+    tables = {
+        "Calibration": [("judgments", "predicted", "observed"), *(tuple(row.values()) for row in found["calibration"])],
+        "Raters": [("rater", "judgments", figure), *((rater, *row.values()) for rater, row in found["raters"].items())],
+        "Training": [("update", "loss", "held-out loss"), *(tuple(row.values()) for row in about["curve"])],
+        "Judgments": [("source", "count"), *data["sources"].items()],
     }
-    lines += _table("Calibration", ["bin", "judgments", "predicted", "observed"], named)
-    raters = {
-        rater or "(not named)": [f"{value:.4g}" for value in each.values()] for rater, each in found["raters"].items()
-    }
-    lines += _table("Raters", ["rater", "judgments", "error" if "error" in found else "agreement"], raters)
-    curve = {f"{row['update']}": [f"{row['train']:.4f}", f"{row['heldout']:.4f}"] for row in about["curve"]}
-    lines += _table("Training", ["update", "loss", "held-out loss"], curve)
-    lines += _table("Judgments", ["source", "count"], {name: [str(count)] for name, count in data["sources"].items()})
-    return "\n".join([*lines, ""])
+    return head + "".join(f"\n## {title}\n\n{_table(rows)}" for title, rows in tables.items())
 
 
-def _table(title: str, head: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
-    cells = [[_cell(name), *row] for name, row in rows.items()]
-    return ["", f"## {title}", "", *(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *cells])]
-
-
-def _cell(text: str) -> str:
-    """Return a text of a user as the cell of a table."""
-    return " ".join(text.replace("|", "\\|").split())
+def _table(rows: Sequence[Sequence[Any]]) -> str:
+    cells = [[f"{cell:.4g}" if isinstance(cell, float) else in_markdown(str(cell)) for cell in row] for row in rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (cells[0], ["---"] * len(cells[0]), *cells[1:]))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
+from PIL import Image
 
 from configs.errors import ConfigError
 from models.image_files import open_picture
@@ -154,7 +155,7 @@ def _content(found: Judgments, value: str, judged: Judged, folder: Path, where: 
         return found.hold(value)
     try:
         return found.hold(open_picture(folder / value))
-    except (OSError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         found.problems.append(f"{where}: image '{value}' cannot be read: {error}")
         return None
 

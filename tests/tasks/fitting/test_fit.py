@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
+from typer.testing import CliRunner
 
 from configs.errors import ConfigError
 from configs.reward_fit import load_fit
+from flows.cli import app
 from models.rewards.factory import make_reward
 from storage.artifacts.commit import ArtifactStore
 from storage.maintenance.garbage_collection import Retention, plan_removals
@@ -22,7 +25,7 @@ from tasks.fitting.figures import figures_of_preferences
 from tasks.fitting.fit import copy_model, fit_reward
 from tasks.fitting.judgments import Judgment
 from tasks.fitting.splits import held_out
-from tests.support.judged import fit_config, write_images, write_pairs, write_rows
+from tests.support.judged import PIXELS, fit_config, write_images, write_pairs, write_rows
 
 Row = Mapping[str, Any]
 
@@ -197,6 +200,7 @@ MISTAKES: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
         lambda rows: rows[2].update(chosen="pairs.jsonl"),
         "row 3, column 'chosen': image 'pairs.jsonl' cannot",
     ),
+    "a bomb": (lambda rows: rows[2].update(chosen="bomb.png"), "row 3, column 'chosen': image 'bomb.png' cannot"),
     "no file": (lambda rows: rows[2].update(chosen="none.png"), "row 3, column 'chosen': image 'none.png' cannot"),
     "no prompt": (lambda rows: rows[2].update(prompt=7), "row 3: the prompt is 7, not a text"),
     "no column": (lambda rows: rows[2].pop("rejected"), "row 3 has no column 'rejected'; it has prompt, chosen"),
@@ -214,6 +218,8 @@ MISTAKES: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
 def test_judgments_that_cannot_be_used_are_named(mistake: str, tmp_path: Path) -> None:
     change, message = MISTAKES[mistake]
     rows = rows_of(tmp_path)
+    if mistake == "a bomb":
+        Image.fromarray(np.zeros((20_000, 20_000), bool)).save(tmp_path / "bomb.png")
     change(rows)
     with pytest.raises(ConfigError) as caught:
         fit_reward(
@@ -255,3 +261,24 @@ def test_a_config_names_files_next_to_it_and_unknown_settings_are_refused(tmp_pa
         fit_reward(load_fit(file, ["backbone=pixel"]))
     with pytest.raises(ConfigError, match="backbone 'pixels' has no option 'hight'"):
         fit_reward(load_fit(file, ["backbone={name: pixels, options: {hight: 3}}"]))
+
+
+def test_the_command_prints_the_reward_to_use(few: Path, tmp_path: Path) -> None:
+    (tmp_path / "fit.yaml").write_text(f"data: {few}\nbackbone: {json.dumps(PIXELS)}\nupdates: 3\n")
+    arguments = ["reward", "fit", str(tmp_path / "fit.yaml"), "--root", str(tmp_path / "store"), "--to"]
+    first, again = (CliRunner().invoke(app, [*arguments, str(tmp_path / "mine")]) for _ in range(2))
+    assert (first.exit_code, again.exit_code) == (0, 0), first.output
+    assert ", committed before: held-out accuracy" in again.output
+    (printed,) = [line for line in again.output.splitlines() if line.startswith("rewards: ")]
+    assert yaml.safe_load(printed) == {"rewards": [{"name": "fitted", "options": {"path": str(tmp_path / "mine")}}]}
+    made = json.loads(CliRunner().invoke(app, [*arguments[:-1], "--set", "seed=1", "--json"]).output)
+    assert (made["new"], made["data"]["train"]) == (True, 88)
+
+
+def test_names_of_raters_are_text_on_the_card(few: Path, tmp_path: Path) -> None:
+    rows = [{**json.loads(line), "rater": "<b>|[x](y)"} for line in few.read_text().splitlines()]
+    made = fit_reward(fit_config(tmp_path, write_rows(few.parent / "raters.jsonl", rows), updates=1))
+    card = (made.folder / "README.md").read_text()
+    (line,) = [line for line in card.splitlines() if "22 |" in line and "b" in line and line.startswith("| &")]
+    assert "<b>" not in card
+    assert line.count(" | ") == 2
