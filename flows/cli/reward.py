@@ -33,7 +33,7 @@ def fit(
     loaded = load_fit(config, [*(overrides or ()), *as_overrides(root, None)])
     prepare_environment()
     from flows.console import console, print_json
-    from tasks.fitting.figures import summary
+    from tasks.fitting.figures import accuracy_text
     from tasks.fitting.fit import copy_model, fit_reward
 
     made = fit_reward(loaded)
@@ -44,7 +44,7 @@ def fit(
         print_json({"artifact": str(made.ref), "folder": str(folder), "new": made.new, **made.about})
         return
     kept = "" if made.new else ", committed before"
-    console.print(f"{made.ref}{kept}: {summary(made.about)}")
+    console.print(f"{made.ref}{kept}: {accuracy_text(made.about)}")
     console.print(f"its card: {quoted(folder / 'README.md')}")
     if to is None and "://" in loaded.store.root:
         console.print("To use it in a run, copy it to a folder of your own: --to FOLDER.")

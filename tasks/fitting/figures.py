@@ -108,7 +108,7 @@ def _binned(predicted: np.ndarray, observed: np.ndarray, limits: np.ndarray) -> 
     ]
 
 
-def summary(about: Mapping[str, Any]) -> str:
+def accuracy_text(about: Mapping[str, Any]) -> str:
     """Return the accuracy with its interval as a sentence."""
     found = about["heldout"]["accuracy"]
     interval = "" if found["low"] is None else f" (95 %: {found['low']:.3f} to {found['high']:.3f})"
@@ -127,7 +127,7 @@ def card(about: Mapping[str, Any]) -> str:
     head = (
         f"# Fitted reward\n\nBackbone {in_code(about['backbone']['name'])}, fitted on {data['train']} {data['kind']} "
         f"of {data['prompts']} prompts ({data['media']} {data['judged']}); {data['heldout']} are held out.\n\n"
-        f"{summary(about).capitalize()}. {rest}\n"
+        f"{accuracy_text(about).capitalize()}. {rest}\n"
     )
     tables = {
         "Calibration": [("judgments", "predicted", "observed"), *(tuple(row.values()) for row in found["calibration"])],

@@ -30,7 +30,7 @@ from tasks.export.copying import new_folder
 from tasks.fitting.figures import card, figures_of_preferences, figures_of_ratings
 from tasks.fitting.judgments import Judgment, Judgments, read_judgments
 from tasks.fitting.splits import check_leaks, check_sizes, held_out
-from tasks.fitting.training import Examples, Fit, scores_of, train
+from tasks.fitting.training import Examples, Fit, scores_of, train_head
 from tasks.inputs.option_paths import held, places
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _write(folder: Path, config: FitConfig, found: Judgments, apart: list[bool])
         return Examples(items=items.to(device), values=torch.tensor([row.value for row in rows]).to(device))
 
     heldout = examples(True)
-    fit = train(backbone, inputs, examples(False), heldout, config)
+    fit = train_head(backbone, inputs, examples(False), heldout, config)
     rows = [row for row, out in zip(found.rows, apart, strict=True) if out]
     about = {
         "backbone": {"name": name, "options": {key: value for key, value in options.items() if key not in PLACES}},

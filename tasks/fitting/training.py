@@ -54,7 +54,7 @@ class Fit:
     """Mean losses of all judgments by update."""
 
 
-def train(backbone: RewardBackbone, inputs: Tensor, judged: Examples, heldout: Examples, config: FitConfig) -> Fit:
+def train_head(backbone: RewardBackbone, inputs: Tensor, judged: Examples, heldout: Examples, config: FitConfig) -> Fit:
     """Return a head trained on judgments; held-out ones are measured only.
 
     Preferences: mean negative log-likelihood. Ratings: mean squared error, in standard deviations.
