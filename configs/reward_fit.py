@@ -33,8 +33,8 @@ class FitConfig(Section):
     """Lowest and highest rating."""
     seed: int = Field(0, ge=0)
     """Seed of the split, of the first weights, and of the order of judgments."""
-    updates: PositiveInt = 400
-    """Optimizer updates."""
+    updates: PositiveInt | None = None
+    """Optimizer updates; ten passes over the judgments when absent."""
     batch_size: PositiveInt = 64
     """Judgments per update."""
     learning_rate: float = Field(1e-3, gt=0)

@@ -33,8 +33,6 @@ KINDS = (
     "preferences",
     "reward_models",
 )
-#: Kinds that no run makes, so that no lineage names them.
-MADE_ALONE = ("preferences", "reward_models")
 STAGING = ".staging"
 RUNS = "runs"
 LINEAGE = "lineage"

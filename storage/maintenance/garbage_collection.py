@@ -60,10 +60,8 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
     ]
     for item in list_artifacts(store):
         artifact, size = item["artifact"], item["size"]
-        if artifact not in named and artifact.partition("/")[0] in layout.MADE_ALONE:
-            # People gave these judgments, and configs name these models by their folder.
-            continue
-        if artifact not in named:
+        # No run makes a reward model; configs name it by its folder.
+        if artifact not in named and not artifact.startswith("reward_models/"):
             # Without a record the age is unknown: it counts as new, as its training may be in progress.
             if item["runs"] or (item["age_s"] or 0.0) >= retention.older_than_s:
                 removals.append(Removal(label=artifact, size=size, reason="no run names it", trace=False))

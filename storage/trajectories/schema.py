@@ -159,20 +159,19 @@ MODALITY_ADVANTAGES = pa.schema(
     ]
 )
 
-
-#: Judgments of people about pairs of samples.
+#: Comparisons of two samples of one prompt, by people or programs. A page shows the first one left.
 PREFERENCES = pa.schema(
     [
         _PROMPT,
         column("prompt", pa.string(), "Text of the prompt."),
         column("first_artifact", pa.string(), "Artifact of the first sample, kind/id."),
-        column("first_sample", pa.string(), "Identity of the first sample within its artifact."),
+        column("first_sample", pa.string(), "Its id within that artifact."),
         column("second_artifact", pa.string(), "Artifact of the second sample, kind/id."),
-        column("second_sample", pa.string(), "Identity of the second sample within its artifact."),
-        column("preferred", pa.float32(), "1: the first is better, 0: the second, 0.5: a tie."),
-        column("rater", pa.string(), "Name of the rater."),
-        column("number", pa.int64(), "Position of the judgment among those of the artifact, from 0."),
-        column("seconds", pa.float32(), "Time the rater took."),
+        column("second_sample", pa.string(), "Its id within that artifact."),
+        column("preferred", pa.float32(), "1: the first is better, 0: the second, 0.5: neither."),
+        column("rater", pa.string(), "Name of the one who compared them."),
+        column("number", pa.int64(), "Order of the answers, from 1; withdrawn ones leave gaps."),
+        column("seconds", pa.float32(), "Time that the answer took."),
     ]
 )
 

@@ -1,4 +1,4 @@
-"""Artifacts whose shards are tables: prompts, rewards, values, gradients, advantages."""
+"""Artifacts whose shards are tables: prompts, rewards, values, gradients, advantages, preferences."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TABLES: Mapping[str, str] = {
     "values": "VALUES",
     "gradients": "GRADIENTS",
     "advantages": "ADVANTAGES",
+    "preferences": "PREFERENCES",
     "token_advantages": "TOKEN_ADVANTAGES",
     "modality_advantages": "MODALITY_ADVANTAGES",
-    "preferences": "PREFERENCES",
 }
 #: Additional columns for other tools, by kind.
 LABELS: Mapping[str, str] = {"rewards": "OF_REWARD", "gradients": "OF_REWARD", "advantages": "OF_ARTIFACT"}

@@ -5,7 +5,7 @@ Legend: R held-out judgments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,16 +30,13 @@ def figures_of_preferences(rows: Sequence[Judgment], difference: np.ndarray, exp
     values = np.array([row.value for row in rows])
     decided = np.flatnonzero(values != 0.5).tolist()
     correct = np.where(difference == 0, 0.5, (difference > 0) == (values == 1)).astype(np.float64)
-    raters = sorted({row.rater for row in rows})
-    mine = {rater: [each for each in decided if rows[each].rater == rater] for rater in raters}
     return {
         "accuracy": _by_prompt([rows[each] for each in decided], correct[decided]),
         "ties": len(rows) - len(decided),
         "calibration": _calibration(values, expected),
         "raters": {
-            rater: {"judgments": len(found), "agreement": float(correct[found].mean())}
-            for rater, found in mine.items()
-            if found
+            rater: {"judgments": len(mine), "agreement": float(correct[mine].mean())}
+            for rater, mine in _raters(rows, decided)
         },
     }
 
@@ -60,18 +57,24 @@ def figures_of_ratings(rows: Sequence[Judgment], scores: np.ndarray, seed: int) 
     first, second = drawn[values[drawn[:, 0]] != values[drawn[:, 1]]].T
     ordered = (scores[first] - scores[second]) * (values[first] - values[second])
     errors = (scores - values) ** 2
-    raters = sorted({row.rater for row in rows})
-    mine = {rater: [each for each, row in enumerate(rows) if row.rater == rater] for rater in raters}
     return {
         "accuracy": _estimate(np.where(ordered == 0, 0.5, ordered > 0), "pairs"),
         "error": float(np.sqrt(errors.mean())),
         "deviation": float(values.std()),
         "calibration": _binned(scores, values, np.quantile(scores, np.linspace(0, 1, _BINS + 1)[1:-1])),
         "raters": {
-            rater: {"judgments": len(found), "error": float(np.sqrt(errors[found].mean()))}
-            for rater, found in mine.items()
+            rater: {"judgments": len(mine), "error": float(np.sqrt(errors[mine].mean()))}
+            for rater, mine in _raters(rows, range(len(rows)))
         },
     }
+
+
+def _raters(rows: Sequence[Judgment], counted: Iterable[int]) -> list[tuple[str, list[int]]]:
+    """Return the counted rows of each rater, by name."""
+    found: dict[str, list[int]] = {}
+    for each in counted:
+        found.setdefault(rows[each].rater, []).append(each)
+    return sorted(found.items())
 
 
 def _by_prompt(rows: Sequence[Judgment], correct: np.ndarray) -> dict[str, Any]:

@@ -136,11 +136,10 @@ def _commit(
 def _write(folder: Path, config: FitConfig, found: Judgments, apart: list[bool]) -> dict[str, Any]:
     """Train, and write weights, description and card into a folder; return the description."""
     device = chosen_device(config.device, label="device")
-    name, options = config.backbone.name, config.backbone.options
-    takes = "device" in option_names(resolve(BACKBONES, name, label="backbone"))
-    backbone: RewardBackbone = create(
-        BACKBONES, name, {**options, **({"device": config.device} if takes else {})}, label="backbone"
-    )
+    name, options = config.backbone.name, dict(config.backbone.options)
+    if "device" in option_names(resolve(BACKBONES, name, label="backbone")):
+        options["device"] = config.device
+    backbone: RewardBackbone = create(BACKBONES, name, options, label="backbone")
     pairs = list(dict.fromkeys((item, row.prompt) for row in found.rows for item in row.items))
     numbers = {pair: number for number, pair in enumerate(pairs)}
     inputs = _inputs(backbone, [found.media[item] for item, _ in pairs], [prompt for _, prompt in pairs]).to(device)
@@ -155,7 +154,6 @@ def _write(folder: Path, config: FitConfig, found: Judgments, apart: list[bool])
     rows = [row for row, out in zip(found.rows, apart, strict=True) if out]
     about = {
         "backbone": {"name": name, "options": {key: value for key, value in options.items() if key not in PLACES}},
-        "fitted_with": {key: value for key, value in options.items() if key in PLACES},
         "data": _counted(found, apart, backbone.judged),
         "ties": None if fit.log_tie is None else {"log_nu": fit.log_tie.item()},
         "heldout": _figures(rows, heldout, fit, scores_of(fit.layers, inputs), config.seed),

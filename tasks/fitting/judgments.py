@@ -75,19 +75,17 @@ class Judgments:
         self.media.setdefault(digest, content)
         return digest
 
-    def add(
-        self, prompt: object, items: Sequence[str | None], value: float, rater: object, at: tuple[str, int]
-    ) -> None:
-        """Add a judgment, or note a problem; an item is None if its problem is noted."""
-        source, where = at[0], f"{at[0]}, row {at[1]}"
+    def add(self, row: Mapping[str, Any], items: Sequence[str | None], value: float, source: str, where: str) -> None:
+        """Add a judgment with the prompt and rater of a row, or note a problem; an item is None if its is noted."""
+        prompt = row["prompt"]
         if not isinstance(prompt, str):
             self.problems.append(f"{where}: the prompt is {prompt!r}, not a text")
         elif len(items) == 2 and None not in items and items[0] == items[1]:
             self.problems.append(f"{where}: both sides are equal, so neither can be preferred")
         elif None not in items:
-            known = tuple(str(each) for each in items)
-            about = {"source": Path(source).name if Path(source).exists() else source, "where": where}
-            self.rows.append(Judgment(prompt=prompt, items=known, value=value, rater=str(rater or ""), **about))
+            known, rater = tuple(map(str, items)), str(row.get("rater") or "")
+            about = {"prompt": prompt, "rater": rater, "source": source, "where": where}
+            self.rows.append(Judgment(items=known, value=value, **about))
 
 
 def read_judgments(
@@ -144,7 +142,7 @@ def _read_file(found: Judgments, file: Path, judged: Judged, scale: tuple[float,
                 known[text] = _content(found, text, judged, file.parent, f"{where}, column '{name}'")
         value = (0.5 if _is_tie(row) else 1.0) if len(names) == 2 else _rating(found, row["rating"], scale, where)
         if value is not None:
-            found.add(row["prompt"], [known[text] for text in texts], value, row.get("rater"), (str(file), number))
+            found.add(row, [known[text] for text in texts], value, file.name, where)
 
 
 def _content(found: Judgments, value: str, judged: Judged, folder: Path, where: str) -> str | None:
@@ -198,7 +196,7 @@ def _read_artifact(found: Judgments, source: str, judged: Judged, store: Artifac
         if wrong:
             found.problems.append(f"{where}: {wrong}")
         else:
-            found.add(row["prompt"], [media[key] for key in keys], row["preferred"], row["rater"], (source, number))
+            found.add(row, [media[key] for key in keys], row["preferred"], source, where)
 
 
 def _samples(store: ArtifactStore, ref: ArtifactRef, wanted: set[str], judged: Judged) -> Iterator[tuple[str, Any]]:

@@ -5,6 +5,7 @@ Legend: N media with their prompts, R judgments.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from configs.reward_fit import FitConfig
     from models.rewards.backbones import RewardBackbone
 
-_POINTS, _CHUNK = 20, 256
+_PASSES, _POINTS, _CHUNK = 10, 20, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +86,9 @@ def train_head(backbone: RewardBackbone, inputs: Tensor, judged: Examples, heldo
         [*layers.parameters(), *([] if tie is None else [tie])], config.learning_rate, weight_decay=config.weight_decay
     )
     draw, curve = torch.Generator().manual_seed(config.seed), []
-    for update in range(config.updates + 1):
-        if update % max(1, config.updates // _POINTS) == 0 or update == config.updates:
+    updates = config.updates or math.ceil(_PASSES * len(judged.values) / config.batch_size)
+    for update in range(updates + 1):
+        if update % math.ceil(updates / _POINTS) == 0 or update == updates:
             scores = scores_of(layers, inputs)
             point = {
                 name: losses(rows, scores).mean().item() for name, rows in (("train", judged), ("heldout", heldout))
@@ -96,7 +98,7 @@ def train_head(backbone: RewardBackbone, inputs: Tensor, judged: Examples, heldo
                 raise RewardError(
                     f"After {update} updates scores are not finite. Lower 'learning_rate' ({config.learning_rate:g})."
                 )
-        if update < config.updates:
+        if update < updates:
             chosen = torch.randint(len(judged.values), (config.batch_size,), generator=draw).to(inputs.device)
             used, places = judged.items[chosen].unique(return_inverse=True)
             batch = Examples(items=places, values=judged.values[chosen])
