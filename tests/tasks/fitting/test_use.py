@@ -27,7 +27,6 @@ from tasks.stages.stage_run import StageRun
 from tests.support.clip import write_clip
 from tests.support.inside import make_stage, prepare, run_epoch
 from tests.support.judged import fit_config, write_pairs
-from tests.support.judged import write_rows as write_lines
 from tests.support.text_models import write_sentiment
 
 Make = Callable[..., RunConfig]
@@ -211,18 +210,17 @@ def test_a_head_on_clip_needs_its_model(tmp_path: Path) -> None:
 
 
 def test_a_head_on_a_classifier_of_texts(tmp_path: Path) -> None:
-    words, draw = (
-        ["a", "sign", "that", "says", "good", "bad", "sad", "happy", "days", "are", "here"],
-        np.random.default_rng(0),
-    )
-    rows = []
+    words, draw = [*["a", "sign", "that", "says", "sad", "happy", "days", "are", "here"]], np.random.default_rng(0)
+    data, model = tmp_path / "texts.csv", write_sentiment(tmp_path / "model")
+    lines = ["prompt,chosen,rejected,tie"]
     for number in range(150):
         first, second = (" ".join([mark, *draw.choice(words, 4)]) for mark in ("good", "bad"))
-        rows.append({"prompt": f"p{number}", "chosen": f"{first} {number}", "rejected": f"{second} {number}"})
-    data, model = write_lines(tmp_path / "texts.jsonl", rows), write_sentiment(tmp_path / "model")
+        lines.append(f"p{number},{first} {number},{second} {number},{'true' if number % 10 == 0 else 'false'}")
+    data.write_text("\n".join(lines))
     backbone = {"name": "text", "options": {"model": model, "given": "text"}}
     made = fit_reward(fit_config(tmp_path, data, backbone=backbone, updates=300, learning_rate=1e-2))
     assert made.about["heldout"]["accuracy"]["mean"] > 0.9
+    assert made.about["heldout"]["ties"] > 0
     reward = make_reward("fitted", {"path": str(made.folder), "model": model})
     texts = np.array(["good days are here", "bad days are here"], object)
     good, bad = np.asarray(reward.score(texts, ["", ""], [{}, {}]).values)  # type: ignore[union-attr]
