@@ -100,9 +100,10 @@ class FinalLatents:
 
 @dataclass(kw_only=True)
 class ClipFeatures(ClipEmbeddings):
-    """Embeddings of a frozen CLIP: that of the image, and its product with that of the prompt, entry by entry."""
+    """Embeddings of a frozen CLIP or SigLIP: the image's, and its product with the prompt's, entry by entry."""
 
     name: ClassVar[str] = "fitted"
+    classes: ClassVar[tuple[str, str]] = ("AutoModel", "AutoProcessor")
     judged: ClassVar[Judged] = "images"
 
     hidden: NonNegativeInt = 0

@@ -42,6 +42,8 @@ class ClipEmbeddings:
     #: So few rows per call fit next to a model that samples.
     needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=16, spreads=True)
     name: ClassVar[str]
+    classes: ClassVar[tuple[str, str]] = ("CLIPModel", "CLIPProcessor")
+    """Classes of model and processor in transformers."""
 
     model: ModelPlace
     """Folder, or id on the hub, of a CLIP model."""
@@ -60,7 +62,7 @@ class ClipEmbeddings:
         self._device = chosen_device(self.device, local_rank(), label=f"device of reward '{self.name}'")
         self._clip = settled(self._load(), self._device, getattr(torch, self.dtype))
         path, revision = self._processor_source()
-        self._processor = load_pretrained("CLIPProcessor", path, revision, reward=self.name)
+        self._processor = load_pretrained(self.classes[1], path, revision, reward=self.name)
 
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
@@ -69,7 +71,7 @@ class ClipEmbeddings:
         return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
 
     def _load(self) -> Any:
-        return load_pretrained("CLIPModel", self.model, self.revision, reward=self.name)
+        return load_pretrained(self.classes[0], self.model, self.revision, reward=self.name)
 
     def _processor_source(self) -> tuple[str, str | None]:
         return self.model, self.revision

@@ -24,7 +24,7 @@ from tasks.runs.opening import begin_run
 from tasks.runs.staleness import explain
 from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
-from tests.support.clip import write_clip
+from tests.support.clip import write_clip, write_siglip
 from tests.support.inside import make_stage, prepare, run_epoch
 from tests.support.judged import fit_config, write_pairs
 from tests.support.text_models import write_sentiment
@@ -190,8 +190,9 @@ def test_a_preference_about_an_unknown_sample_is_named(make_config: Make, tmp_pa
         fit_reward(fit_config(tmp_path, ref, backbone=backbone, store={"root": context.store.root.uri}))
 
 
-def test_a_head_on_clip_needs_its_model(tmp_path: Path) -> None:
-    pairs, clip = write_pairs(tmp_path / "pairs", 110), write_clip(tmp_path / "clip")
+@pytest.mark.parametrize("write", [write_clip, write_siglip])
+def test_a_head_on_embeddings_needs_their_model(write: Callable[[Path], str], tmp_path: Path) -> None:
+    pairs, clip = write_pairs(tmp_path / "pairs", 110), write(tmp_path / "clip")
     backbone = {"name": "clip", "options": {"model": clip, "hidden": 8}}
     made = fit_reward(fit_config(tmp_path, pairs, backbone=backbone, updates=200, learning_rate=1e-2))
     assert made.about["curve"][-1]["train"] < 0.5
@@ -203,7 +204,7 @@ def test_a_head_on_clip_needs_its_model(tmp_path: Path) -> None:
     smooth = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
     followed = reward.differentiable(smooth.requires_grad_(), ["a", "b", "c"], [{}] * 3)  # type: ignore[attr-defined]
     np.testing.assert_allclose(followed.detach().numpy(), found, atol=1e-4)
-    write_clip(tmp_path / "other")
+    write(tmp_path / "other")
     (tmp_path / "other" / "notes.txt").write_text("another model")
     backbone = {"name": "clip", "options": {"model": str(tmp_path / "other"), "hidden": 8}}
     assert fit_reward(fit_config(tmp_path, pairs, backbone=backbone, updates=1)).ref != made.ref
