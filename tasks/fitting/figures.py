@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from configs.errors import ConfigError
 from configs.escaping import in_code, in_markdown
-from tasks.algorithms.resampling import FEWEST, Estimate, mean_with_interval
+from tasks.algorithms.resampling import FEWEST, mean_with_interval
 from tasks.fitting.judgments import Judgment
 
 _BINS = 5
@@ -26,6 +27,9 @@ def figures_of_preferences(rows: Sequence[Judgment], difference: np.ndarray, exp
         rows: R judgments.
         difference: (R,) score of the first less that of the second.
         expected: (R,) expected judgments.
+
+    Raises:
+        ConfigError: no judgment prefers one side.
     """
     values = np.array([row.value for row in rows])
     decided = np.flatnonzero(values != 0.5).tolist()
@@ -51,6 +55,9 @@ def figures_of_ratings(rows: Sequence[Judgment], scores: np.ndarray, seed: int) 
         rows: R judgments.
         scores: (R,) scores.
         seed: seed of the pairs.
+
+    Raises:
+        ConfigError: no judgment prefers one side.
     """
     values = np.array([row.value for row in rows])
     drawn = np.random.default_rng(seed).permutation(len(rows))[: len(rows) // 2 * 2].reshape(-1, 2)
@@ -88,7 +95,9 @@ def _by_prompt(rows: Sequence[Judgment], correct: np.ndarray) -> dict[str, Any]:
 
 
 def _estimate(values: np.ndarray, unit: str) -> dict[str, Any]:
-    found = mean_with_interval(values, bounds=(0, 1)) if len(values) else Estimate(mean=0.5, low=None, high=None)
+    if not len(values):
+        raise ConfigError("data: all held-out judgments are ties or equal ratings, which measure nothing. Judge more.")
+    found = mean_with_interval(values, bounds=(0, 1))
     return {"mean": found.mean, "low": found.low, "high": found.high, "count": len(values), "unit": unit}
 
 

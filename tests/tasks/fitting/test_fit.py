@@ -210,6 +210,8 @@ MISTAKES: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
     ),
     "no number": (lambda rows: rows.__setitem__(slice(None), rated(rows, "good")), "rating 'good' is not on the scale"),
     "both kinds": (lambda rows: rows.append(rated(rows, 3)[0]), "some rows are preferences and others are ratings"),
+    "ties alone": (lambda rows: [row.update(tie="yes") for row in rows], "all held-out judgments are ties or equal"),
+    "equal ratings": (lambda rows: rows.__setitem__(slice(None), rated(rows, 3)), "are ties or equal ratings, which"),
     "too few": (lambda rows: rows.__delitem__(slice(30, None)), "there are 24 judgments to train on and 6 to measure"),
 }
 
