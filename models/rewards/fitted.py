@@ -116,7 +116,7 @@ def _described(path: str) -> tuple[str, dict[str, Any]]:
     """Return name and options of the backbone that a folder describes; it may be written by another user."""
     try:
         backbone = read_json(Path(path) / ABOUT)["backbone"]
-        name, options = backbone["name"], dict(backbone["options"])
+        name, options = str(backbone["name"]), dict(backbone["options"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"reward '{_NAME}': '{path}' holds no fitted reward: {error}. {_REMEDY}") from None
     if name not in BACKBONES:

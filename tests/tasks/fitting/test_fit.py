@@ -284,3 +284,21 @@ def test_names_of_raters_are_text_on_the_card(few: Path, tmp_path: Path) -> None
     (line,) = [line for line in card.splitlines() if "22 |" in line and "b" in line and line.startswith("| &")]
     assert "<b>" not in card
     assert line.count(" | ") == 2
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ("", "holds no fitted reward"),
+        ("[]", "holds no fitted reward"),
+        ('{"backbone": {"name": "pixels"}}', "holds no fitted reward: 'options'"),
+        ('{"backbone": {"name": ["pixels"], "options": {}}}', "which does not exist"),
+        ('{"backbone": {"name": "os:system", "options": {}}}', "which does not exist"),
+        ('{"backbone": {"name": "pixels", "options": {"height": -1}}}', "height is -1"),
+        ('{"backbone": {"name": "pixels", "options": {}}}', r"head\.safetensors' cannot be used"),
+    ],
+)
+def test_a_folder_of_others_is_read_as_data(about: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "reward.json").write_text(about)
+    with pytest.raises(ConfigError, match=message):
+        make_reward("fitted", {"path": str(tmp_path)})
