@@ -48,7 +48,9 @@ class DataSection(Section):
         if (self.chosen is None) != (self.rejected is None):
             raise ValueError("data.chosen and data.rejected belong together: name both columns, or neither")
         if self.paired and self.rating is not None:
-            raise ValueError("data.rating belongs to single samples, and data.chosen names pairs: remove one of the two")
+            raise ValueError(
+                "data.rating belongs to single samples, and data.chosen names pairs: remove one of the two"
+            )
         low, high = self.scale
         if not low < high:
             raise ValueError(f"data.scale is {low} to {high}; its first value must be the lower one")

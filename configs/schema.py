@@ -309,4 +309,4 @@ class RunConfig(Section):
         """The number of samples of one prompt that training can compare."""
         if self.data is None:
             return self.rollout.group_size
-        return 2 if self.data.paired else 1
+        return 2 if self.data.paired or self.data.rating is not None else 1

@@ -125,7 +125,8 @@ class DecodingPolicy(DiffusionPolicy):
         config = self.pipeline.vae.config
         latents = self.likeliest(media)
         shift = config.get("shift_factor")
-        return (latents if shift is None else latents - shift) * config.scaling_factor
+        scaled: Tensor = (latents if shift is None else latents - shift) * config.scaling_factor
+        return scaled
 
     def encode_standardized(self, media: Tensor) -> Tensor:
         """Return (B, C, f, h, w) latents of (B, 3, F, H, W) clips, the inverse of ``decode_standardized``."""
@@ -143,7 +144,8 @@ class DecodingPolicy(DiffusionPolicy):
         vae, spatial = self.pipeline.vae, patchify(self.likeliest(media))
         mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
         std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
-        return ((spatial - mean) / std).permute(0, 2, 3, 1).flatten(1, 2)
+        tokens: Tensor = ((spatial - mean) / std).permute(0, 2, 3, 1).flatten(1, 2)
+        return tokens
 
     def decode_standardized(self, latents: Tensor) -> Tensor:
         """Return (B, 3, F, H, W) frames of (B, C, f, h, w) latents that are standardized per channel."""

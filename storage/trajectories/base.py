@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from configs.errors import CorruptError
 from configs.fingerprint import canonical_json
@@ -136,6 +137,11 @@ class TrajectoryShard:
         self._payloads = payloads
         self._blob: Blob | None = None
         self._where = where
+
+    def only(self, sample_ids: pa.Array) -> TrajectoryShard:
+        """Return the shard with some of its samples."""
+        kept = pc.is_in(self.table.column("sample_id"), value_set=sample_ids)
+        return TrajectoryShard(self.table.filter(kept), self._payloads, self._where)
 
     @cached_property
     def _stored(self) -> _Stored:

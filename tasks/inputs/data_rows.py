@@ -141,6 +141,11 @@ def _stamp(section: DataSection) -> tuple[tuple[str, int, int], ...]:
     return tuple(found)
 
 
+def data_is_there(source: str) -> bool:
+    """Return whether the files of a source exist; a dataset id has none."""
+    return bool(_files(source)) or not (_is_tar(source) or Path(source).suffix in READERS or source.startswith("/"))
+
+
 def _files(source: str) -> list[Path]:
     path = Path(source)
     if is_saved_dataset(path):
@@ -174,8 +179,8 @@ def read_given(section: DataSection, *, texts: bool) -> GivenData:
                 raise DataError(f"{error} Or set data.bad_rows to 'leave_out'.") from None
             refused.append((str(place), str(error)))
     if not rows:
-        first = f" The first: {refused[0][1]}" if refused else ""
-        raise DataError(f"{_SETTING}: '{section.train}' holds no usable row; {len(refused)} were refused.{first}")
+        reason = f" The first: {refused[0][1]}" if refused else ""
+        raise DataError(f"{_SETTING}: '{section.train}' holds no usable row; {len(refused)} were refused.{reason}")
     return GivenData(tuple(rows), tuple(refused))
 
 
@@ -283,7 +288,9 @@ def _reply(messages: Sequence[Any], place: RowLocation) -> str:
     """Return the assistant's text of a chat of one message, as the chosen and rejected columns of chats hold it."""
     if len(messages) == 1 and isinstance(messages[0], Mapping) and messages[0].get("role") == "assistant":
         return str(messages[0].get("content", ""))
-    raise DataError(f"{place} holds a chat of {len(messages)} messages; one message of the assistant can be trained on.")
+    raise DataError(
+        f"{place} holds a chat of {len(messages)} messages; one message of the assistant can be trained on."
+    )
 
 
 def _source_rows(section: DataSection) -> Iterator[tuple[RowLocation, Path, Mapping[str, Any]]]:
@@ -320,7 +327,7 @@ def _table_rows(section: DataSection) -> Rows:
 
 
 def _folder_rows(folder: Path, section: DataSection) -> Rows:
-    """Yield the images of a folder: those of ``metadata.jsonl``, as datasets has it, or those with a text next to it."""
+    """Yield the images of a folder: those of ``metadata.jsonl``, as in datasets, or all, with their text files."""
     listed = folder / "metadata.jsonl"
     if listed.is_file():
         for number, row in READERS[".jsonl"](str(listed), section.prompt):

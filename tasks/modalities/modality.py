@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.prompts import Prompt, StoredPrompt
 from tasks.inputs.weight_sources import Weights
 from tasks.modalities import KINDS
+from tasks.modalities.given import GivenSample
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult, RewardGradients, no_slopes
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ class Kind(ABC):
     """Parts of the model that make samples; the others may leave the device during sampling."""
     training_parts: ClassVar[frozenset[Part]]
     """Parts of the model that are trained."""
+    given_parts: ClassVar[frozenset[Part]] = frozenset()
+    """Parts of the model that encode given samples."""
     exporting_parts: ClassVar[frozenset[Part]]
     """Parts of the model that an export needs."""
     saves_memory: ClassVar[tuple[str, ...]] = ()
@@ -211,6 +214,27 @@ class Kind(ABC):
     @abstractmethod
     def rollout(self, making: SamplingContext) -> Sampler:
         """Return the sampler of rollouts, with log-probs."""
+
+    def read_given(self, making: SamplingContext, sample: GivenSample) -> Any:
+        """Return the content of a given sample, in the form that ``given`` takes.
+
+        Raises:
+            DataError: it cannot be trained on.
+            ConfigError: samples of this kind cannot be given.
+        """
+        raise ConfigError(
+            f"data: samples of the kind '{kind_name(making.config)}' cannot be given. Remove the section."
+        )
+
+    def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
+        """Return given samples in the form of a rollout's: with final latents or tokens, without behavior log-probs.
+
+        Args:
+            making: run and models.
+            samples: at most ``execution.decode_batch_size``.
+            contents: the result of ``read_given`` for each.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def evaluation(self, making: SamplingContext) -> Sampler:

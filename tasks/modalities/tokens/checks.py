@@ -73,7 +73,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
         raise ConfigError(
             "advantage.kl_coef is for KLs that rollouts store, which texts' do not. Use the algorithm's kl_coef."
         )
-    if config.rollout.group_size < requires.min_group_size:
+    if config.samples_per_group < requires.min_group_size:
         raise ConfigError(
             f"rollout.group_size is {config.rollout.group_size}, but optimize.algorithm "
             f"'{config.optimize.algorithm.name}' compares {requires.min_group_size} completions or more. Raise it."
@@ -92,7 +92,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
                 f"with '{value}'. Set advantage.{name} to '{value}', or choose 'grpo', which takes any."
             )
     check_advantage(config)
-    check_units(config, requires, config.rollout.group_size)
+    check_units(config, requires, config.samples_per_group)
     _check_rows(config)
     check_replay(config, requires, None)
 
