@@ -34,6 +34,8 @@ class DataSection(Section):
     """Lowest and highest rating; a rating outside is refused."""
     neutral: float | None = None
     """The rating from which samples are desired; the middle of the scale when absent."""
+    keep: tuple[str, ...] = ()
+    """Columns of samples or ratings that also stay metadata, such as a right answer that rewards compare with."""
     split: str = "train"
     """Split to read of a dataset with several."""
     groups_per_epoch: int | None = Field(None, ge=1)

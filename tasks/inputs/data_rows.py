@@ -141,6 +141,16 @@ def _stamp(section: DataSection) -> tuple[tuple[str, int, int], ...]:
     return tuple(found)
 
 
+def given_per_epoch(config: RunConfig) -> int:
+    """Return the number of given samples that an epoch trains on, at most.
+
+    Raises:
+        DataError: the rows cannot be used.
+    """
+    section, rows = data_of(config), len(given_data(config).rows)
+    return min(rows, section.groups_per_epoch or rows) * (2 if section.paired else 1)
+
+
 def data_is_there(source: str) -> bool:
     """Return whether the files of a source exist; a dataset id has none."""
     return bool(_files(source)) or not (_is_tar(source) or Path(source).suffix in READERS or source.startswith("/"))
@@ -220,7 +230,7 @@ def _row(
     samples = tuple(_sample(row, name, place, folder, keys, texts=texts) for name in columns)
     if len(samples) == 2 and samples[0].key == samples[1].key:
         raise DataError(f"{place}: chosen and rejected sample are equal, so the pair says nothing. Remove the row.")
-    used = {section.prompt, *columns, section.rating}
+    used = {section.prompt, *columns, section.rating} - {*section.keep}
     metadata = {str(name): value for name, value in row.items() if name not in used}
     check_metadata(metadata, place)
     try:

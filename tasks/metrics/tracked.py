@@ -105,7 +105,8 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
         return None
     figures = _epoch_figures(chain, made)
     points = [Point(key=key, value=value, step=epoch) for key, value in figures.items()]
-    points.append(Point(key=f"{ACHIEVED}/rollout", value=figures["reward/mean"], step=epoch))
+    if "reward/mean" in figures:
+        points.append(Point(key=f"{ACHIEVED}/rollout", value=figures["reward/mean"], step=epoch))
     scored = read_scored(chain, epoch)
     points += [
         Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
@@ -185,9 +186,9 @@ def _settings(config: RunConfig) -> dict[str, str]:
     flat = flatten(config.model_dump(mode="json"))
     chosen = {name: value for name, value in _main_settings(config).items() if value is not None}
     plain = flatten(
-        RunConfig(
-            model=config.model, prompts=config.prompts, data=config.data, rewards=config.rewards
-        ).model_dump(mode="json")
+        RunConfig(model=config.model, prompts=config.prompts, data=config.data, rewards=config.rewards).model_dump(
+            mode="json"
+        )
     )
     for key, value in flat.items():
         section = key.split(".")[0]

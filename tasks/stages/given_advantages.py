@@ -36,14 +36,9 @@ def write_given_advantages(stage: Stage, folder: Path) -> Output:
         "advantage": advantages.tolist(),
     }
     write_rows("advantages", folder, columns, {"artifact": str(data)})
-    rated = rewards[~np.isnan(rewards)] if section.rating or section.paired else np.zeros(1)
-    summary = {
-        "reward_mean": float(rated.mean()),
-        "reward_std": float(rated.std()),
-        "abs_mean": float(np.abs(advantages).mean()),
-        "groups": size,
-        "samples": kept.num_rows,
-    }
+    summary = {"abs_mean": float(np.abs(advantages).mean()), "groups": size, "samples": kept.num_rows}
+    if section.rating is not None:
+        summary |= {"reward_mean": float(rewards.mean()), "reward_std": float(rewards.std())}
     return Output(rows=kept.num_rows, summary=summary)
 
 
