@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from configs.errors import CorruptError
 from configs.fingerprint import canonical_json
@@ -140,6 +139,8 @@ class TrajectoryShard:
 
     def only(self, sample_ids: pa.Array) -> TrajectoryShard:
         """Return the shard with some of its samples."""
+        import pyarrow.compute as pc
+
         kept = pc.is_in(self.table.column("sample_id"), value_set=sample_ids)
         return TrajectoryShard(self.table.filter(kept), self._payloads, self._where)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.inputs.data_rows import GivenFile
+from tasks.inputs.data_sources import GivenFile
 from tasks.inputs.prompts import Prompt
 
 

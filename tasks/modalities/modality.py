@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +20,12 @@ from models.rewards.base import Needs
 from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.inputs.policy_kind import kind_name
-from tasks.inputs.prompts import Prompt, StoredPrompt
+from tasks.inputs.prompts import Prompt
 from tasks.inputs.weight_sources import Weights
 from tasks.modalities import KINDS
 from tasks.modalities.given import GivenSample
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult, RewardGradients, no_slopes
+from tasks.modalities.samplers import Sampler, SamplingContext
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,50 +39,6 @@ if TYPE_CHECKING:
     from tasks.runs.context import RunContext
     from tasks.runtime.host import ModelHost
     from tasks.runtime.renderer import Renderer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRequest:
-    """One sample to make."""
-
-    prompt: StoredPrompt
-    """Its prompt."""
-    replica: int
-    """Index of the sample within its prompt."""
-    name: str
-    """Id of the sample; if one job gives several, the prefix of their ids."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingContext:
-    """Context, models and policy for sampling."""
-
-    context: RunContext
-    """The run."""
-    host: ModelHost
-    """Holds its models."""
-    policy: ArtifactRef
-    """The policy that makes the samples."""
-    epoch: int
-    """Epoch of the rollout, or the last epoch before the evaluation."""
-
-    @property
-    def config(self) -> RunConfig:
-        """The run's config."""
-        return self.context.config
-
-
-class Sampler(Protocol):
-    """Makes samples, batch by batch: a job's sample does not depend on the other jobs of its batch."""
-
-    def load(self) -> None:
-        """Load models for all batches; ranks that shard weights do it collectively."""
-
-    def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
-        """Return the samples of at most ``execution.rollout_batch_size`` jobs, computed at one fixed size."""
-
-    def rest(self) -> None:
-        """Take part in collective calls of other ranks, with no job left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import RunFolder
-from tasks.inputs.data_rows import data_is_there, data_of, given_data
+from tasks.inputs.data_rows import data_of, given_data
+from tasks.inputs.data_sources import is_there
 from tasks.inputs.prompts import Prompt, prompts_fingerprint, source_prompts
 from tasks.inputs.renderer import render_of
 from tasks.inputs.weight_sources import (
@@ -138,7 +139,7 @@ class RunInputs:
     def data_identity(self) -> str:
         """Identity of the given samples; as recorded if the run is only read, or their source is gone."""
         source = data_of(self.config).train
-        for entry in reversed(self.run.made(0, "ingest")) if self.reads or not data_is_there(source) else ():
+        for entry in reversed(self.run.made(0, "ingest")) if self.reads or not is_there(source) else ():
             manifest = self.store.manifest(entry.ref)
             if manifest is not None:
                 return str(manifest.options["data"])

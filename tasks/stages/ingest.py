@@ -14,7 +14,7 @@ from tasks.inputs.components import decode_rows, media_format, open_trajectory_s
 from tasks.inputs.data_rows import DataRow, GivenData, data_of, given_data
 from tasks.inputs.prompts import prompt_of
 from tasks.modalities.given import GivenSample
-from tasks.modalities.modality import SamplingContext
+from tasks.modalities.samplers import SamplingContext
 from tasks.runs.sharding import cover
 from tasks.specs.graph import Node
 from tasks.specs.modalities import modality_spec

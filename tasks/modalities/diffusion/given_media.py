@@ -24,7 +24,7 @@ from tasks.inputs.components import decode_rows
 from tasks.inputs.prompt_rows import MOST_PIXELS
 from tasks.modalities.diffusion.final_samples import decode_in_slices
 from tasks.modalities.given import GivenSample
-from tasks.modalities.modality import SamplingContext
+from tasks.modalities.samplers import SamplingContext
 
 #: The policy column of samples that no policy of the run made.
 GIVEN = "given"

@@ -43,8 +43,9 @@ from tasks.modalities.forward_cost import Cost
 from tasks.modalities.given import GivenSample
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
 from tasks.modalities.memory import DrawingMemory, OptimizerSizes
-from tasks.modalities.modality import ExportRequest, Kind, Sampler, SamplingContext, Training
+from tasks.modalities.modality import ExportRequest, Kind, Training
 from tasks.modalities.sample_set import SampleSet
+from tasks.modalities.samplers import Sampler, SamplingContext
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from models.text.control_tokens import first_mark, plain_ids
 from storage.trajectories.base import Sample
 from tasks.inputs.components import tokens_of
 from tasks.modalities.given import GivenSample
-from tasks.modalities.modality import SamplingContext
+from tasks.modalities.samplers import SamplingContext
 from tasks.modalities.tokens.prompts import Prompts
 from tasks.modalities.tokens.text import FINISHES
 from tasks.runs.context import RunContext
@@ -40,7 +40,9 @@ def read_text(making: SamplingContext, sample: GivenSample) -> GivenText:
         DataError: the text is longer than ``rollout.tokens.max_new``, or a control token in it cannot be read as text.
     """
     prompts, tokenizer = _reader(making.context)
-    text, name = str(sample.file.text), sample.file.name
+    text, name = sample.file.text, sample.file.name
+    if text is None:
+        raise DataError(f"{name} is a file, but the policy writes texts. Name a column of texts in data.sample.")
     mark = first_mark(tokenizer, text)
     found = plain_ids(tokenizer, text) if mark else tokenizer(text, add_special_tokens=False).input_ids  # type: ignore[operator]
     if found is None:

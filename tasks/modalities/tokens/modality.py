@@ -26,8 +26,9 @@ from tasks.metrics.texts import Text, write_texts
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.given import GivenSample
 from tasks.modalities.memory import OptimizerSizes
-from tasks.modalities.modality import ExportRequest, Kind, Sampler, SamplingContext, Training, ValueRequest
+from tasks.modalities.modality import ExportRequest, Kind, Training, ValueRequest
 from tasks.modalities.sample_set import SampleSet
+from tasks.modalities.samplers import Sampler, SamplingContext
 from tasks.modalities.tokens.checks import check_scored, check_tokens, cost_of_tokens, trial_text
 from tasks.modalities.tokens.critic_values import values_of
 from tasks.modalities.tokens.exporting import LanguageModelExport
