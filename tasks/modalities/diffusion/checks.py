@@ -85,6 +85,7 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
         shards_per_epoch=0 if config.data is not None else len(rollout_cuts(config)),
         latent_bytes_per_epoch=per_epoch,
         latent_bytes=None if per_epoch is None else per_epoch * config.run.epochs,
+        stores_latents=config.data is None,
         evaluations=evaluations,
         reference=requires.reference or config.advantage.kl_coef > 0,
     )
