@@ -35,13 +35,17 @@ FREE_TO_CHANGE = (
     "rewards.*.spread",
     "rewards.*.server",
     "export",
+    "data.train",
+    "data.rows_per_shard",
+    "data.bad_rows",
     "prompts.train",
     "prompts.heldout",
     "prompts.sources.*.train",
     "prompts.sources.*.heldout",
 )
 #: Prefixes of settings that do not change the results,
-_CARRYING_OUT = ("store.", "execution.", "tracking.", "rollout.groups_per_shard", "critic.device")
+_SHARDS = ("rollout.groups_per_shard", "data.rows_per_shard")
+_CARRYING_OUT = ("store.", "execution.", "tracking.", *_SHARDS, "critic.device")
 #: and the exception among them.
 _DECIDES = ("execution.ahead",)
 

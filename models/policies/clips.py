@@ -35,6 +35,10 @@ class ClipPolicy(PipelinePolicy):
         """Return decoded latents, (B, 3, F, H, W)."""
         return self.decode_standardized(latents)
 
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return the latents of (B, 3, F, H, W) clips."""
+        return self.encode_standardized(media)
+
     def more_arguments(self, steps: int) -> dict[str, Any]:
         """Return also the number of frames."""
         return {**super().more_arguments(steps), self.frames_argument: self.settings.frames}

@@ -139,3 +139,8 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
     def decoded(self, latents: Tensor) -> Tensor:
         """Return decoded latents, (B, 3, F, H, W)."""
         return self.pipeline.decode_latents(latents.to(self.pipeline.vae.dtype))  # type: ignore[no-any-return]
+
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return scaled latents, frames before channels."""
+        latents = self.likeliest(media).permute(0, 2, 1, 3, 4)
+        return latents * self.pipeline.vae_scaling_factor_image  # type: ignore[no-any-return]

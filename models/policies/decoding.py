@@ -105,6 +105,48 @@ class DecodingPolicy(DiffusionPolicy):
         """Drop the cached tables."""
         self._tables.clear()
 
+    @torch.no_grad()
+    def encode_media(self, media: Tensor) -> Tensor:
+        """Return the clean latents of media, the inverse of ``decoded_clean`` around the autoencoder."""
+        return self.encoded(media).float()
+
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return the latents of media in the layout of ``initial_latents``; by default scaled and shifted."""
+        return self.encode_scaled(media)
+
+    def likeliest(self, media: Tensor) -> Tensor:
+        """Return the autoencoder's latents of media in [-1, 1]: the mode of its distribution."""
+        found = self.pipeline.vae.encode(media.to(self.pipeline.vae.dtype), return_dict=False)[0]
+        mode: Tensor = found.mode() if hasattr(found, "mode") and not isinstance(found, torch.Tensor) else found
+        return mode
+
+    def encode_scaled(self, media: Tensor) -> Tensor:
+        """Return (B, C, h, w) latents of media, the inverse of ``decode_scaled``."""
+        config = self.pipeline.vae.config
+        latents = self.likeliest(media)
+        shift = config.get("shift_factor")
+        scaled: Tensor = (latents if shift is None else latents - shift) * config.scaling_factor
+        return scaled
+
+    def encode_standardized(self, media: Tensor) -> Tensor:
+        """Return (B, C, f, h, w) latents of (B, 3, F, H, W) clips, the inverse of ``decode_standardized``."""
+        latents = self.likeliest(media)
+        mean, inverse = self.standards(latents)
+        return (latents - mean) * inverse
+
+    def encode_normalized(self, media: Tensor, patchify: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return (B, N, C) tokens of images, the inverse of ``decode_normalized``.
+
+        Args:
+            media: (B, 3, H, W).
+            patchify: converts latents to patches (B, C, h, w).
+        """
+        vae, spatial = self.pipeline.vae, patchify(self.likeliest(media))
+        mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
+        std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
+        tokens: Tensor = ((spatial - mean) / std).permute(0, 2, 3, 1).flatten(1, 2)
+        return tokens
+
     def decode_standardized(self, latents: Tensor) -> Tensor:
         """Return (B, 3, F, H, W) frames of (B, C, f, h, w) latents that are standardized per channel."""
         vae, latents = self.pipeline.vae, latents.to(self.pipeline.vae.dtype)

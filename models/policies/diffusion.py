@@ -260,6 +260,22 @@ class DiffusionPolicy(Policy):
         """
         return latents
 
+    def encode_media(self, media: Tensor) -> Tensor:
+        """Return the (B, ...) float32 clean latents of given images or clips, the most likely ones.
+
+        ``decode`` of them gives the media back, as closely as the autoencoder can.
+
+        Args:
+            media: (B, 3, H, W) or (B, 3, F, H, W) float32 in [-1, 1], of the size in ``settings``.
+
+        Raises:
+            ConfigError: the family has no such encoder.
+        """
+        raise ConfigError(
+            f"model.policy: {type(self).__name__} has no method 'encode_media', so it cannot be trained on given "
+            "images or clips. Implement it, or choose another family."
+        )
+
     def decode_smoothly(self, latents: Tensor) -> Tensor:
         """Return (B, 3, H, W) float32 images, or (B, F, 3, H, W) clips, differentiable for reward gradients.
 

@@ -80,6 +80,15 @@ class Flux1(PipelinePolicy):
         settings, scale = self.settings, self.pipeline.vae_scale_factor
         return self.decode_scaled(self.pipeline._unpack_latents(latents, settings.height, settings.width, scale))
 
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return packed latents."""
+        return self.packed(self.encode_scaled(media))
+
+    def packed(self, latents: Tensor) -> Tensor:
+        """Return (B, N, 4 C) tokens of (B, C, h, w) latents."""
+        tokens: Tensor = self.pipeline._pack_latents(latents, *latents.shape)
+        return tokens
+
     def noise_channels(self) -> int:
         """Return the channels of latents before they are packed as tokens."""
         return super().noise_channels() // 4

@@ -140,6 +140,10 @@ class Flux2(Flux1):
         # ``_unpack_latents_with_ids`` for tokens in the order of their ids, without a device read per token.
         return self.decode_normalized(latents, self.grid(), self.pipeline._unpatchify_latents)
 
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return normalized tokens."""
+        return self.encode_normalized(media, self.pipeline._patchify_latents)
+
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; it scales larger images down to a megapixel."""
         call, area = super().pipeline_call(steps, negative_prompt), self.options.reference_area

@@ -109,6 +109,12 @@ class Flux3(ModularPolicy):
         """Return decoded latents."""
         return self.decode_normalized(latents, self.grid(), self.step("decode")._unpatchify_latents)
 
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return normalized tokens."""
+        from diffusers import Flux2Pipeline
+
+        return self.encode_normalized(media, Flux2Pipeline._patchify_latents)
+
     def _image_ids(self, height: int, width: int) -> Tensor:
         from diffusers.modular_pipelines.flux3.before_denoise import _prepare_image_ids
 

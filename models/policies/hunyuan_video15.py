@@ -114,6 +114,11 @@ class HunyuanVideo15(ClipPolicy):
         # One by one: its attention masks only fit a single row (diffusers 0.42).
         return torch.cat([vae.decode(row, return_dict=False)[0] for row in scaled.split(1)])
 
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return scaled latents, one by one as in ``decoded``."""
+        latents = torch.cat([self.likeliest(row) for row in media.split(1)])
+        return latents * self.pipeline.vae.config.scaling_factor  # type: ignore[no-any-return]
+
     def save_lora(self, folder: Path) -> None:
         """Write a LoRA file for the transformer's ``load_lora_adapter``, in the format of other pipelines."""
         save_lora("WanPipeline", folder, "transformer", self.pipeline.transformer)

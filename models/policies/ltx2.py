@@ -24,7 +24,7 @@ from models.maths.guidance import guided, rescaled_guided
 from models.maths.transitions import expand
 from models.policies.clip_lengths import ClipLengths
 from models.policies.clips import ClipPolicy
-from models.policies.diffusion import DiffusionSettings, Images
+from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, Images
 from models.policies.nan_checks import waves
 from models.policies.pipeline import Modules, Rows
 from models.policies.pipeline_configs import FLOW, Fields
@@ -175,6 +175,9 @@ class LTX2(ClipPolicy):
         levels = vae.config.mel_bins // pipeline.audio_vae_mel_compression_ratio
         tokens = pipeline._denormalize_audio_latents(self.apart(latents)[1], vae.latents_mean, vae.latents_std)
         return pipeline._unpack_audio_latents(tokens, tokens.shape[1], num_mel_bins=levels)  # type: ignore[no-any-return]
+
+    # A clip without its sound has only a part of the latents.
+    encode_media = DiffusionPolicy.encode_media
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return decoded latents, (B, 3, F, H, W)."""

@@ -25,7 +25,7 @@ from models.maths.modality_chains import Joined
 from models.policies import VIDEO
 from models.policies.clips import ClipPolicy
 from models.policies.decoding import recompute_decoder
-from models.policies.diffusion import DiffusionSettings, PipelineCall
+from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall
 from models.policies.modular import ModularPolicy
 from models.policies.nan_checks import pixels, waves
 from models.policies.parts import Part
@@ -236,6 +236,9 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         shape = self._shape()
         rows: Tensor = self._joined.clean(self.apart(latents)[1]).unflatten(1, (-1, shape.sounds, shape.sound[1]))
         return rows.transpose(2, 3)
+
+    # A clip without its sound has only a part of the latents.
+    encode_media = DiffusionPolicy.encode_media
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return (B, 3, F, H, W) frames, about 0 to 1; the autoencoder's output has ImageNet's mean and std."""

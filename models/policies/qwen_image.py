@@ -109,3 +109,7 @@ class QwenImage(Flux1):
         settings, scale = self.settings, self.pipeline.vae_scale_factor
         spatial = self.pipeline._unpack_latents(latents, settings.height, settings.width, scale)
         return self.decode_standardized(spatial)[:, :, 0]
+
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return packed latents of a clip of one frame."""
+        return self.packed(self.encode_standardized(media[:, :, None])[:, :, 0])

@@ -101,6 +101,14 @@ class QwenImage21(PipelinePolicy):
         images: Tensor = vae.decode(spatial * std + mean, return_dict=False)[0]
         return images[:, :3, 0]
 
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return packed latents of opaque images."""
+        latents = self.likeliest(torch.cat([media, torch.ones_like(media[:, :1])], dim=1)[:, :, None])
+        config = self.pipeline.vae.config
+        mean, std = self.table(latents.device, _moments, *config.latents_mean, *config.latents_std).to(latents)
+        spatial = (latents - mean) / std
+        return self.pipeline._pack_latents(spatial, *spatial[:, :, 0].shape)  # type: ignore[no-any-return]
+
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; it reads whole texts, and its images have a fourth channel."""
         call = super().pipeline_call(steps, negative_prompt)

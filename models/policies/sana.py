@@ -97,6 +97,10 @@ class Sana(EulerGridPolicy):
         images: Tensor = vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
         return images
 
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return scaled latents."""
+        return self.likeliest(media) * self.pipeline.vae.config.scaling_factor  # type: ignore[no-any-return]
+
     def more_arguments(self, steps: int) -> dict[str, Any]:
         """Turn off binning of sizes, and the instruction if the option is off."""
         off = {} if self.options.instruction else {"complex_human_instruction": None}

@@ -75,6 +75,16 @@ class SDXL(UNetPolicy):
         images: Tensor = vae.decode(spread.to(vae.dtype), return_dict=False)[0]
         return images
 
+    def encode_scaled(self, media: Tensor) -> Tensor:
+        """Return scaled latents, with the mean and std of their channels removed."""
+        vae = self.pipeline.vae
+        mean, std = vae.config.get("latents_mean"), vae.config.get("latents_std")
+        if mean is None or std is None:
+            return super().encode_scaled(media)
+        latents = self.likeliest(media)
+        mean, std = (torch.tensor(tuple(each)).view(1, -1, 1, 1).to(latents) for each in (mean, std))
+        return (latents - mean) * vae.config.scaling_factor / std  # type: ignore[no-any-return]
+
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
         """Turn off the watermark, which the pipeline adds if a package is installed."""

@@ -105,7 +105,8 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
         return None
     figures = _epoch_figures(chain, made)
     points = [Point(key=key, value=value, step=epoch) for key, value in figures.items()]
-    points.append(Point(key=f"{ACHIEVED}/rollout", value=figures["reward/mean"], step=epoch))
+    if "reward/mean" in figures:
+        points.append(Point(key=f"{ACHIEVED}/rollout", value=figures["reward/mean"], step=epoch))
     scored = read_scored(chain, epoch)
     points += [
         Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
@@ -185,11 +186,13 @@ def _settings(config: RunConfig) -> dict[str, str]:
     flat = flatten(config.model_dump(mode="json"))
     chosen = {name: value for name, value in _main_settings(config).items() if value is not None}
     plain = flatten(
-        RunConfig(model=config.model, prompts=config.prompts, rewards=config.rewards).model_dump(mode="json")
+        RunConfig(model=config.model, prompts=config.prompts, data=config.data, rewards=config.rewards).model_dump(
+            mode="json"
+        )
     )
     for key, value in flat.items():
         section = key.split(".")[0]
-        named = key in chosen or section in ("model", "prompts", "rewards", "store", "run", *_FREE)
+        named = key in chosen or section in ("model", "prompts", "data", "rewards", "store", "run", *_FREE)
         if (
             len(chosen) < _MOST
             and not named
@@ -238,7 +241,8 @@ def paragraphs(context: RunContext, *, done: bool) -> list[str]:
     model, counts = config.model, context.store.manifest(chain.ref(Node(0, "preprocess")))
     base = model.base_name if model.path else f"the built-in '{model.base_name}'"
     rewards = " + ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards)
-    prompts = " + ".join(Path(source).name for source in config.prompts.lists("train").values())
+    sources = config.prompts.lists("train").values() if config.data is None else [config.data.train]
+    prompts = " + ".join(Path(source).name for source in sources)
     size = f" ({counts.summary['train']} prompts, {counts.summary['heldout']} held out)" if counts else ""
     lines = [
         f"trains {base} ({model.policy}) with {config.optimize.algorithm.name} on {prompts}{size} for {rewards}, "
