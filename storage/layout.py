@@ -30,6 +30,7 @@ KINDS = (
     "policies",
     "evaluations",
     "exports",
+    "preferences",
 )
 STAGING = ".staging"
 RUNS = "runs"

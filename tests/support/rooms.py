@@ -45,6 +45,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
         "execution",
         "checks",
         "reports",
+        "ratings",
         "tracking",
     ),
 }
