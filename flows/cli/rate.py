@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -16,7 +16,6 @@ from flows.environment import existing_root
 from tasks.ratings.request import TOKEN, RateRequest
 
 if TYPE_CHECKING:
-    from tasks.ratings.figures import RatingReport
     from tasks.runs.context import RunContext
 
 
@@ -43,7 +42,10 @@ def rate_command(
         from tasks.ratings.figures import rating_report
 
         found = rating_report(context)
-        print_json({"run": request.run, **asdict(found)}) if as_json else _print(found)
+        if as_json:
+            print_json({"run": request.run, **found})
+        for title, rows in () if as_json else found.items():
+            _print(title.capitalize(), rows)
         return
     against = None if request.against is None else open_run(uri, request.against, reads=True)
     _serve(request, context, against)
@@ -65,24 +67,11 @@ def _serve(request: RateRequest, context: RunContext, against: RunContext | None
             console.print(f"answers: {commit_preferences(context.run)}")
 
 
-def _print(found: RatingReport) -> None:
-    wins = Table("compared", "prompts of", "prompts", "answers", "win rate", "95 % interval", title="Win rates")
-    for win in found.wins:
-        low, high = win.rate.low, win.rate.high
-        interval = "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-        names = f"{win.winner} over {win.loser}"
-        wins.add_row(names, win.source, str(win.prompts), str(win.answers), f"{win.rate.mean:.3f}", interval)
-    print_table(wins)
-    raters = Table("rater", "answers", "ties", "skipped", "left", "seconds", title="Raters")
-    for each in found.raters:
-        left = "" if each.left is None else f"{each.left:.2f}"
-        raters.add_row(each.rater, str(each.answers), str(each.ties), str(each.skipped), left, f"{each.seconds:.1f}")
-    print_table(raters)
-    agreement = Table("raters", "pairs", "equal answers", "kappa", title="Agreement")
-    for group in found.agreement:
-        kappa = "" if group.kappa is None else f"{group.kappa:.3f}"
-        agreement.add_row(", ".join(group.raters), str(group.pairs), f"{group.share:.3f}", kappa)
-    if found.agreement:
-        print_table(agreement)
-    for warning in found.warnings:
-        console.print(f"warning: {warning}")
+def _print(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(*(rows[0] if rows else ()), title=title, title_justify="left")
+    for row in rows:
+        table.add_row(
+            *("" if each is None else f"{each:.3g}" if isinstance(each, float) else str(each) for each in row.values())
+        )
+    if rows:
+        print_table(table)

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from configs.errors import StoreError
+from configs.escaping import command
 from configs.fingerprint import fingerprint
 from storage import layout
 from storage.artifacts.checksummed_json import seal
@@ -130,7 +131,7 @@ def commit_preferences(run: RunFolder) -> ArtifactRef:
     """
     rows = _rows(answers_of(run))
     if not rows["number"]:
-        raise StoreError(f"Run '{run.name}' has no answers of raters yet. 'flowmill rate {run.name}' asks for them.")
+        raise StoreError(no_answers(run))
     inputs = sorted({*rows["first_artifact"], *rows["second_artifact"]})
     options = {"answers": fingerprint(rows)}
     work: dict[str, Any] = {"stage": _STAGE, "version": _VERSION, "options": options, "inputs": inputs}
@@ -152,6 +153,11 @@ def commit_preferences(run: RunFolder) -> ArtifactRef:
         )
     run.add(PREFERENCES, {"artifact": str(ref)})
     return ref
+
+
+def no_answers(run: RunFolder) -> str:
+    """Return the message that a run has no answers."""
+    return f"Run '{run.name}' has no answers of raters yet. '{command('flowmill', 'rate', run.name)}' asks for them."
 
 
 def _rows(answers: Mapping[int, Answer]) -> dict[str, list[Any]]:

@@ -38,28 +38,24 @@ _HEADERS = {
 _PREFERRED = {"left": 1.0, "right": 0.0, "tie": 0.5, "skip": None}
 
 
-class AnswerBody(BaseModel):
-    """One answer."""
+class RaterBody(BaseModel):
+    """The rater of a request."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    rater: RaterName
+    """Name."""
+
+
+class AnswerBody(RaterBody):
+    """One answer."""
+
     pair: str
     """The pair, as ``/api/pair`` named it."""
-    rater: RaterName
-    """The rater."""
     choice: Literal["left", "right", "tie", "skip"]
     """The answer."""
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Time that it took."""
-
-
-class UndoBody(BaseModel):
-    """A wish to withdraw the last answer."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    rater: RaterName
-    """The rater."""
 
 
 class _Session:
@@ -189,7 +185,7 @@ def make_app(run: RunFolder, sources: Sequence[SampleSource], request: RateReque
         return session.state(body.rater)
 
     @app.post("/api/undo", dependencies=allowed)
-    def undo(body: UndoBody) -> dict[str, Any]:
+    def undo(body: RaterBody) -> dict[str, Any]:
         """Withdraw the last answer, and return its pair if it is the next one."""
         session.undo(body.rater)
         return session.state(body.rater)

@@ -1,4 +1,4 @@
-"""A small run with two evaluations and a rollout, made once; every test rates a copy of its store."""
+"""Two small runs with a rollout and evaluations, made once; every test rates a copy of its store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.small import small_data, write_small
 HOSTILE = "<img src=x onerror=document.title='taken'> & <b>bold</b>"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def rated_store(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rated")
     data = small_data(folder, tiny_base)
@@ -28,6 +28,10 @@ def rated_store(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     evaluate(context, 0)
     run_epoch(context, 1)
     evaluate(context, 1)
+    data["run"] |= {"name": "other", "seed": 1}
+    other = prepare(parse_config(data, where="another run"))
+    run_epoch(other, 1)
+    evaluate(other, 1)
     return folder / "store"
 
 

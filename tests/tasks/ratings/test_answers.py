@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tasks.ratings.answers import Answer, answers_of, append_answer, commit_pref
 from tasks.ratings.figures import agreement_of, agreements, rating_report, win_rates
 from tasks.ratings.pairs import RatedPair, SampleSource, next_pair, pairs_of, sides, sources_of
 from tasks.runs.context import RunContext
+from tasks.runs.opening import open_run
 
 
 def answer(preferred: float | None = 1.0, *, rater: str = "ann", prompt: str = "p", sample: str = "s") -> Answer:
@@ -45,9 +47,11 @@ def compared(context: RunContext) -> list[SampleSource]:
     return sources_of(context, None, None, evaluation=False, scorer=None)
 
 
-def answers(context: RunContext, rater: str, preferred: Any, count: int = 99) -> list[RatedPair]:
+def answers(
+    context: RunContext, rater: str, preferred: Any, count: int = 99, sources: Sequence[SampleSource] = ()
+) -> list[RatedPair]:
     """Answer pairs as the page does; ``preferred`` gives the answer to a left and a right sample."""
-    pairs = pairs_of(compared(context), 0)
+    pairs = pairs_of(sources or compared(context), 0)
     for pair in pairs[:count]:
         left, right = sides(pair, rater)
         append_answer(
@@ -209,8 +213,12 @@ def test_what_cannot_be_compared_is_a_message(context: RunContext) -> None:
         pairs_of(sources_of(context, context, None, evaluation=False, scorer=None), 0)
     with pytest.raises(StoreError, match="no rollout for epoch 2 yet"):
         pairs_of(sources_of(context, None, 2, evaluation=False, scorer=None), 0)
-    with pytest.raises(StoreError, match=r"has no answers of raters yet. 'flowmill rate small'"):
-        commit_preferences(context.run)
+    for asking in (lambda: commit_preferences(context.run), lambda: rating_report(context)):
+        with pytest.raises(StoreError, match=r"has no answers of raters yet. 'flowmill rate small'"):
+            asking()
+    other = open_run(context.store.root.uri, "other", reads=True)
+    with pytest.raises(StoreError, match="Run 'other' has 1 evaluations with samples to compare"):
+        sources_of(other, None, None, evaluation=False, scorer=None)
 
 
 def test_figures_of_a_run(context: RunContext) -> None:
@@ -218,39 +226,62 @@ def test_figures_of_a_run(context: RunContext) -> None:
     pairs = answers(context, "ann", lambda left, right: float(left[0] == after))
     answers(context, "bob", lambda left, right: 1.0)
     report = rating_report(context)
-    prompts = len({each.prompt_id for each in pairs})
-    wins = report.wins[0]
-    assert (wins.winner, wins.loser) == ("evaluation of epoch 1", "evaluation of epoch 0")
-    assert (wins.prompts, wins.answers) == (prompts, 32)
+    wins, by_score = report["wins"]
+    assert (wins["winner"], wins["loser"]) == ("evaluation of epoch 1", "evaluation of epoch 0")
+    assert (wins["prompts"], wins["answers"]) == (len({each.prompt_id for each in pairs}), 32)
     left = {each.key: sides(each, "bob")[0][0] == after for each in pairs}
     by_prompt: dict[str, list[float]] = {}
     for each in pairs:
         by_prompt.setdefault(each.prompt_id, []).extend([1.0, float(left[each.key])])
-    assert wins.rate.mean == pytest.approx(np.mean([np.mean(shares) for shares in by_prompt.values()]))
-    assert [each.winner for each in report.wins[1:]] == ["higher 'jpeg_compressibility'"]
-    assert [(each.rater, each.answers, each.left) for each in report.raters][1] == ("bob", 16, 1.0)
-    assert report.agreement[0].share == np.mean(list(left.values()))
-    assert len(report.warnings) == 1
-    assert "bob preferred the left sample in all 16 answers" in report.warnings[0]
+    assert wins["rate"] == pytest.approx(np.mean([np.mean(shares) for shares in by_prompt.values()]))
+    assert by_score["winner"] == "higher 'jpeg_compressibility'"
+    ann, bob = report["raters"]
+    assert (bob["rater"], bob["answers"], bob["left"]) == ("bob", 16, 1.0)
+    assert ann["warning"] is None
+    assert bob["warning"] == "always the left one, though sides are drawn: not about the samples"
+    assert report["agreement"][0]["share"] == np.mean(list(left.values()))
     command = ["rate", "small", "--report", "--root", context.store.root.uri]
     said = CliRunner().invoke(app, command).output
-    assert "evaluation of epoch 1 over evaluation of epoch 0\tall\t11\t32" in said
-    assert "warning: bob preferred the left sample" in said
-    figures = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
-    assert figures == {"run": "small", **json.loads(json.dumps(asdict(report)))}
+    assert "evaluation of epoch 1\tevaluation of epoch 0\tall\t11\t32" in said
+    assert "always the left one" in said
+    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).output) == {"run": "small", **report}
+
+
+def test_two_runs_are_compared(context: RunContext) -> None:
+    other = open_run(context.store.root.uri, "other", reads=True)
+    sources = sources_of(context, other, None, evaluation=False, scorer=None)
+    assert [source.artifact for source in sources] == [
+        each.chain.require(1, "evaluate").artifact for each in (context, other)
+    ]
+    answers(context, "ann", lambda left, right: float(left[0] == sources[1].artifact), sources=sources)
+    wins = rating_report(context)["wins"][0]
+    assert (wins["winner"], wins["loser"]) == ("other, evaluation of epoch 1", "evaluation of epoch 1")
+    assert (wins["answers"], wins["rate"]) == (16, 1.0)
+
+
+def test_the_reward_that_people_agree_with_wins(context: RunContext) -> None:
+    sources = compared(context)
+    scored = sources_of(context, None, None, evaluation=False, scorer="jpeg_compressibility")
+    scores = {(source.artifact, row["sample_id"]): row["score"] for source in scored for row in source.rows}
+    assert len({source.artifact for source in sources}) == 2
+    answers(context, "ann", lambda left, right: float(scores[left] > scores[right]))
+    assert [row["rate"] for row in rating_report(context)["wins"]][1:] == [1.0]
 
 
 def test_prompts_count_equally_in_a_win_rate_and_sources_apart() -> None:
     shares = [(f"p{number}", float(number < 15)) for number in range(20)] + [("p0", 0.0), ("p0", 0.5)]
     sources = {f"p{number}": "odd" if number % 2 else "even" for number in range(20)}
     everything, even, odd = win_rates("new", "old", shares, sources)
-    assert (everything.source, everything.prompts, everything.answers) == ("all", 20, 22)
-    assert everything.rate.mean == pytest.approx((14 + 0.5) / 20), "the three answers to p0 are one prompt's"
-    assert [(each.source, each.prompts, each.answers) for each in (even, odd)] == [("even", 10, 12), ("odd", 10, 10)]
-    assert odd.rate.mean == 0.7
-    assert odd.rate.low is None, "no interval of so few prompts"
+    assert (everything["source"], everything["prompts"], everything["answers"]) == ("all", 20, 22)
+    assert everything["rate"] == pytest.approx((14 + 0.5) / 20), "the three answers to p0 are one prompt's"
+    assert [(each["source"], each["prompts"], each["answers"]) for each in (even, odd)] == [
+        ("even", 10, 12),
+        ("odd", 10, 10),
+    ]
+    assert odd["rate"] == 0.7
+    assert odd["low"] is None, "no interval of so few prompts"
     (wilson,) = win_rates("new", "old", shares[:20], {})
-    assert (wilson.rate.low, wilson.rate.high) == (pytest.approx(0.5313, abs=1e-4), pytest.approx(0.8881, abs=1e-4))
+    assert (wilson["low"], wilson["high"]) == (pytest.approx(0.5313, abs=1e-4), pytest.approx(0.8881, abs=1e-4))
 
 
 def test_kappa_is_the_published_one() -> None:
@@ -273,8 +304,8 @@ def test_agreement_counts_common_pairs_whatever_their_sides() -> None:
         answer(0.0, rater="bob"), first_artifact="evaluations/0b", second_artifact="evaluations/0a"
     )  # fmt: skip
     (found,) = agreements([answer(1.0), answer(1.0, sample="only ann's"), turned])
-    assert (found.raters, found.pairs, found.share, found.kappa) == (("ann", "bob"), 1, 1.0, None)
+    assert found == {"raters": "ann, bob", "pairs": 1, "share": 1.0, "kappa": None}
     assert agreements([answer(), answer(rater="bob", sample="another")]) == []
     three = agreements([answer(), answer(rater="bob"), answer(0.5, rater="cy")])
-    assert [len(each.raters) for each in three] == [2, 2, 2, 3]
-    assert three[-1].share == pytest.approx(1 / 3)
+    assert [each["raters"] for each in three] == ["ann, bob", "ann, cy", "bob, cy", "ann, bob, cy"]
+    assert three[-1]["share"] == pytest.approx(1 / 3)
