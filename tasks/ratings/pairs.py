@@ -15,6 +15,7 @@ import numpy as np
 from configs.errors import StoreError
 from configs.fingerprint import fingerprint
 from configs.suggestions import did_you_mean
+from storage.layout import ArtifactRef
 from storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
 from tasks.metrics.evaluations import finished_evaluations
 from tasks.ratings.answers import Key, as_key
@@ -84,8 +85,7 @@ class SampleSource:
 
     def starts(self, sample: str) -> list[np.ndarray]:
         """Return the images that the prompt of a sample starts from, (H, W, 3) uint8 each."""
-        ref = self.context.chain.require(self.epoch, "evaluate" if self.evaluation else "rollout").ref
-        return references_of(self.context, ref, [sample])[sample]
+        return references_of(self.context, ArtifactRef.parse(self.artifact), [sample])[sample]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
