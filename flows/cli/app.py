@@ -31,6 +31,7 @@ COMMANDS = {
     "report": "Write the results of a run, or a comparison of several, as one self-contained HTML file.",
     "benchmark": "Measure models on pinned prompts, seeds and settings, and compare them prompt by prompt.",
     "view": "Browse trajectories by prompt, reward and advantage, by group, and a sample's denoising chain by step.",
+    "rate": "Compare pairs of samples on a page, blind, and print the figures of the answers: win rates, agreement.",
     "track": "Log a run to MLflow from its committed artifacts: all of it, or the records lost in an outage.",
     "publish": "Upload the exported model and its card to the Hugging Face Hub. No other command uploads anything.",
     "export": "Copy the exported model of a run into a folder, or write its policy as a torch checkpoint.",

@@ -52,7 +52,7 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
     """
     _check_records(store, retention.forget)
     kept = {name: RunFolder(store, name) for name in list_runs(store) if name not in retention.forget}
-    named = {entry.artifact for run in kept.values() for entry in run.entries()}
+    named = {str(ref) for run in kept.values() for ref in run.named()}
     past = _past(kept, retention)
     removals = [
         Removal(label=layout.run(name), size=0, reason="the run is given up", trace=False)

@@ -24,6 +24,7 @@ from flows.cli.request_options import with_options
 from flows.environment import as_overrides
 from flows.requests import DeployRequest, PipelineRequest, Request, StageRequest, SweepRequest
 from tasks.execution.serve_reward import ServeRequest
+from tasks.ratings.request import RateRequest
 from tasks.runs.opening import run_name
 from tests.conftest import ConfigFactory
 
@@ -67,6 +68,7 @@ KINDS: dict[str, type[BaseModel]] = {
     "stage": StageRequest,
     "deploy": DeployRequest,
     "serve-reward": ServeRequest,
+    "rate": RateRequest,
 }
 
 

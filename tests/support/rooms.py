@@ -46,6 +46,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
         "execution",
         "checks",
         "reports",
+        "ratings",
         "tracking",
     ),
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
+from configs.addresses import holds_token
 from configs.errors import FlowmillError
 from models.rewards.base import Reward, Scores, perfect_score
 from models.rewards.invocation import needs_of_made
@@ -88,8 +88,7 @@ def make_app(served: Served) -> FastAPI:
     app = FastAPI(title=f"reward {served.name}", lifespan=working, docs_url=None, redoc_url=None)
 
     def authorized(request: Request) -> None:
-        shown = request.headers.get("authorization", "")
-        if served.token is not None and not secrets.compare_digest(shown.encode(), f"Bearer {served.token}".encode()):
+        if not holds_token(request.headers.get("authorization", ""), served.token):
             raise _Refused(401, f"the token is missing or wrong: set {wire.TOKEN} to the server's")
 
     @app.exception_handler(_Refused)
