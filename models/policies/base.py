@@ -18,7 +18,7 @@ from models.policies.parts import Part
 if TYPE_CHECKING:
     from torch import nn
 
-    from models.compute_meter import Meter
+    from models.policies.compute_meter import Meter
     from models.policies.tokenization import Reader
     from models.weights.stored_weights import StoredWeights
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from configs.errors import ConfigError
-from models.attention_masks import with_content
 from models.devices import moved
 from models.library_loading import read_json
 from models.maths.modality_chains import Joined
 from models.policies import VIDEO
+from models.policies.attention_masks import with_content
 from models.policies.clips import ClipPolicy
 from models.policies.decoding import recompute_decoder
 from models.policies.diffusion import DiffusionSettings, PipelineCall

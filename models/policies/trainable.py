@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from configs.errors import CorruptError
-from models.compute_meter import Meter
 from models.policies.base import Policy
+from models.policies.compute_meter import Meter
 from models.weights.lora import LoraSpec, add_lora
 from models.weights.merging import Merged
 from models.weights.sharding import Sharding, exchange, gather, scatter, whole

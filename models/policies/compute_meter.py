@@ -182,7 +182,7 @@ def forward_flops(module: nn.Module, args: Any, kwargs: Any) -> float | None:
 def _counted(kind: Any, config: Any, args: Any, kwargs: Any) -> float | None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from models.attention_masks import WholeMasks
+    from models.policies.attention_masks import WholeMasks
     from models.weights.stored_weights import on_meta
 
     twin = on_meta(lambda: kind.from_config(config)).float()
