@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 #: Devices with fast or at least correct float64; MPS has none, and NPUs emulate it.
 _WIDE = ("cpu", "cuda", "xpu")

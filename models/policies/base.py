@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import nn
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig
@@ -16,8 +17,6 @@ from models.policies.attention import BACKENDS, Backend
 from models.policies.parts import Part
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from models.policies.compute_meter import Meter
     from models.policies.tokenization import Reader
     from models.weights.stored_weights import StoredWeights

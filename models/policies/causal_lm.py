@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 from configs.registry import build
 from configs.schema import RunConfig
@@ -49,8 +50,6 @@ from models.weights.pretrained_loading import auto_from_config, load_pretrained
 from models.weights.stored_weights import StoredWeights, empty_model, on_meta
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from models.weights.lora import LoraSpec
     from models.weights.lora_start import StartAdapter
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema import RunConfig
 from models.policies.base import Policy, PolicySettings
@@ -21,8 +21,6 @@ from models.policies.trainable import Trainable
 from models.weights.pretrained_loading import load_pretrained
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from models.weights.lora import LoraSpec
 
 #: The trained module by its name.

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig
@@ -22,9 +23,6 @@ from models.policies.base import Policy, PolicySettings
 from models.policies.parts import Part
 from models.policies.trainable import Trainable
 from models.weights.lora import LoraSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from models.policies.diffusion import Images
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, TextOptions, thousandths
 from models.policies.tokenization import CLIP_LIMIT, Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Flux1(PipelinePolicy):

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.flux1 import Flux1
 from models.policies.parts import Part
 from models.policies.pipeline import Rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Flux1Kontext(Flux1):

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from configs.errors import ConfigError
 from models.image_files import within
@@ -28,10 +30,6 @@ from models.policies.reference_images import (
     tokens_of,
 )
 from models.policies.tokenization import Reader, asked
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 #: Pixels to which the pipeline scales larger images down, and the minimum of their sides.
 _PIPELINE_AREA, _SMALLEST = 1024 * 1024, 64

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from configs.errors import ConfigError
 from models.library_loading import read_json
@@ -24,10 +26,6 @@ from models.policies.pipeline import Modules, Rows, padded_text, thousandths
 from models.policies.pipeline_configs import SHIFT_ALONE, Fields
 from models.policies.reference_images import row_by_row
 from models.policies.tokenization import Reader, asked
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from configs.errors import ConfigError
 from models.devices import moved
@@ -32,10 +34,6 @@ from models.policies.parts import Part
 from models.policies.pipeline import Modules, Rows, TextOptions, padded_text
 from models.policies.pipeline_configs import Fields, check_scheduler, whole
 from models.policies.reference_images import row_by_row
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 #: Number of text encoder layers before the hidden state that the pipeline reads; it must not be the last layer.
 _TEXT_LAYER = 50

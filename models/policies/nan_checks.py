@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from configs.errors import ConfigError, SamplingError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from models.policies.diffusion import DiffusionPolicy
 
 

@@ -11,19 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from configs.errors import ConfigError
 from models.policies.diffusion import PipelineCall
 from models.policies.parts import Part
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions, padded_text
 from models.policies.reference_images import row_by_row
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 
 class QwenImage21(PipelinePolicy):

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from models.policies.diffusion import PipelineCall
 from models.policies.parts import Part
@@ -27,10 +29,6 @@ from models.policies.reference_images import (
     row_by_row,
     tokens_of,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 #: Pixels to which the pipeline always scales the image to edit.
 _PIPELINE_AREA = 1024 * 1024

@@ -10,18 +10,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from models.policies.euler_grid import EulerGridPolicy
 from models.policies.pipeline import APART_ATTENTION, Modules, Rows
 from models.policies.pipeline_configs import DPM_FLOW, Fields
 from models.policies.tokenization import Reader
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL, StableDiffusion3Pipeline
-from torch import nn
+from torch import Tensor, nn
 
 from models.quickstart.pipeline import MAX_TOKENS
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Report = Callable[[str, int, int], None]
 _BATCH = 64

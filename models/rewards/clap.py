@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from configs.path_types import ModelPlace
 from models.devices import chosen_device, local_rank
@@ -17,9 +17,6 @@ from models.rewards.device_placement import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import BYTES, Takes
 from models.text.control_tokens import as_texts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Sample rate of published models, in Hz.
 _RATE = 48_000

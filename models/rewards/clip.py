@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from configs.path_types import ColumnFolderPlace, FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
@@ -22,9 +22,6 @@ from models.rewards.similarity import pixel_similarity, sized_as, structural_sim
 from models.rewards.sizes import Takes, encoder_of
 from models.rewards.weight_files import WeightsFile
 from models.text.control_tokens import as_texts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CLIP_L = "openai/clip-vit-large-patch14"
 #: Divisors of the scaled cosines, by reward and convention.

@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
 from configs.errors import RewardError
 from models.rewards.errors import describe, log_traceback
 from models.rewards.returned import described
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from models.rewards.base import Batch
 
 #: Pillow's number of bicubic interpolation, which image processors name.

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from models.quickstart.corpus import real_digits
 from models.rewards.base import Needs, Scores, quoted_text
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _UPDATES, _ROWS, _NOISE = 400, 256, 0.1
 

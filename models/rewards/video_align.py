@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import PositiveFloat
+from torch import Tensor
 from torch.nn.functional import interpolate
 
 from configs.errors import ConfigError
@@ -21,9 +22,6 @@ from models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, tok
 from models.rewards.base import Needs, Scores
 from models.rewards.sizes import Takes, encoder_of
 from models.rewards.weight_files import WeightsFile
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ASPECTS = ("VQ", "MQ", "TA")
 _MARKS = [f"<|{aspect}_reward|>" for aspect in ASPECTS]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -28,7 +29,6 @@ from models.weights.coverage import MAX_DIMENSIONS, check_covered
 from models.weights.plain_pickle import MAX_BYTES, PERSISTENT, Record, read_records
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.distributed.checkpoint.metadata import MetadataIndex
 
 METADATA = ".metadata"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from configs.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def check_finite(loaded: Any, label: str) -> None:
