@@ -25,23 +25,16 @@ _UNBOUNDED = frozenset({"time_step_limit", "lambda_min_clipped"})
 
 
 def diffusers_class(name: str) -> Any:
-    """Return a class of diffusers, imported now.
-
-    Raises:
-        AttributeError: diffusers has no such class.
-    """
+    """Return a class of diffusers, imported now; raise AttributeError if diffusers has no such class."""
     import diffusers
 
     return getattr(diffusers, name)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a third-party JSON file, such as a component's config or a weight index.
-
-    Raises:
-        OSError: there is no such file.
-        ValueError: it is no JSON, no object, too large, nested too deeply, or has a number that is not finite.
-    """
+    """Return the object in a third-party JSON file, such as a component's config or a weight index. Raises OSError if
+    there is no such file; ValueError if it is no JSON, no object, too large, nested too deeply, or has a number that is
+    not finite."""
     try:
         # Reading a pipe would block, and reading a device never end.
         if path.exists() and not path.is_file():
@@ -59,12 +52,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_weight_index(path: Path) -> dict[str, str]:
-    """Return the file of each weight by its name, from an index such as ``model.safetensors.index.json``.
-
-    Raises:
-        OSError: there is no such file.
-        ValueError: it cannot be read, see ``read_json``, or lists something else than files next to it.
-    """
+    """Return the file of each weight by its name, from an index such as ``model.safetensors.index.json``. Raises
+    OSError if there is no such file; ValueError if it cannot be read, see ``read_json``, or lists something else than
+    files next to it."""
     listed = read_json(path).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise ValueError(f"'{path}' has no weight_map")

@@ -24,11 +24,8 @@ LOCAL = "local"
 
 
 def make_engine(section: Component) -> Any:
-    """Return the engine that a config names; no request is sent yet.
-
-    Raises:
-        ConfigError: there is none of this name, or an option is invalid.
-    """
+    """Return the engine that a config names; no request is sent yet. Raises ConfigError if there is none of this name,
+    or an option is invalid."""
     return chosen(ENGINES, section, label="rollout.tokens.engine")
 
 

@@ -18,10 +18,8 @@ class Malformed(Exception):
 def completion_of(answer: Any, prompt: Sequence[int], sampling: Sampling, vocabulary: int) -> Completion:
     """Return the completion in an answer; its finish reason is derived from its tokens.
 
-    A server may notice a stop text late: tokens after the one that completed it are dropped.
-
-    Raises:
-        Malformed: there is none, or it contradicts the request.
+    A server may notice a stop text late: tokens after the one that completed it are dropped. Raises Malformed if there
+    is none, or it contradicts the request.
     """
     choice = _choice(answer)
     ids = _ids(choice, sampling.max_new, vocabulary)
@@ -37,11 +35,8 @@ def completion_of(answer: Any, prompt: Sequence[int], sampling: Sampling, vocabu
 
 
 def prompt_log_probs_of(answer: Any, ids: Sequence[int]) -> list[float]:
-    """Return a server's log-probs of all tokens of a text but the first, from ``prompt_logprobs`` or an echo.
-
-    Raises:
-        Malformed: they are missing.
-    """
+    """Return a server's log-probs of all tokens of a text but the first, from ``prompt_logprobs`` or an echo; raise
+    Malformed if they are missing."""
     choice = _choice(answer)
     found = choice.get("prompt_logprobs", answer.get("prompt_logprobs"))
     if found is None:

@@ -73,11 +73,7 @@ class OpenAI:
     _client: ServerClient = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Make the client; no request is sent yet.
-
-        Raises:
-            ValueError: ``reload`` is set without ``folder``.
-        """
+        """Make the client; no request is sent yet. Raises ValueError if ``reload`` is set without ``folder``."""
         if self.reload is not None and self.folder is None:
             raise ValueError("reload needs folder, where the policy is written that the server is to load.")
         self._client = ServerClient(Patience(self.patience_s), timeout_s=self.timeout_s, concurrency=self.concurrency)
@@ -90,11 +86,8 @@ class OpenAI:
     # Weights
 
     def bring(self, policy: str, write: Callable[[Path], None]) -> None:
-        """Write the policy into the folder, and have the server load it.
-
-        Raises:
-            EngineError: the folder cannot be written, or the server does not load it.
-        """
+        """Write the policy into the folder, and have the server load it; raise EngineError if the folder cannot be
+        written, or the server does not load it."""
         if self.folder is None:
             return
         name = f"policy-{hash_text(policy)[:16]}"
@@ -112,11 +105,8 @@ class OpenAI:
             self._post(self.reload, filled, tokens=0, read=lambda answer: None, key=False)
 
     def prove(self, ids: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Compare the server's log-probs of a text with the policy's; if ``reloads``, wait until they agree.
-
-        Raises:
-            EngineError: they differ.
-        """
+        """Compare the server's log-probs of a text with the policy's; if ``reloads``, wait until they agree. Raises
+        EngineError if they differ."""
         until = time.monotonic() + (self.patience_s if self.reloads else 0.0)
         while True:
             found = self._server_log_probs(ids)
@@ -148,11 +138,8 @@ class OpenAI:
     # Texts
 
     def complete(self, asked: Asked) -> list[Completion]:
-        """Return a completion of each prompt, in separate requests, as seeds belong to requests.
-
-        Raises:
-            EngineError: an answer does not match its request, or the server does not answer.
-        """
+        """Return a completion of each prompt, in separate requests, as seeds belong to requests; raise EngineError if
+        an answer does not match its request, or the server does not answer."""
         if asked.uniforms is None:
             raise EngineError(f"{self._place}: the likeliest tokens are taken by the engine 'local' alone.")
         pool = ThreadPoolExecutor(min(self.concurrency, len(asked.prompts)), thread_name_prefix="engine")

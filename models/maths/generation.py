@@ -75,12 +75,9 @@ def generate(
     Finished rows stay in the batch, so that its shape stays the same.
 
     Args:
-        forward: the model.
         prompts: token ids, at least one and at most ``width`` each.
-        sampling: how tokens are drawn.
         width: P; shorter prompts are padded on the left.
         uniforms: position -> (B,) float64 in [0, 1); None: the likeliest tokens.
-        device: device of the model.
     """
     pads = [width - len(prompt) for prompt in prompts]
     ids = moved(torch.tensor([[0] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)]), device)
@@ -105,9 +102,7 @@ def reading_once(forward: Forward, distinct: int) -> Forward:
     Prompts are processed in a batch of fixed size, padded with copies, so that its shape does not depend on its
     contents. A batch with more prompts, or one that would be no smaller, is processed with all its rows.
 
-    Args:
-        forward: the model, with a cache of transformers.
-        distinct: the size of that batch.
+    ``distinct``: the size of that batch.
     """
 
     def read(ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:

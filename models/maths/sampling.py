@@ -69,15 +69,13 @@ def sample(
 ) -> Rollout:
     """Denoise a batch; steps outside a row's plan are ODE steps.
 
-    Latents are rounded to the storage dtype before the log-prob is computed and before the next step uses them:
-    stored and scored values are equal.
+    Latents are rounded to the storage dtype before the log-prob is computed and before the next step uses them: stored
+    and scored values are equal.
 
     Args:
-        policy: gives velocities.
         conditioning: B rows.
         latents: (B, ...) float32 initial noise.
         sigmas: (T + 1,) float32 from 1 to 0.
-        sampler: kernel, solver, storage dtype, reference.
         plans: B plans with equally many trained steps.
         noise: step -> (B, ...) float32 standard normal noise; called only for steps that are stochastic in some row.
 

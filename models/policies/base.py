@@ -85,34 +85,20 @@ class Policy(ABC):
     @classmethod
     @abstractmethod
     def load(cls, folder: Path, settings: Any, parts: frozenset[Part], options: Mapping[str, Any]) -> Policy:
-        """Load the given parts of a model's folder.
-
-        Args:
-            folder: local.
-            settings: from ``settings_for``.
-            parts: parts to load.
-            options: options of the family.
-
-        Raises:
-            ConfigError: the folder holds another model, or an option or size is not valid.
-        """
+        """Load the given parts of a model's folder; raise ConfigError if the folder holds another model, or an option
+        or size is not valid."""
 
     @classmethod
     def load_critic(
         cls, folder: Path, settings: Any, *, own: bool, lora: Any, seed: int, like: Path | None = None
     ) -> Any:
-        """Load a critic for such policies; return its ``models.policies.trainable:Trainable``, untrained.
+        """Load a critic for such policies; return its ``models.policies.trainable:Trainable``, untrained. Raises
+        ConfigError if the family has no critics, or the critic's model does not fit.
 
         Args:
-            folder: folder of the model whose backbone it uses.
-            settings: from ``settings_for``.
             own: True: it has its own backbone; False: it is a head on the policy's hidden states.
             lora: ``models.weights.lora:LoraSpec`` of adapters for the backbone, or None to train all of it.
-            seed: seed of the adapters' initial weights.
             like: folder of the base model, if it differs: the critic must use the policy's tokens.
-
-        Raises:
-            ConfigError: the family has no critics, or the critic's model does not fit.
         """
         raise ConfigError(
             f"model.policy: {cls.__name__} has no critic, which optimize.algorithm asks for. Choose an algorithm that "
@@ -124,7 +110,6 @@ class Policy(ABC):
         """Return the ``trained`` modules of a local model on the meta device, from its configs alone.
 
         Args:
-            folder: folder of the model; already checked.
             critic: return those of a critic with its own backbone instead.
 
         Returns:
@@ -134,13 +119,10 @@ class Policy(ABC):
 
     @classmethod
     def read_adapter(cls, path: str) -> Any:
-        """Read adapters to start training from; return a ``models.weights.lora_start:StartAdapter``.
+        """Read adapters to start training from; return a ``models.weights.lora_start:StartAdapter``. Raises ConfigError
+        if there are no adapters, their kind cannot be trained, or the family does not read adapters.
 
-        Args:
-            path: a safetensors file, or a folder with one.
-
-        Raises:
-            ConfigError: there are no adapters, their kind cannot be trained, or the family does not read adapters.
+        ``path``: a safetensors file, or a folder with one.
         """
         raise ConfigError(
             f"model.lora.start: {cls.__name__} reads no adapters. Leave it out, or write its class a read_adapter()."
@@ -148,14 +130,12 @@ class Policy(ABC):
 
     @classmethod
     def check_single_files(cls, files: Mapping[str, str], folder: Path | None) -> frozenset[str]:
-        """Return the components that single files hold, after checking that they fit a model's folder.
+        """Return the components that single files hold, after checking that they fit a model's folder; raise
+        ConfigError if they hold another model or only part of one, or the family does not read single files.
 
         Args:
             files: paths by component; under '' a file of which all components are used.
             folder: source of configs and all other files; None if it is not downloaded: only the files are checked.
-
-        Raises:
-            ConfigError: they hold another model or only part of one, or the family does not read single files.
         """
         raise ConfigError(
             f"model.single_file: {cls.__name__} reads no single files. Remove it; model.path has all of a model."
@@ -163,16 +143,8 @@ class Policy(ABC):
 
     @classmethod
     def write_single_files(cls, files: Mapping[str, str], folder: Path, target: Path) -> None:
-        """Write a model's folder: components from single files, all other files from another folder.
-
-        Args:
-            files: paths by component; under '' a file of which all components are used.
-            folder: source of configs and all other files.
-            target: folder to write; must not exist.
-
-        Raises:
-            ConfigError: see ``check_single_files``.
-        """
+        """Write a model's folder: components from single files, all other files from another folder. Raises
+        ConfigError, see ``check_single_files``. ``target``: folder to write; must not exist."""
         cls.check_single_files(files, folder)
 
     @classmethod
@@ -192,14 +164,10 @@ class Policy(ABC):
 
     @abstractmethod
     def trainable(self, lora: Any, *, seed: int) -> Any:
-        """Make this freshly loaded policy trainable; return its ``models.policies.trainable:Trainable``.
+        """Make this freshly loaded policy trainable; return its ``models.policies.trainable:Trainable``. Raises
+        ConfigError if a LoRA target matches no module.
 
-        Args:
-            lora: ``models.weights.lora:LoraSpec`` of adapters to add, or None to train all weights.
-            seed: seed of the adapters' initial weights.
-
-        Raises:
-            ConfigError: a LoRA target matches no module.
+        ``lora``: ``models.weights.lora:LoraSpec`` of adapters to add, or None to train all weights.
         """
 
     def modules(self) -> dict[str, nn.Module]:

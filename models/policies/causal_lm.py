@@ -94,11 +94,8 @@ class CausalLM(Policy):
     def load(
         cls, folder: Path, settings: PolicySettings, parts: frozenset[Part], options: Mapping[str, Any]
     ) -> CausalLM:
-        """Load the model and its tokenizer from a folder that ``save_pretrained`` wrote.
-
-        Raises:
-            ConfigError: the folder holds no causal language model, no tokenizer, or no safetensors.
-        """
+        """Load the model and its tokenizer from a folder that ``save_pretrained`` wrote; raise ConfigError if the
+        folder holds no causal language model, no tokenizer, or no safetensors."""
         from transformers import AutoModelForCausalLM
 
         build(cls.options_type, "causal_lm", options, label="model.options of")
@@ -282,11 +279,8 @@ class TrainableLM(Trainable):
 
     @torch.no_grad()
     def reference_log_probs(self, ids: Tensor, temperature: float) -> Tensor:
-        """Return the base model's (B, W) log-probs: adapters switched off, or the frozen copy.
-
-        Raises:
-            RuntimeError: full weights are trained and no reference was set.
-        """
+        """Return the base model's (B, W) log-probs: adapters switched off, or the frozen copy. Raises RuntimeError if
+        full weights are trained and no reference was set."""
         if self.lora is not None:
             with self.without_adapters():
                 return token_log_probs(self.policy.logits(ids), ids, temperature)

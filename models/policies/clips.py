@@ -46,11 +46,7 @@ class ClipPolicy(PipelinePolicy):
 
     @classmethod
     def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
-        """Check height, width and the number of frames.
-
-        Raises:
-            ConfigError: the model cannot make such clips.
-        """
+        """Check height, width and the number of frames; raise ConfigError if the model cannot make such clips."""
         if settings.frames not in cls.lengths:
             raise ConfigError(
                 f"model.frames is {settings.frames}, but this model takes {cls.lengths}. "

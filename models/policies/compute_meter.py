@@ -68,7 +68,6 @@ class Meter:
 
         Args:
             adapters: denoisers are frozen except for adapters.
-            device: their device.
             share: this process's share of a forward, if several processes share its tokens.
         """
         self._backward, self._share = 1 if adapters else 2, share

@@ -31,13 +31,8 @@ class ValueModel(nn.Module):
     """A head with one output per token, on its own backbone or on given hidden states."""
 
     def __init__(self, backbone: Any, hidden: int, device: torch.device) -> None:
-        """Start with a head of zeros, so that all values are 0.
-
-        Args:
-            backbone: a transformers model without a language head; None: hidden states are given.
-            hidden: H.
-            device: device of the head.
-        """
+        """Start with a head of zeros, so that all values are 0. ``backbone``: a transformers model without a language
+        head; None: hidden states are given."""
         super().__init__()
         self.backbone = backbone
         self.head = nn.Linear(hidden, 1, device=device)

@@ -55,11 +55,8 @@ class DDIMPolicy(PipelinePolicy):
 
     @classmethod
     def noise_range(cls, folder: Path, steps: int) -> tuple[float, float]:
-        """Return the first and last noise level of ``steps`` steps with a folder's scheduler.
-
-        Raises:
-            ConfigError: the scheduler does not allow this number of steps.
-        """
+        """Return the first and last noise level of ``steps`` steps with a folder's scheduler; raise ConfigError if the
+        scheduler does not allow this number of steps."""
         index = read_index(folder, cls.pipeline_name, cls.family)
         levels = _levels(cls._walking(scheduler_of(folder, index)), steps)
         return float(levels[0]), float(levels[-1])
@@ -69,11 +66,8 @@ class DDIMPolicy(PipelinePolicy):
         return diffusers_class(cls.walked).from_config(scheduler.config, **cls.walked_options)
 
     def sigmas(self, steps: int) -> Tensor:
-        """Return b / (a + b) at the scheduler's timesteps, and after its last step.
-
-        Raises:
-            ConfigError: the steps do not lead from one scheduler timestep to another.
-        """
+        """Return b / (a + b) at the scheduler's timesteps, and after its last step; raise ConfigError if the steps do
+        not lead from one scheduler timestep to another."""
         return moved(_levels(self.pipeline.scheduler, steps).float(), self.settings.device)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
@@ -190,11 +184,8 @@ class UNetPolicy(DDIMPolicy):
 
 
 def _levels(scheduler: Any, steps: int) -> Tensor:
-    """Return the (T + 1,) float64 sigmas of DDIM's steps.
-
-    Raises:
-        ConfigError: the steps do not lead from one scheduler timestep to another, or exceed their number.
-    """
+    """Return the (T + 1,) float64 sigmas of DDIM's steps; raise ConfigError if the steps do not lead from one scheduler
+    timestep to another, or exceed their number."""
     trained, known = scheduler.config.num_train_timesteps, len(scheduler.alphas_cumprod)
     if scheduler.config.timestep_spacing == "trailing" and trained % steps:
         raise ConfigError(

@@ -90,7 +90,6 @@ class DecodingPolicy(DiffusionPolicy):
         """Return a table that is the same for every forward; it is created in host memory and moved only once.
 
         Args:
-            device: device of the table.
             make: creates it from ``about``; each kind of table has its own function.
             about: everything that the table depends on.
         """
@@ -123,7 +122,6 @@ class DecodingPolicy(DiffusionPolicy):
 
         Args:
             latents: tokens in the order of the rows of an image.
-            grid: rows and columns of the tokens.
             unpatchify: converts patches (B, C, h, w) to latents.
         """
         vae = self.pipeline.vae

@@ -157,10 +157,8 @@ class DiffusionPolicy(Policy):
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return one row of every conditioning tensor per prompt; rows do not depend on their neighbors.
 
-        Args:
-            prompts: B prompts.
-            images: start images of the B prompts, for families that take them; one per prompt if the family has no
-                option ``references``.
+        ``images``: start images of the B prompts, for families that take them; one per prompt if the family has no
+        option ``references``.
         """
 
     def first_mark(self, text: str) -> str | None:
@@ -196,7 +194,6 @@ class DiffusionPolicy(Policy):
         Args:
             latents: (B, ...) float32.
             sigma: (B,) float32, one per row.
-            conditioning: B rows.
             denoisers: modules to call instead of the policy's own (a reference, an average, a wrapper).
         """
 
@@ -214,11 +211,8 @@ class DiffusionPolicy(Policy):
         return None
 
     def sounds(self, latents: Tensor) -> Tensor:
-        """Return (B, N, C) int16 sound of (B, ...) final latents, with one or two channels.
-
-        Raises:
-            TypeError: the family has no sound.
-        """
+        """Return (B, N, C) int16 sound of (B, ...) final latents, with one or two channels; raise TypeError if the
+        family has no sound."""
         raise TypeError(f"{type(self).__name__} makes no sound")
 
     def modalities(self) -> Mapping[str, int]:
@@ -238,17 +232,12 @@ class DiffusionPolicy(Policy):
         Args:
             noise: (B, ...) float32.
             sigmas: (T + 1,) levels of the chain.
-            conditioning: B rows.
         """
         return noise
 
     def finished(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the latents to decode: the final latents of a chain, with the fixed parts of the sample inserted.
-
-        Args:
-            latents: (B, ...) at the end of a chain.
-            conditioning: B rows.
-        """
+        ``latents``: (B, ...) at the end of a chain."""
         return latents
 
     def clean_latents(self, latents: Tensor) -> Tensor:
@@ -262,10 +251,8 @@ class DiffusionPolicy(Policy):
         """Return (B, 3, H, W) float32 images, or (B, F, 3, H, W) clips, differentiable for reward gradients.
 
         ``latents`` are (B, ...) clean ones, at level 0: a prediction of x0, or ``clean_latents`` of a chain's end.
-        Values are about 0 to 1, neither rounded nor clamped: a clamped pixel has no gradient.
-
-        Raises:
-            ConfigError: the family has no such decoder.
+        Values are about 0 to 1, neither rounded nor clamped: a clamped pixel has no gradient. Raises ConfigError if the
+        family has no such decoder.
         """
         raise ConfigError(
             f"model.policy: {type(self).__name__} has no method 'decode_smoothly', through which gradients of rewards "
@@ -274,11 +261,7 @@ class DiffusionPolicy(Policy):
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall | None:
         """Return the plain pipeline's call that draws the same samples as this policy with the ODE; None if none does.
-
-        Args:
-            steps: denoising steps.
-            negative_prompt: negative prompt of guidance by two forwards, or None.
-        """
+        ``negative_prompt``: negative prompt of guidance by two forwards, or None."""
         return None
 
     @classmethod
@@ -306,11 +289,8 @@ class TrainableDenoiser(Trainable):
 
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return the base model's (B, ...) velocity: LoRA switched off, or the frozen copy.
-
-        Raises:
-            RuntimeError: full weights are trained and no reference was set.
-        """
+        """Return the base model's (B, ...) velocity: LoRA switched off, or the frozen copy. Raises RuntimeError if full
+        weights are trained and no reference was set."""
         reference = self.frozen["reference"]
         if self.lora is not None:
             with self.without_adapters():
@@ -321,11 +301,7 @@ class TrainableDenoiser(Trainable):
 
     @torch.no_grad()
     def teacher_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, name: str = "") -> Tensor:
-        """Return a teacher's (B, ...) velocity.
-
-        Raises:
-            RuntimeError: no teacher of this name was set.
-        """
+        """Return a teacher's (B, ...) velocity; raise RuntimeError if no teacher of this name was set."""
         teacher = self._teachers.get(name)
         if teacher is None:
             raise RuntimeError("set_teacher() must be called before teacher_velocity()")

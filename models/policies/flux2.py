@@ -86,11 +86,8 @@ class Flux2(Flux1):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D), ``text_ids`` (B, L, 4) int64, and the images' tokens from ``padded``.
-
-        Raises:
-            ConfigError: a prompt comes with more images than ``references``, or one is too small or narrow.
-        """
+        """Return ``prompt_embeds`` (B, L, D), ``text_ids`` (B, L, 4) int64, and the images' tokens from ``padded``;
+        raise ConfigError if a prompt comes with more images than ``references``, or one is too small or narrow."""
         embeds, ids = self.pipeline.encode_prompt(
             list(prompts), device=self.settings.device, max_sequence_length=self.options.max_sequence_length
         )

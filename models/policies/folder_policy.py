@@ -202,11 +202,8 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
-        """Check that height and width are multiples of ``unit``, by default the unit of the folder or family.
-
-        Raises:
-            ConfigError: they are not; the message names the nearest sizes.
-        """
+        """Check that height and width are multiples of ``unit``, by default the unit of the folder or family. Raises
+        ConfigError if they are not; the message names the nearest sizes."""
         unit = unit or (cls.size_unit if folder is None else cls.unit_of(folder))
         for name in ("height", "width"):
             size = getattr(settings, name)

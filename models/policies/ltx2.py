@@ -74,11 +74,7 @@ class LTX2(ClipPolicy):
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
-        """Wrap a loaded pipeline.
-
-        Raises:
-            ConfigError: guidance is on for the sound and off for the clip.
-        """
+        """Wrap a loaded pipeline; raise ConfigError if guidance is on for the sound and off for the clip."""
         super().__init__(pipeline, settings, options)
         sound = options.audio_guidance_scale
         if settings.guidance_scale <= 1 and sound is not None and sound > 1:

@@ -120,11 +120,8 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, the tokens it has.
-
-        Raises:
-            ConfigError: a prompt has no tokens, or more than ``max_sequence_length``; the pipeline does not truncate.
-        """
+        """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, the tokens it has. Raises ConfigError if a
+        prompt has no tokens, or more than ``max_sequence_length``; the pipeline does not truncate."""
         from diffusers.modular_pipelines.minimax_h3.encoders import get_qwen3vl_prompt_embeds
 
         pipeline, most = self.pipeline, self.options.max_sequence_length

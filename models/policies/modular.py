@@ -55,11 +55,8 @@ class ModularPolicy(PipelinePolicy, ABC):
 
     @classmethod
     def assembled(cls, folder: Path, settings: DiffusionSettings, given: Mapping[str, Any]) -> Any:
-        """Return the pipeline of the given components and, for all others, those in the folder.
-
-        Raises:
-            ConfigError: ``device_map`` is set.
-        """
+        """Return the pipeline of the given components and, for all others, those in the folder; raise ConfigError if
+        ``device_map`` is set."""
         if settings.device_map is not None:
             raise ConfigError(
                 f"model.device_map is {settings.device_map!r}, but diffusers places no parts of modular pipelines, "

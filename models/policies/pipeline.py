@@ -149,12 +149,8 @@ class PipelinePolicy(FolderPolicy):
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Return one row of every conditioning tensor; a family overrides this or ``encode``.
-
-        Args:
-            prompt: text.
-            images: start images of the prompt, (H, W, 3) uint8 each.
-        """
+        """Return one row of every conditioning tensor; a family overrides this or ``encode``. ``images``: start images
+        of the prompt, (H, W, 3) uint8 each."""
         raise NotImplementedError(f"{type(self).__name__} has neither encode_one nor encode")
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:

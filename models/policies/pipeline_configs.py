@@ -143,18 +143,8 @@ def whole(folder: Path) -> Iterator[None]:
 def read_index(
     folder: Path, pipeline: str, family: str, *, others: Collection[str] = (), name: str = CLASSIC
 ) -> dict[str, Any]:
-    """Return the index of a folder, after checking that it is of the pipeline class or of an equivalent one.
-
-    Args:
-        folder: folder of the pipeline.
-        pipeline: pipeline class.
-        family: for messages.
-        others: classes with equivalent folders.
-        name: file name of the index.
-
-    Raises:
-        ConfigError: there is no index, or it is of another class.
-    """
+    """Return the index of a folder, after checking that it is of the pipeline class or of an equivalent one; raise
+    ConfigError if there is no index, or it is of another class. ``others``: classes with equivalent folders."""
     path = folder / name
     if not path.is_file():
         raise ConfigError(f"model.path '{folder}' holds no {name}; it is not a diffusers pipeline folder.")
@@ -179,11 +169,8 @@ def _component(index: Mapping[str, Any], name: str) -> str | None:
 
 
 def component_class(index: Mapping[str, Any], name: str) -> type[nn.Module] | None:
-    """Return the class of a component if it is a module of diffusers or transformers, else None.
-
-    Raises:
-        ValueError: the index's entry is malformed.
-    """
+    """Return the class of a component if it is a module of diffusers or transformers, else None; raise ValueError if
+    the index's entry is malformed."""
     import transformers
 
     made = _component(index, name) if isinstance(index.get(name), list) else None
@@ -195,17 +182,12 @@ def component_class(index: Mapping[str, Any], name: str) -> type[nn.Module] | No
 def check_scheduler(
     folder: Path, family: str, index: Mapping[str, Any], known: Mapping[str, Fields], *, part: str = "scheduler"
 ) -> None:
-    """Check that the family supports a folder's scheduler and all of its settings.
+    """Check that the family supports a folder's scheduler and all of its settings; raise ConfigError if its class is
+    not supported, an unread field differs from its default, or there is no config.
 
     Args:
-        folder: folder of the pipeline.
-        family: for messages.
-        index: index of the folder.
         known: fields read by the family, by scheduler class.
         part: the component, for pipelines with several schedulers.
-
-    Raises:
-        ConfigError: its class is not supported, an unread field differs from its default, or there is no config.
     """
     name = _component(index, part)
     if name is None or name not in known:
@@ -227,11 +209,7 @@ def check_scheduler(
 
 
 def scheduler_of(folder: Path, index: Mapping[str, Any], *, part: str = "scheduler") -> Any:
-    """Return the scheduler of a pipeline folder.
-
-    Raises:
-        ConfigError: diffusers cannot create it from its config.
-    """
+    """Return the scheduler of a pipeline folder; raise ConfigError if diffusers cannot create it from its config."""
     name = str(_component(index, part))
     try:
         return diffusers_class(name).from_config(read_json(folder / part / "scheduler_config.json"))
@@ -261,19 +239,8 @@ def check_guider(folder: Path, family: str, index: Mapping[str, Any]) -> None:
 def check_index(
     folder: Path, family: str, index: Mapping[str, Any], defaults: Mapping[str, Any], fields: Fields, *, name: str
 ) -> None:
-    """Check that the family supports the settings in a pipeline's index.
-
-    Args:
-        folder: folder of the pipeline.
-        family: for messages.
-        index: index of the folder.
-        defaults: defaults of the pipeline's settings.
-        fields: settings that the family reads.
-        name: file name of the index.
-
-    Raises:
-        ConfigError: an unread setting differs from its default.
-    """
+    """Check that the family supports the settings in a pipeline's index; raise ConfigError if an unread setting differs
+    from its default."""
     settings = {key: value for key, value in index.items() if not isinstance(value, list)}
     for key, value, wanted in _unread(settings, defaults, fields):
         raise ConfigError(

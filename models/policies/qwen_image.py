@@ -60,11 +60,8 @@ class QwenImage(Flux1):
         return self.masked_text(prompt, max_sequence_length=self.options.max_sequence_length)
 
     def masked_text(self, prompt: str, **given: Any) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (1, L, D) and ``mask`` (1, L) int64 of a prompt, with arguments of the pipeline.
-
-        Raises:
-            ConfigError: text and images have more tokens than ``max_sequence_length``.
-        """
+        """Return ``prompt_embeds`` (1, L, D) and ``mask`` (1, L) int64 of a prompt, with arguments of the pipeline;
+        raise ConfigError if text and images have more tokens than ``max_sequence_length``."""
         length = self.options.max_sequence_length
         embeds, mask = self.pipeline.encode_prompt([prompt], device=self.settings.device, **given)
         mask = torch.ones(embeds.shape[:2], device=embeds.device) if mask is None else mask

@@ -57,11 +57,8 @@ class QwenImage21(PipelinePolicy):
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, the tokens it has.
-
-        Raises:
-            ConfigError: a prompt has more tokens than ``max_sequence_length``; the pipeline does not truncate.
-        """
+        """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, the tokens it has. Raises ConfigError if a
+        prompt has more tokens than ``max_sequence_length``; the pipeline does not truncate."""
         embeds, _, _ = self.pipeline.encode_prompt([prompt], device=self.settings.device)
         tokens, most = embeds.shape[1], self.options.max_sequence_length
         if tokens > most:

@@ -74,11 +74,8 @@ class QwenImageEdit(QwenImage):
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (1, L, D), ``mask`` (1, L) and ``image_latents`` (1, tokens, 64).
-
-        Raises:
-            ConfigError: text and image have more tokens than ``max_sequence_length``.
-        """
+        """Return ``prompt_embeds`` (1, L, D), ``mask`` (1, L) and ``image_latents`` (1, tokens, 64); raise ConfigError
+        if text and image have more tokens than ``max_sequence_length``."""
         (pixels,), (width, height) = images, self._condition_size()
         image = self.pipeline.image_processor.resize(Image.fromarray(pixels), height, width)
         text, (tokens, _) = self.masked_text(prompt, image=image), self.tokens_of_image(image, height, width)
@@ -139,12 +136,9 @@ class QwenImageEditPlus(QwenImageEdit):
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (1, L, D), ``mask`` (1, L), ``image_latents`` and their grids, see ``padded``.
-
-        Raises:
-            ConfigError: text and images have more tokens than ``max_sequence_length``, a prompt comes with more images
-                than ``references``, or one is too narrow.
-        """
+        """Return ``prompt_embeds`` (1, L, D), ``mask`` (1, L), ``image_latents`` and their grids, see ``padded``; raise
+        ConfigError if text and images have more tokens than ``max_sequence_length``, a prompt comes with more images
+        than ``references``, or one is too narrow."""
         most, area = self.options.references, self.options.reference_area
         check_references(len(images), most, prompt)
         pictures = [Image.fromarray(pixels) for pixels in images]

@@ -61,13 +61,7 @@ def cut_notes(
     readers: Sequence[Reader], tokenizers: Mapping[str, Any], options: Any, texts: Sequence[str]
 ) -> Iterator[str]:
     """Yield a sentence for each tokenizer that truncates prompts: their number, the limit, and the longest prompt.
-
-    Args:
-        readers: readers of the family.
-        tokenizers: by component; None or missing if the model has none.
-        options: options of the family.
-        texts: prompts.
-    """
+    ``tokenizers``: by component; None or missing if the model has none."""
     for reader in readers:
         tokenizer = tokenizers.get(reader.tokenizer)
         if tokenizer is None:

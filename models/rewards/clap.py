@@ -49,11 +49,7 @@ class Clap:
     _device: torch.device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load the model.
-
-        Raises:
-            ValueError: it has another sample rate.
-        """
+        """Load the model; raise ValueError if it has another sample rate."""
         self._device = chosen_device(self.device, local_rank(), label="device of reward 'clap'")
         made = load_pretrained("ClapModel", self.model, self.revision, reward="clap")
         self._clap = settled(made, self._device, getattr(torch, self.dtype))

@@ -215,12 +215,8 @@ class ImageSimilarity(ClipEmbeddings):
         metadata: Sequence[Mapping[str, Any]],
         references: Sequence[Sequence[np.ndarray]] = (),
     ) -> Scores:
-        """Return one score per (H, W, 3) uint8 image.
-
-        Raises:
-            ValueError: a prompt names no image.
-            OSError: an image cannot be read.
-        """
+        """Return one score per (H, W, 3) uint8 image; raise ValueError if a prompt names no image, OSError if an image
+        cannot be read."""
         if self.to == "column":
             wanted = [[self._wanted(row, prompt)] for row, prompt in zip(metadata, prompts, strict=True)]
         else:

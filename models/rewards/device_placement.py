@@ -34,10 +34,7 @@ def settled(module: Any, device: torch.device, dtype: torch.dtype | None = None)
 
     A sharded model moves there layer by layer, and only this rank's part of each layer stays.
 
-    Args:
-        module: a torch module in host memory.
-        device: device of the computation.
-        dtype: dtype of its weights; None: unchanged.
+    ``dtype``: dtype of its weights; None: unchanged.
     """
     sharding = _SPREAD.get()
     frozen = module.to(dtype=dtype).eval().requires_grad_(False)

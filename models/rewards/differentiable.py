@@ -51,17 +51,8 @@ def is_differentiable(reward: Any, options: Mapping[str, Any] | None = None) -> 
 
 
 def followed(reward: Differentiable, name: str, media: Tensor, about: Batch) -> Tensor:
-    """Return the (B,) scores of a reward, checked: one finite number per sample, with a gradient.
-
-    Args:
-        reward: the reward.
-        name: its name in messages.
-        media: (B, ...) samples, see ``Differentiable``.
-        about: their prompts and origin.
-
-    Raises:
-        RewardError: the reward failed, or returned something else.
-    """
+    """Return the (B,) scores of a reward, checked: one finite number per sample, with a gradient. Raises RewardError if
+    the reward failed, or returned something else."""
     try:
         values = reward.differentiable(media, list(about.prompts), [dict(row) for row in about.metadata])
     except Exception as error:  # A reward may be custom code; its error is raised with its context.
@@ -90,7 +81,8 @@ def processed(images: Tensor, processor: Any) -> Tensor:
     """Return images as an image processor of transformers transforms them, with a gradient.
 
     Resizing is Pillow's: bicubic with a = -0.5, whose support grows as the image shrinks. Pillow rounds the result to 8
-    bits; this does not.
+    bits; this does not. Raises ValueError if the processor transforms images in another way, or crops more pixels than
+    there are.
 
     Args:
         images: (B, 3, H, W) float32, about 0 to 1.
@@ -98,9 +90,6 @@ def processed(images: Tensor, processor: Any) -> Tensor:
 
     Returns:
         (B, 3, h, w) float32.
-
-    Raises:
-        ValueError: the processor transforms images in another way, or crops more pixels than there are.
     """
     if not processor.do_rescale or abs(processor.rescale_factor * 255 - 1) > 1e-6:
         raise ValueError(f"its image processor scales pixels by {processor.rescale_factor}, not by 1/255")

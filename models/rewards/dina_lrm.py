@@ -72,12 +72,8 @@ class DinaLrm:
     _timestep: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load pipeline, adapters and head.
-
-        Raises:
-            ConfigError: one does not fit the others.
-            ValueError: the blocks are not in order.
-        """
+        """Load pipeline, adapters and head; raise ConfigError if one does not fit the others, ValueError if the blocks
+        are not in order."""
         if list(self.taps) != sorted(set(self.taps)):
             raise ValueError(f"taps is {self.taps}; it must name blocks in ascending order.")
         device = chosen_device(self.device, local_rank(), label=f"device of reward '{_NAME}'")
@@ -122,21 +118,14 @@ class DinaLrm:
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return one score per (C, h, w) float32 latents.
-
-        Raises:
-            ValueError: the latents are another model's.
-        """
+        """Return one score per (C, h, w) float32 latents; raise ValueError if the latents are another model's."""
         given = torch.from_numpy(np.array(media, np.float32))
         values: np.ndarray = self.differentiable(given, prompts, metadata).cpu().numpy()
         return Scores(values)
 
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Return one score per (C, h, w) float32 latents, with a gradient unless autograd is off.
-
-        Raises:
-            ValueError: the latents are another model's.
-        """
+        """Return one score per (C, h, w) float32 latents, with a gradient unless autograd is off; raise ValueError if
+        the latents are another model's."""
         settings, channels = self._policy.settings, self._policy.pipeline.transformer.config.in_channels
         latents = media.to(settings.device)
         if latents.ndim != 4 or latents.shape[1] != channels:
@@ -197,14 +186,7 @@ class RewardHead(nn.Module):
     """Maps the states of some blocks to a score; parameter names are those of the published file."""
 
     def __init__(self, width: int, taps: int, *, queries: int = 4, heads: int = 8) -> None:
-        """Make the layers.
-
-        Args:
-            width: D.
-            taps: number of blocks whose states it reads.
-            queries: Q.
-            heads: number of attention heads.
-        """
+        """Make the layers."""
         super().__init__()
         narrow = width // 4
         self.layer_adapters_visual = nn.ModuleList(_Modulated(width, narrow) for _ in range(taps))

@@ -128,12 +128,9 @@ class EditReward(Asking):
         metadata: Sequence[Mapping[str, Any]],
         references: Sequence[Sequence[np.ndarray]],
     ) -> Scores:
-        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note.
-
-        Raises:
-            RewardError: an answer lacks a score, or the endpoint refuses the request.
-            ConnectionError: the endpoint cannot be reached or is overloaded, after several tries.
-        """
+        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note. Raises RewardError if an
+        answer lacks a score, or the endpoint refuses the request; ConnectionError if the endpoint cannot be reached or
+        is overloaded, after several tries."""
         found = self.map(self._judge, media, prompts, references)
         return Scores(np.array([value for value, _ in found], np.float32), [text for _, text in found])
 

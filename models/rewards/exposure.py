@@ -27,11 +27,7 @@ class Exposure:
     """Luma above which a pixel is overexposed, of 255."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: the bounds are out of order or range.
-        """
+        """Check the options; raise ValueError if the bounds are out of order or range."""
         if not 0 <= self.low < self.high <= 255:
             raise ValueError(f"low is {self.low} and high {self.high}; they must be 0 <= low < high <= 255.")
 

@@ -45,16 +45,8 @@ class FunctionReward:
 
 
 def make_reward(name: str, options: Mapping[str, Any], *, device: str | None = None) -> Reward:
-    """Return a reward, built from its options.
-
-    Args:
-        name: name in the table, or an import string.
-        options: by name.
-        device: torch device, for a reward that takes one.
-
-    Raises:
-        ConfigError: it does not exist, or an option is unknown, missing or refused by it.
-    """
+    """Return a reward, built from its options; raise ConfigError if it does not exist, or an option is unknown, missing
+    or refused by it. ``name``: name in the table, or an import string."""
     check_reward(name, options, device=device)
     placed = dict(options) if device is None else {**options, _DEVICE: device}
     label = resolve(REWARDS, name, label="reward")
@@ -80,11 +72,8 @@ class MadeRewards:
         return len(self._made)
 
     def of(self, section: RewardSection) -> Reward:
-        """Return a reward, from the cache or new; its client where a server scores in its place.
-
-        Raises:
-            ConfigError: it cannot be made.
-        """
+        """Return a reward, from the cache or new; its client where a server scores in its place. Raises ConfigError if
+        it cannot be made."""
         url = None if section.server is None else section.server.url
         sharding = self.sharding if section.spread else None
         place = [section.device, url, sharding is not None]
@@ -127,11 +116,8 @@ def _check_spread(label: str, reward: Reward) -> None:
 
 
 def check_section(section: RewardSection) -> None:
-    """Check a reward of a config without making it; a server is not contacted.
-
-    Raises:
-        ConfigError: it does not exist, or does not know its options.
-    """
+    """Check a reward of a config without making it; a server is not contacted. Raises ConfigError if it does not exist,
+    or does not know its options."""
     if section.server is None:
         check_reward(section.name, section.options, device=section.device)
 
@@ -173,11 +159,8 @@ def scored_by_ranks(section: RewardSection, *, nodes: int) -> bool:
 
 
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
-    """Return the needs of a reward, without making it.
-
-    Raises:
-        ConfigError: there is no such reward, or its declared needs are not a ``Needs``.
-    """
+    """Return the needs of a reward, without making it; raise ConfigError if there is no such reward, or its declared
+    needs are not a ``Needs``."""
     label = resolve(REWARDS, name, label="reward")
     needs = label.needs_for(options) if hasattr(label, "needs_for") else getattr(label, "needs", Needs())
     if not isinstance(needs, Needs):
@@ -186,11 +169,8 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
 
 
 def bounds_of(name: str) -> Bounds | None:
-    """Return the lowest and the highest score a reward can give, without making it; None if it declares none.
-
-    Raises:
-        ConfigError: there is no such reward, or its bounds are invalid.
-    """
+    """Return the lowest and the highest score a reward can give, without making it; None if it declares none. Raises
+    ConfigError if there is no such reward, or its bounds are invalid."""
     found = getattr(resolve(REWARDS, name, label="reward"), "bounds", None)
     if found is None:
         return None

@@ -96,11 +96,7 @@ class GenEval:
     _colors: dict[str, Tensor] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Load detector and CLIP.
-
-        Raises:
-            ConfigError: the detector has other classes than COCO's.
-        """
+        """Load detector and CLIP; raise ConfigError if the detector has other classes than COCO's."""
         self._device = chosen_device(self.device, local_rank(), label="device of reward 'geneval'")
         source, revision = self.detector, self.detector_revision
         kind = "Mask2FormerForUniversalSegmentation"
@@ -191,13 +187,8 @@ def meets(about: Mapping[str, Any], objects: Objects, colors: Colors) -> tuple[b
 
 
 def met_share(about: Mapping[str, Any], objects: Objects, colors: Colors) -> float:
-    """Return the mean score of the demands, as Flow-GRPO's reward server computes it for training.
-
-    Args:
-        about: the prompt's ``include``; ``exclude`` is ignored.
-        objects: detected objects by class, by descending confidence.
-        colors: classifies the colors of objects.
-    """
+    """Return the mean score of the demands, as Flow-GRPO's reward server computes it for training. ``about``: the
+    prompt's ``include``; ``exclude`` is ignored."""
     parts: list[float] = []
     groups: list[Sequence[Found] | None] = []
     for demand in about.get("include") or ():

@@ -34,13 +34,9 @@ class GenEval2(Asking):
     """Geometric or arithmetic."""
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the probability of every answer.
-
-        Raises:
-            ValueError: a prompt has no questions.
-            RewardError: the endpoint refuses, or reports no probabilities.
-            ConnectionError: it cannot be reached or is overloaded, after several tries.
-        """
+        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the probability of every answer. Raises ValueError
+        if a prompt has no questions; RewardError if the endpoint refuses, or reports no probabilities; ConnectionError
+        if it cannot be reached or is overloaded, after several tries."""
         questions = [(row, *pair) for row, about in enumerate(metadata) for pair in _questions(about, prompts[row])]
         found = self.map(lambda one: self._probability(media[one[0]], one[1], one[2]), questions)
         values, notes = [], []

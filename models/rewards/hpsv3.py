@@ -50,11 +50,7 @@ class HpsV3:
     _instruction: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load model and head.
-
-        Raises:
-            ConfigError: one cannot be loaded, or the instruction is invalid.
-        """
+        """Load model and head; raise ConfigError if one cannot be loaded, or the instruction is invalid."""
         device = chosen_device(self.device, local_rank(), label="device of reward 'hpsv3'")
         self._instruction = read_instruction(self.name, Path(self.instruction), [_REWARD])
         self._images = load_pretrained("AutoImageProcessor", self.model, self.revision, reward=self.name)

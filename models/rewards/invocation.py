@@ -48,18 +48,9 @@ class Handling:
 
 
 def score(reward: Reward, name: str, batch: Batch, handling: Handling = Handling()) -> Scores:
-    """Call a reward on samples and check the result.
-
-    Args:
-        reward: the reward.
-        name: its name in messages.
-        batch: the samples.
-        handling: how they are passed to the reward.
-
-    Raises:
-        RewardError: the reward failed, or returned a wrong number of scores, or one that is not finite.
-        OSError: the reward raised one, which may be temporary; a note names the samples.
-    """
+    """Call a reward on samples and check the result. Raises RewardError if the reward failed, or returned a wrong
+    number of scores, or one that is not finite; OSError if the reward raised one, which may be temporary; a note names
+    the samples."""
     needs = needs_of_made(reward)
     if batch.media.ndim == 5 and needs.media in ("samples", "images") and handling.frames != "clip":
         return _score_frames(reward, name, batch, handling)

@@ -40,11 +40,7 @@ class LatentHead:
     _layers: nn.Sequential = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load the layers.
-
-        Raises:
-            ConfigError: there are none, or they do not fit together.
-        """
+        """Load the layers; raise ConfigError if there are none, or they do not fit together."""
         device = chosen_device(self.device, local_rank(), label="device of reward 'latent_head'")
         self._layers = _read_layers(
             WeightsFile(reward="latent_head", file=self.head, option="head", remedy=_REMEDY)

@@ -29,11 +29,7 @@ class Loudness:
     """Level of silence, below which levels are equal."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: a level is out of range.
-        """
+        """Check the options; raise ValueError if a level is out of range."""
         if not self.floor < 0 or not self.floor <= (0 if self.target is None else self.target) <= 0:
             raise ValueError(f"floor is {self.floor} and target {self.target}; it must be floor <= target <= 0.")
 

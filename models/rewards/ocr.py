@@ -75,11 +75,8 @@ def clip_score(frames: np.ndarray) -> float:
 
 
 def text_score(text: str, target: str, *, substring: bool = True) -> float:
-    """Return 1 - min(edit distance, length) / length, with spaces and case ignored.
-
-    Raises:
-        ValueError: the target is empty once spaces are removed.
-    """
+    """Return 1 - min(edit distance, length) / length, with spaces and case ignored; raise ValueError if the target is
+    empty once spaces are removed."""
     read, wanted = (value.replace(" ", "").lower() for value in (text, target))
     if not wanted:
         raise ValueError("the prompt asks for no text: put the text to draw in double quotes")

@@ -70,12 +70,9 @@ class WinRate(Asking):
         metadata: Sequence[Mapping[str, Any]],
         references: Sequence[Sequence[np.ndarray]] = (),
     ) -> Scores:
-        """Return (K,) win rates of the (H, W, 3) uint8 images of one group, with tallies; 0 for a single image.
-
-        Raises:
-            RewardError: an answer names no winner, or the endpoint refuses the request.
-            ConnectionError: the endpoint cannot be reached or is overloaded, after several tries.
-        """
+        """Return (K,) win rates of the (H, W, 3) uint8 images of one group, with tallies; 0 for a single image. Raises
+        RewardError if an answer names no winner, or the endpoint refuses the request; ConnectionError if the endpoint
+        cannot be reached or is overloaded, after several tries."""
         pairs = list(combinations(range(len(media)), 2))
         orders = [pair for one, two in pairs for pair in [(one, two), (two, one)][: 1 + self.both_orders]]
         started = references[0] if references else ()

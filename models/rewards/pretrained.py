@@ -17,16 +17,7 @@ _REMEDY = (
 
 def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) -> Any:
     """Return a model or processor of transformers from a folder or hub repository; weights from safetensors only.
-
-    Args:
-        kind: class in transformers.
-        path: folder, or id on the hub.
-        revision: commit, tag or branch of a repository.
-        reward: name of the reward, for messages.
-
-    Raises:
-        ConfigError: it does not exist, cannot be reached, lacks weights, or has no safetensors.
-    """
+    Raises ConfigError if it does not exist, cannot be reached, lacks weights, or has no safetensors."""
     import transformers
 
     quiet_libraries()
@@ -46,16 +37,8 @@ def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) 
 
 
 def downloaded(path: str, revision: str | None, *, reward: str) -> Path:
-    """Return the folder of a pipeline of diffusers: a local one, or a copy of a hub repository's.
-
-    Args:
-        path: folder, or id on the hub.
-        revision: commit, tag or branch of a repository.
-        reward: name of the reward, for messages.
-
-    Raises:
-        ConfigError: it does not exist, or cannot be reached.
-    """
+    """Return the folder of a pipeline of diffusers: a local one, or a copy of a hub repository's. Raises ConfigError if
+    it does not exist, or cannot be reached."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder

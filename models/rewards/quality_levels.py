@@ -56,11 +56,8 @@ class QualityLevels:
     _tokens: list[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load the model.
-
-        Raises:
-            ConfigError: it cannot be loaded without third-party code, or two words have the same first token.
-        """
+        """Load the model; raise ConfigError if it cannot be loaded without third-party code, or two words have the same
+        first token."""
         device = chosen_device(self.device, local_rank(), label=f"device of reward '{self.name}'")
         self._processor = load_pretrained("AutoProcessor", self.model, self.revision, reward=self.name)
         self._text = self._rendered()

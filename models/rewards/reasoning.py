@@ -30,11 +30,7 @@ class ReasoningGym:
     """Regular expression whose first group, of its last match, is the answer."""
 
     def __post_init__(self) -> None:
-        """Check the package.
-
-        Raises:
-            ConfigError: reasoning-gym is not installed.
-        """
+        """Check the package; raise ConfigError if reasoning-gym is not installed."""
         require_extra("reasoning", "reasoning_gym", label="reward 'reasoning_gym'")
 
     def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:

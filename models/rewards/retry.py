@@ -34,7 +34,6 @@ class Patience:
 
         Args:
             seconds: duration of failures after which retries end.
-            sleep: waits some seconds before a retry.
             tries: minimum number of calls.
             pause_s: maximum pause before the first retry, which doubles with each, up to 5 s.
         """
@@ -45,11 +44,8 @@ class Patience:
         self._lock = threading.Lock()
 
     def again(self, ask: Callable[[], T]) -> T:
-        """Return the result of a call, with retries; after others gave up it is called once.
-
-        Raises:
-            PassingError: the last failure.
-        """
+        """Return the result of a call, with retries; after others gave up it is called once. Raises PassingError, the
+        last failure."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(PassingError),
             wait=self._wait,

@@ -39,9 +39,7 @@ class ServerClient:
         """Make the client; no request is sent yet.
 
         Args:
-            patience: the limit of retries.
             timeout_s: seconds for a request and its whole response.
-            concurrency: maximum parallel requests.
             how: see ``httpx.Client``.
         """
         self.patience = patience
@@ -54,18 +52,12 @@ class ServerClient:
         )
 
     def send(self, method: str, url: str, read: Callable[[httpx.Response], T], *, most: int, **more: Any) -> T:
-        """Return the parsed response to a request.
+        """Return the parsed response to a request. Raises PassingError, the last failure, after all retries;
+        RefusedError if the server refuses, or the address is invalid.
 
         Args:
-            method: method of HTTP.
-            url: the address.
             read: parses the response; a ``PassingError`` that it raises calls for a retry.
             most: maximum bytes of the response.
-            more: see ``httpx.Client.request``.
-
-        Raises:
-            PassingError: the last failure, after all retries.
-            RefusedError: the server refuses, or the address is invalid.
         """
         return self.patience.again(lambda: read(self._sent(method, url, {MOST: most}, **more)))
 

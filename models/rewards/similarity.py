@@ -25,10 +25,7 @@ def pixel_similarity(one: np.ndarray, other: np.ndarray) -> float:
 def structural_similarity(one: np.ndarray, other: np.ndarray) -> float:
     """Return the mean SSIM of the luma of two (H, W, 3) uint8 images, -1 to 1 (Wang et al. 2004, equations 13 and 17).
 
-    Only windows that lie within the images count.
-
-    Raises:
-        ValueError: the images are smaller than a window.
+    Only windows that lie within the images count. Raises ValueError if the images are smaller than a window.
     """
     if min(one.shape[:2]) < _WINDOW:
         raise ValueError(f"SSIM compares windows of {_WINDOW} pixels, but images are {one.shape[1]} x {one.shape[0]}")

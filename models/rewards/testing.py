@@ -39,7 +39,6 @@ def samples(
     """Return random samples.
 
     Args:
-        count: number of samples.
         shape: shape of one, (H, W, 3), (F, H, W, 3) or of latents.
         latents: float32 latents instead of uint8 media.
         texts: texts, repeated as needed, instead of media.

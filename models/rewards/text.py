@@ -52,11 +52,8 @@ class SequenceClassification:
     _column: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load the model.
-
-        Raises:
-            ConfigError: it cannot be loaded, lacks the label, or has no chat template for ``given: chat``.
-        """
+        """Load the model; raise ConfigError if it cannot be loaded, lacks the label, or has no chat template for
+        ``given: chat``."""
         import torch
 
         from models.devices import chosen_device, local_rank
@@ -82,11 +79,7 @@ class SequenceClassification:
         return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return (B,) logits or probabilities.
-
-        Raises:
-            ValueError: a text is longer than the model takes.
-        """
+        """Return (B,) logits or probabilities; raise ValueError if a text is longer than the model takes."""
         import torch
 
         found = []

@@ -50,11 +50,8 @@ class Settings:
 
     @classmethod
     def read(cls, file: Path) -> Settings:
-        """Read the published file.
-
-        Raises:
-            ConfigError: it cannot be read, or has other contents or unsupported values.
-        """
+        """Read the published file; raise ConfigError if it cannot be read, or has other contents or unsupported
+        values."""
         where = f"reward 'video_align': option 'settings': '{file}'"
         try:
             found = read_json(file)
@@ -120,11 +117,7 @@ class VideoAlign:
     _instruction: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load model and head.
-
-        Raises:
-            ConfigError: a file cannot be used.
-        """
+        """Load model and head; raise ConfigError if a file cannot be used."""
         device = chosen_device(self.device, local_rank(), label="device of reward 'video_align'")
         self._settings = Settings.read(Path(self.settings))
         self._instruction = read_instruction(self.name, Path(self.instruction), _MARKS)
@@ -181,15 +174,12 @@ class VideoAlign:
 
 
 def frame_numbers(count: int, fps: float, wanted: float) -> list[int]:
-    """Return the sampled frames of a clip (``vision_process.py``: ``smart_nframes``, ``uniform``).
+    """Return the sampled frames of a clip (``vision_process.py``: ``smart_nframes``, ``uniform``). Raises ValueError if
+    it has one frame.
 
     Args:
-        count: frames of the clip.
         fps: its frames per second.
         wanted: sampled frames per second.
-
-    Raises:
-        ValueError: it has one frame.
     """
     most = min(_MOST_FRAMES, count) // _FRAMES * _FRAMES
     if most < _FRAMES:

@@ -79,11 +79,8 @@ class Asking:
     _address: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Make the client; no request is sent yet.
-
-        Raises:
-            ConfigError: the package is not installed, or there is no endpoint.
-        """
+        """Make the client; no request is sent yet. Raises ConfigError if the package is not installed, or there is no
+        endpoint."""
         require_extra("vlm", "regex", label=f"reward '{self.name}'")
         endpoint = self.endpoint or os.environ.get("OPENAI_BASE_URL")
         if endpoint is None:
@@ -109,16 +106,12 @@ class Asking:
         return self.answer_about([("", image)], question, **more)
 
     def answer_about(self, images: Sequence[tuple[str, np.ndarray]], question: str, **more: Any) -> Answer:
-        """Return the model's answer about several images.
+        """Return the model's answer about several images. Raises RewardError if the endpoint refuses the request;
+        ConnectionError if it cannot be reached or is overloaded, after several tries.
 
         Args:
             images: a caption before each, or "", and the image, (H, W, 3) uint8.
-            question: the question after them.
             more: other fields of the request.
-
-        Raises:
-            RewardError: the endpoint refuses the request.
-            ConnectionError: it cannot be reached or is overloaded, after several tries.
         """
         content: list[dict[str, Any]] = []
         for caption, image in images:
@@ -189,12 +182,9 @@ class VlmJudge(Asking):
         metadata: Sequence[Mapping[str, Any]],
         references: Sequence[Sequence[np.ndarray]] = (),
     ) -> Scores:
-        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note.
-
-        Raises:
-            RewardError: an answer holds no score, or the endpoint refuses the request.
-            ConnectionError: the endpoint cannot be reached or is overloaded, after several tries.
-        """
+        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note. Raises RewardError if an
+        answer holds no score, or the endpoint refuses the request; ConnectionError if the endpoint cannot be reached or
+        is overloaded, after several tries."""
         found = self.map(self._judge, media, prompts, references or [()] * len(prompts))
         return Scores(np.array([value for value, _ in found], np.float32), [text for _, text in found])
 

@@ -40,11 +40,7 @@ class WeightsFile:
     """The requirement for the file, in messages."""
 
     def read(self) -> dict[str, Tensor]:
-        """Return its tensors.
-
-        Raises:
-            ConfigError: it cannot be read, or contains numbers that are not finite.
-        """
+        """Return its tensors; raise ConfigError if it cannot be read, or contains numbers that are not finite."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -58,16 +54,12 @@ class WeightsFile:
     def fill(
         self, model: nn.Module, stored: Mapping[str, Tensor], names: Names = as_stored, *, assign: bool = False
     ) -> None:
-        """Load all parameters of a model.
+        """Load all parameters of a model; raise ConfigError if a tensor is missing, unexpected or of another shape.
 
         Args:
-            model: the model; with ``assign`` it may be one without weights.
             stored: tensors by their published names.
             names: maps each to the model's names.
             assign: use the stored tensors instead of copying them.
-
-        Raises:
-            ConfigError: a tensor is missing, unexpected or of another shape.
         """
         named = {key: value for name, tensor in stored.items() for key, value in names(name, tensor).items()}
         try:
@@ -81,14 +73,9 @@ class WeightsFile:
     def perceptron(self, stored: Mapping[str, Tensor], width: int) -> nn.Sequential:
         """Return the layers of LAION's aesthetic predictor, also used by ImageReward: widths 1024, 128, 64, 16, 1.
 
-        There is dropout between them and no activation.
+        There is dropout between them and no activation. Raises ConfigError if the layers are different.
 
-        Args:
-            stored: ``layers.0.weight`` and so on.
-            width: width of their input.
-
-        Raises:
-            ConfigError: the layers are different.
+        ``stored``: ``layers.0.weight`` and so on.
         """
         widths = (width, 1024, 128, 64, 16, 1)
         # The numbers of its linear layers among dropouts in the published file.

@@ -41,11 +41,8 @@ class Rank:
 
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:
-        """Return the wrapped reward's needs, for a whole group.
-
-        Raises:
-            ConfigError: the option ``reward`` is missing.
-        """
+        """Return the wrapped reward's needs, for a whole group; raise ConfigError if the option ``reward`` is
+        missing."""
         from models.rewards.factory import needs_of
 
         if "reward" not in options:

@@ -82,8 +82,6 @@ def chat_ids(tokenizer: Any, chat: str, between: tuple[str, str]) -> list[int] |
     which is removed again, so that SentencePiece puts no space before them.
 
     Args:
-        tokenizer: tokenizer of transformers.
-        chat: the chat.
         between: the characters around marked parts, see ``marked``.
 
     Returns:

@@ -140,12 +140,7 @@ _ALGORITHMS = ("lora", "locon")
 
 def check_settings(path: Path, where: str, settings: Mapping[str, Any]) -> None:
     """Check that peft settings describe low-rank adapters relative to the model's own weights; raise ConfigError.
-
-    Args:
-        path: path of the adapter, for messages.
-        where: the file or entry with the settings.
-        settings: the settings by name.
-    """
+    ``where``: the file or entry with the settings."""
     for name, value in settings.items():
         if name in FOLLOWED or name in MOOT or any(_same(value, each) for each in ALLOWED.get(name, (None, False, {}))):
             continue
@@ -153,12 +148,7 @@ def check_settings(path: Path, where: str, settings: Mapping[str, Any]) -> None:
 
 
 def check_header(path: Path, header: Mapping[str, str]) -> None:
-    """Check that the header of a safetensors file describes low-rank adapters of weights; raise ConfigError.
-
-    Args:
-        path: path of the file.
-        header: its texts by name.
-    """
+    """Check that the header of a safetensors file describes low-rank adapters of weights; raise ConfigError."""
     settings = _json(path, _DIFFUSERS, header.get(_DIFFUSERS))
     # diffusers prefixes each name with the model's.
     for name, value in settings.items():

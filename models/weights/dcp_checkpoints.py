@@ -85,7 +85,6 @@ def write_checkpoint(state: Mapping[str, Any], folder: Path, read: Callable[[str
 
     Args:
         state: nested mappings; tensors on the meta device are placeholders for ``read``.
-        folder: folder of the checkpoint.
         read: returns the tensor for a placeholder's keys, joined by dots; only one is in memory at a time.
     """
     with warnings.catch_warnings():
@@ -125,11 +124,7 @@ class DcpCheckpoint:
     """A checkpoint to read weights from."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the metadata.
-
-        Raises:
-            ConfigError: it is missing, or is not in torch's format.
-        """
+        """Read the metadata; raise ConfigError if it is missing, or is not in torch's format."""
         self._folder = folder
         try:
             self._stored = dict(_tensors(folder))
@@ -146,14 +141,11 @@ class DcpCheckpoint:
             ) from None
 
     def places(self, shapes: Mapping[str, torch.Size]) -> dict[str, str]:
-        """Return the checkpoint's names of some weights, by their own names.
+        """Return the checkpoint's names of some weights, by their own names; raise ConfigError if a weight is missing,
+        or has another shape or an unsupported dtype.
 
-        Args:
-            shapes: shapes of the weights, by ``module.parameter``; for a single module, the checkpoint may also name
-                them ``parameter``.
-
-        Raises:
-            ConfigError: a weight is missing, or has another shape or an unsupported dtype.
+        ``shapes``: shapes of the weights, by ``module.parameter``; for a single module, the checkpoint may also name
+        them ``parameter``.
         """
         stored = self._stored
         places = next((each for each in _named(shapes) if set(each.values()) <= stored.keys()), None)
@@ -182,11 +174,8 @@ class DcpCheckpoint:
 
     @torch.no_grad()
     def read(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Return weights by name, float32 on the CPU.
-
-        Raises:
-            ConfigError: a weight is missing, or a file does not match the metadata.
-        """
+        """Return weights by name, float32 on the CPU; raise ConfigError if a weight is missing, or a file does not
+        match the metadata."""
         return {name: self._read(place) for name, place in self.places(shapes).items()}
 
     def _read(self, place: str) -> Tensor:

@@ -44,11 +44,8 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> None:
-    """Check that every LoRA target names at least one linear or convolution layer.
-
-    Raises:
-        ConfigError: a target matches no layer, so part of the model would silently stay untrained.
-    """
+    """Check that every LoRA target names at least one linear or convolution layer; raise ConfigError if a target
+    matches no layer, so part of the model would silently stay untrained."""
     layers = [key for key, layer in module.named_modules() if _takes_adapters(layer)]
     for target in targets:
         if not any(targeted(key, [target]) for key in layers):
@@ -78,16 +75,7 @@ def _adapted(module: nn.Module, lora: LoraSpec) -> Iterator[nn.Linear | nn.Conv2
 
 def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:
     """Add adapters to a model in place and freeze all other weights; adapters have memory even if the model is on meta.
-
-    Args:
-        name: name of the model, for messages.
-        module: a diffusers or transformers model.
-        lora: the adapters.
-        seed: seed of their initial weights.
-
-    Raises:
-        ConfigError: a target matches no layer.
-    """
+    Raises ConfigError if a target matches no layer."""
     from peft import LoraConfig
     from peft.tuners.lora import LoraLayer
 

@@ -46,18 +46,10 @@ _AGAIN = "Save it again with save_pretrained(), or download it again."
 
 
 def load_pretrained(loader: Any, source: str | Path, *, label: str, remedy: str = _AGAIN, **options: Any) -> Any:
-    """Return ``loader.from_pretrained(source)``, without running code from the source.
+    """Return ``loader.from_pretrained(source)``, without running code from the source; raise ConfigError if it needs
+    custom code, holds an adapter next to a model, has weights that are not finite, or cannot be read.
 
-    Args:
-        loader: a class of transformers, diffusers or peft.
-        source: a folder, or a hub id with ``local_files_only=False`` in ``options``.
-        label: the setting that names the source, for messages.
-        remedy: advice for the user if loading fails.
-        options: options of ``from_pretrained``.
-
-    Raises:
-        ConfigError: it needs custom code, holds an adapter next to a model, has weights that are not finite, or cannot
-            be read.
+    ``source``: a folder, or a hub id with ``local_files_only=False`` in ``options``.
     """
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
@@ -91,17 +83,8 @@ def load_pretrained(loader: Any, source: str | Path, *, label: str, remedy: str 
 
 
 def auto_from_config(loader: Any, config: Any, *, label: str = "model.path", **options: Any) -> Any:
-    """Return a model with random weights, created from a config by an ``Auto`` class of transformers.
-
-    Args:
-        loader: the class.
-        config: a transformers config.
-        label: the setting that names the config's folder, for messages.
-        options: options of ``from_config``.
-
-    Raises:
-        ConfigError: the config needs custom code, or no such model can be created from it.
-    """
+    """Return a model with random weights, created from a config by an ``Auto`` class of transformers; raise ConfigError
+    if the config needs custom code, or no such model can be created from it."""
     never_ask()
     try:
         return loader.from_config(config, trust_remote_code=False, **options)
@@ -110,13 +93,9 @@ def auto_from_config(loader: Any, config: Any, *, label: str = "model.path", **o
 
 
 def load_adapter_config(folder: Path) -> Any:
-    """Return peft's settings of low-rank adapters in a folder.
-
-    Raises:
-        OSError: there are no settings.
-        ValueError: they exceed the bounds of reading, hold a regular expression, or name a module to import.
-        TypeError: they are of another kind of adapter.
-    """
+    """Return peft's settings of low-rank adapters in a folder. Raises OSError if there are no settings; ValueError if
+    they exceed the bounds of reading, hold a regular expression, or name a module to import; TypeError if they are of
+    another kind of adapter."""
     from peft import LoraConfig
 
     about = read_json(folder / ADAPTER_CONFIG)
@@ -128,14 +107,8 @@ def load_adapter_config(folder: Path) -> Any:
 
 def check_patterns(about: Mapping[str, Any]) -> None:
     """Check that layer names in peft's settings are plain names: peft uses them as regular expressions, which could
-    match for hours.
-
-    Args:
-        about: peft's settings, from a file or a safetensors header.
-
-    Raises:
-        ValueError: a name is a regular expression with a repetition, a group or an alternative, or not text.
-    """
+    match for hours. Raises ValueError if a name is a regular expression with a repetition, a group or an alternative,
+    or not text."""
     for setting in _PATTERNS:
         value = about.get(setting) or ()
         if not isinstance(value, str | list | tuple | set | dict):
@@ -157,16 +130,8 @@ def never_ask() -> None:
 
 
 def check_model_folder(folder: Path, *, label: str) -> None:
-    """Check the settings files of a model, or of a pipeline and its components.
-
-    Args:
-        folder: the folder.
-        label: the setting that names it, for messages.
-
-    Raises:
-        ConfigError: a file exceeds the bounds of reading, the folder holds an adapter next to a model, or it needs code
-            from elsewhere.
-    """
+    """Check the settings files of a model, or of a pipeline and its components; raise ConfigError if a file exceeds the
+    bounds of reading, the folder holds an adapter next to a model, or it needs code from elsewhere."""
     for component in _components(folder):
         if (component / ADAPTER_CONFIG).is_file():
             raise _holds_adapter(component, label)
@@ -185,13 +150,8 @@ def holds_model(folder: Path) -> bool:
 
 
 def check_own_code(folder: Path, entries: Mapping[str, Any], *, label: str) -> None:
-    """Check that no component's class is defined by code in the pipeline's folder; raise ConfigError.
-
-    Args:
-        folder: folder of the pipeline.
-        entries: library and class by component, from the folder's index.
-        label: the setting that names it, for messages.
-    """
+    """Check that no component's class is defined by code in the pipeline's folder; raise ConfigError. ``entries``:
+    library and class by component, from the folder's index."""
     for name, entry in entries.items():
         if isinstance(entry, list) and entry and (folder / name / f"{entry[0]}.py").is_file():
             raise _needs_code(folder, f"its index takes '{name}' from {name}/{entry[0]}.py", label)

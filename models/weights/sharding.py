@@ -30,14 +30,8 @@ class Sharding:
 
     @classmethod
     def over(cls, device: torch.device, *, world: int, size: int, offload: bool) -> Sharding:
-        """Return a sharding over ranks; all ranks must call this together.
-
-        Args:
-            device: this rank's device.
-            world: number of ranks.
-            size: number of consecutive ranks per group; each group holds all weights.
-            offload: parts stay in host memory.
-        """
+        """Return a sharding over ranks; all ranks must call this together. ``size``: number of consecutive ranks per
+        group; each group holds all weights."""
         shape, names = ((world,), ("parts",)) if size == world else ((world // size, size), ("copies", "parts"))
         return cls(mesh=init_device_mesh(device.type, shape, mesh_dim_names=names), offload=offload)
 

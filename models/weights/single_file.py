@@ -70,11 +70,8 @@ class HeldPart:
     """All components of the file are used."""
 
     def tensors(self, *, empty: bool) -> dict[str, Tensor]:
-        """Return its tensors by their names without the prefix, on the meta device if ``empty``.
-
-        Raises:
-            ConfigError: they have a quantized dtype.
-        """
+        """Return its tensors by their names without the prefix, on the meta device if ``empty``; raise ConfigError if
+        they have a quantized dtype."""
         found = {}
         with _opened(self.file) as opened:
             for name, stored in self.names.items():
@@ -106,15 +103,10 @@ def unfit(path: Path, found: str, remedy: str) -> ConfigError:
 def held_parts(
     files: Mapping[str, str], denoisers: Sequence[str], *, texts: Sequence[str] = ("text_encoder",)
 ) -> dict[str, HeldPart]:
-    """Return the components in files, by name.
+    """Return the components in files, by name; raise ConfigError if a file is missing, pickled or unreadable, has
+    unknown tensors, or lacks its component.
 
-    Args:
-        files: paths by the component to use; under '' a file of which all components are used.
-        denoisers: names of the trained components.
-        texts: names of the text encoders.
-
-    Raises:
-        ConfigError: a file is missing, pickled or unreadable, has unknown tensors, or lacks its component.
+    ``files``: paths by the component to use; under '' a file of which all components are used.
     """
     parts: dict[str, HeldPart] = {}
     for component, file in files.items():
@@ -168,31 +160,17 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def check_part(part: HeldPart, folder: Path, entry: Sequence[str]) -> None:
-    """Check, without reading tensors, that a file's component fits the config in a folder.
+    """Check, without reading tensors, that a file's component fits the config in a folder; raise ConfigError if it is
+    another model: names are missing or left over, or sizes differ.
 
-    Args:
-        part: the component in the file.
-        folder: folder of the pipeline.
-        entry: library and class of the component, from the folder's index.
-
-    Raises:
-        ConfigError: it is another model: names are missing or left over, or sizes differ.
+    ``entry``: library and class of the component, from the folder's index.
     """
     _converted(part, _empty(folder / part.name, entry), empty=True)
 
 
 def write_part(part: HeldPart, folder: Path, entry: Sequence[str], target: Path) -> None:
-    """Write a file's component as a folder, with the config of another folder.
-
-    Args:
-        part: the component in the file.
-        folder: folder of the pipeline with the config.
-        entry: library and class of the component, from that folder's index.
-        target: folder to write.
-
-    Raises:
-        ConfigError: it is another model.
-    """
+    """Write a file's component as a folder, with the config of another folder; raise ConfigError if it is another
+    model."""
     module = _empty(folder / part.name, entry)
     module.load_state_dict(_converted(part, module, empty=False), strict=False, assign=True)
     if entry[0] == "transformers":
@@ -254,12 +232,9 @@ def _converted(part: HeldPart, module: Any, *, empty: bool) -> dict[str, Tensor]
 
 
 def _convert(part: HeldPart, module: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a component's tensors with the names of diffusers' converters.
-
-    Raises:
-        ConfigError: diffusers has no converter for the component, or the converter leaves tensors over.
-        KeyError: a tensor is missing; converters also raise other exceptions.
-    """
+    """Return a component's tensors with the names of diffusers' converters. Raises ConfigError if diffusers has no
+    converter for the component, or the converter leaves tensors over; KeyError if a tensor is missing; converters also
+    raise other exceptions."""
     if part.name.startswith("text_encoder"):
         return _text_encoder(part, module, tensors)
     from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES

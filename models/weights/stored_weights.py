@@ -41,11 +41,8 @@ class StoredWeights:
 
     @torch.no_grad()
     def read(self, targets: Mapping[str, Tensor]) -> None:
-        """Fill tensors, whole or sharded, with the stored weights, rounded to the dtype they were loaded in.
-
-        Raises:
-            ConfigError: the files lack a weight, or hold one that is not finite.
-        """
+        """Fill tensors, whole or sharded, with the stored weights, rounded to the dtype they were loaded in; raise
+        ConfigError if the files lack a weight, or hold one that is not finite."""
         rounded = {
             name: target if target.dtype == self.dtypes[name] else torch.empty_like(target, dtype=self.dtypes[name])
             for name, target in targets.items()
@@ -79,10 +76,6 @@ def empty_model(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
 
     Buffers are computed, as files do not have all of them. Stored tensors get ``dtype``, or float32 if the class keeps
     them in it (``ModelMixin.from_pretrained`` and ``load_model_dict_into_meta``).
-
-    Args:
-        make: creates the model from its config.
-        dtype: the dtype it is loaded in.
     """
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
@@ -110,11 +103,8 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the safetensors files of a component.
-
-    Raises:
-        ConfigError: it has no such files, or their index cannot be read.
-    """
+    """Return the safetensors files of a component; raise ConfigError if it has no such files, or their index cannot be
+    read."""
     for name in _NAMES:
         index = folder / f"{name}.index.json"
         if index.is_file():

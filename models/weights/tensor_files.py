@@ -39,11 +39,8 @@ class TensorFiles:
     """Stored tensors: files of whole tensors, or the parts of one set of tensors."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """Read the headers.
-
-        Raises:
-            CorruptError: a file is not a safetensors file, or the parts do not make up whole tensors.
-        """
+        """Read the headers; raise CorruptError if a file is not a safetensors file, or the parts do not make up whole
+        tensors."""
         self._reader = _read_headers(files)
         self._folder, prefix = files[0].parent, files[0].name + _IN
         entries = self._reader.metadata.state_dict_metadata.items()
@@ -60,14 +57,10 @@ class TensorFiles:
 
     @torch.no_grad()
     def read_into(self, targets: Mapping[str, Tensor]) -> None:
-        """Fill tensors in place; if they are sharded, each rank reads its part without waiting for the others.
+        """Fill tensors in place; if they are sharded, each rank reads its part without waiting for the others. Raises
+        KeyError if the files lack a tensor; CorruptError if a shape differs, or a dtype is incompatible.
 
-        Args:
-            targets: tensors by name, of the stored shapes; floating ones of any dtype, others of the stored dtype.
-
-        Raises:
-            KeyError: the files lack a tensor.
-            CorruptError: a shape differs, or a dtype is incompatible.
+        ``targets``: tensors by name, of the stored shapes; floating ones of any dtype, others of the stored dtype.
         """
         for name, tensor in targets.items():
             _, size, dtype = self._stored[name]
@@ -108,7 +101,6 @@ def write_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: 
 
     Args:
         files: tensors by name, by file name; whole ones are written by one rank.
-        folder: folder of this rank's files.
         group: the ranks; None: all.
     """
     named, writer = _together(files, folder)
@@ -121,10 +113,7 @@ def begin_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: 
 
     All ranks must call this together. When the future is done, call ``finish_parts``.
 
-    Args:
-        files: tensors by name, by file name.
-        folder: folder of this rank's files.
-        group: the ranks, with a backend for host memory; it must not be used otherwise meanwhile.
+    ``group``: the ranks, with a backend for host memory; it must not be used otherwise meanwhile.
     """
     named, writer = _together(files, folder)
     # The writer's own staging does not copy tensors in host memory, which training would change meanwhile.

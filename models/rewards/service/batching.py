@@ -52,13 +52,8 @@ class Batcher:
         self._numbers = 0
 
     async def submit(self, batch: Batch) -> Scores:
-        """Return the scores of a request's samples.
-
-        Raises:
-            BusyError: too many samples wait already.
-            FlowmillError: the reward failed for them.
-            OSError: the reward raised one, which may be temporary.
-        """
+        """Return the scores of a request's samples. Raises BusyError if too many samples wait already; FlowmillError if
+        the reward failed for them; OSError if the reward raised one, which may be temporary."""
         if self._waiting and self._waiting + len(batch) > self._limits.waiting:
             raise BusyError(f"{self._waiting} samples wait")
         # A groupwise reward treats the samples of one request as one group.

@@ -149,11 +149,7 @@ def _unpacked_references(request: ScoreRequest) -> list[list[np.ndarray]]:
 
 
 def unpack_request(body: bytes) -> Batch:
-    """Return the samples in a body.
-
-    Raises:
-        WireError: it has none, or they do not match its shape and dtype.
-    """
+    """Return the samples in a body; raise WireError if it has none, or they do not match its shape and dtype."""
     request = _read(ScoreRequest, body)
     media, shape = request.media, tuple(request.shape)
     texts = isinstance(media, list)
@@ -183,11 +179,7 @@ def pack_answer(scores: Scores) -> bytes:
 
 
 def unpack_answer(body: bytes, count: int) -> Scores:
-    """Return the scores in a response.
-
-    Raises:
-        WireError: it has another number of scores or notes.
-    """
+    """Return the scores in a response; raise WireError if it has another number of scores or notes."""
     answer = _read(ScoreAnswer, body)
     if len(answer.scores) != 4 * count:
         raise WireError(f"{len(answer.scores)} bytes of scores for {count} samples")
