@@ -21,7 +21,6 @@ class Asked:
     prompts: Sequence[Sequence[int]]
     """Token ids of each, at least one."""
     sampling: Sampling
-    """How tokens are drawn, and where a completion ends."""
     stop: tuple[str, ...]
     """The stop texts of ``sampling.stopped``."""
     vocabulary: int
@@ -39,7 +38,6 @@ class Asked:
     distinct: int
     """Maximum number of different prompts in a batch whose groups are contiguous."""
     device: torch.device
-    """Device of the policy."""
 
 
 class Engine(Protocol):

@@ -40,7 +40,6 @@ class Conditioning:
         return self.map(lambda tensor: tensor.to(device))
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(next(iter(self.positive.values())))
 
 

@@ -37,7 +37,6 @@ class Sampling:
     """How tokens are drawn and where a completion ends."""
 
     max_new: int
-    """Maximum number of tokens."""
     temperature: float
     """Divides logits."""
     eos: frozenset[int]
@@ -57,7 +56,6 @@ class Completion:
     log_probs: list[float] = field(default_factory=list)
     """Log-probs during sampling; those of a forward over the whole row differ by rounding."""
     finish: Finish = "length"
-    """The finish reason."""
 
 
 @torch.no_grad()

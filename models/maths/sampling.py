@@ -44,9 +44,7 @@ class Sampler:
     """How steps are taken."""
 
     kernel: Kernel
-    """The stochastic step."""
     solver: Solver
-    """The deterministic step."""
     storage_dtype: torch.dtype = field(default_factory=lambda: torch.float32)
     """Dtype the stored latents are rounded to."""
     reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None = None

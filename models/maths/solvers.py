@@ -45,7 +45,6 @@ class DPMSolver2M:
     """
 
     def __init__(self) -> None:
-        """Start without memory."""
         self._before: tuple[Tensor, Tensor] | None = None
 
     def advance(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Tensor:

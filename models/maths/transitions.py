@@ -73,7 +73,6 @@ class Grid:
     """(B,) second value of the row's schedule, for the sigma == 1 rule."""
 
     def __getitem__(self, rows: Tensor | slice) -> Grid:
-        """Return the grid of some rows."""
         return Grid(self.sigma[rows], self.sigma_next[rows], self.sigma_second[rows])
 
 

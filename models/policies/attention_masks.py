@@ -21,7 +21,6 @@ class WholeMasks(TorchFunctionMode):
     """
 
     def __init__(self) -> None:
-        """Start without inverses."""
         super().__init__()
         # By identity, as == of tensors is elementwise.
         self._empty = WeakIdKeyDictionary()

@@ -29,15 +29,12 @@ class PolicySettings:
     dtype: torch.dtype = field(default_factory=lambda: torch.float32)
     """Dtype of weights and forward pass."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Device of all tensors."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass."""
     attention: str | None = None
     """Attention backend, None for the library's default."""
     device_map: str | None = None
     """How the model's parts are placed on devices; None: all on ``device``."""
     compile: bool = False
-    """Compile the repeated blocks."""
     empty: bool = False
     """Create trained modules without weights, on the meta device; sharding then reads each rank's part."""
 
@@ -61,7 +58,6 @@ class Policy(ABC):
     """Published LoRA targets of the family; each must match at least one module."""
 
     def __init__(self, settings: PolicySettings) -> None:
-        """Keep the settings."""
         self.settings = settings
         self.stored: dict[str, StoredWeights] = {}
         """Stored weights of the trained modules, by their names in the model's folder."""

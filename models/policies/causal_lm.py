@@ -71,7 +71,6 @@ class CausalLM(Policy):
     lora_targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
     def __init__(self, settings: PolicySettings, model: Any, tokenizer: Any) -> None:
-        """Bind to a loaded model and tokenizer."""
         super().__init__(settings)
         self.model = model
         self.tokenizer = tokenizer

@@ -19,9 +19,7 @@ class ClipPolicy(PipelinePolicy):
     """Adapter for a pipeline of clips."""
 
     lengths: ClassVar[ClipLengths] = ClipLengths(every=4)
-    """Supported numbers of frames."""
     frames_argument: ClassVar[str] = "num_frames"
-    """The pipeline's argument for the number of frames."""
 
     def noise_channels(self) -> int:
         """Return the channels of generated latents; the transformer may also read others."""

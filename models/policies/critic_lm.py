@@ -61,7 +61,6 @@ class CriticLM(Policy):
     kind = "tokens"
 
     def __init__(self, settings: PolicySettings, model: ValueModel) -> None:
-        """Bind to a value model."""
         super().__init__(settings)
         self.model = model
 
@@ -122,7 +121,6 @@ class TrainableCritic(Trainable):
     policy: CriticLM
 
     def __init__(self, policy: CriticLM, lora: LoraSpec | None, *, seed: int) -> None:
-        """Make a freshly loaded critic trainable; see ``Trainable``."""
         super().__init__(policy, None if policy.model.backbone is None else lora, seed=seed)
         policy.model.head.requires_grad_(True).float()
 

@@ -46,10 +46,8 @@ class DDIMPolicy(PipelinePolicy):
     """The scheduler class that sets the steps of a chain, created from the config of the folder's scheduler."""
     # DDIM clips by default if another scheduler's config has no such field.
     walked_options: ClassVar[Mapping[str, Any]] = {"clip_sample": False}
-    """Changes to that config."""
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
-        """Wrap a loaded pipeline, with DDIM as its scheduler."""
         super().__init__(pipeline, settings, options)
         pipeline.scheduler = self._walking(pipeline.scheduler)
 

@@ -28,7 +28,6 @@ class DecodingPolicy(DiffusionPolicy):
     """Components that only decode samples or encode start images and clips."""
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings) -> None:
-        """Hold a loaded pipeline."""
         super().__init__(settings)
         self.pipeline = pipeline
         self._tables: dict[tuple[Any, ...], Tensor] = {}

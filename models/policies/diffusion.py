@@ -68,7 +68,6 @@ class PipelineCall:
     blocks: str | None = None
     """Class of the blocks of a modular pipeline; None for a classic one."""
     left_out: tuple[str, ...] = ()
-    """Names of blocks to leave out."""
     workflow: str | None = None
     """The task whose blocks to use, if the blocks serve several."""
     loads_adapters: bool = True
@@ -82,7 +81,6 @@ class PipelineCall:
     last_frame: bool = False
     """A second start image is the clip's last frame, its argument ``last_image``."""
     vae_tiling: bool = False
-    """Its autoencoder decodes in overlapping tiles."""
     heard: bool = False
     """Its output has sound."""
     differences: tuple[str, ...] = ()

@@ -105,7 +105,6 @@ class Unread(TextProcessor):
     """A processor without tokens, for pipelines that tokenize their template although no prompt is encoded."""
 
     def __init__(self) -> None:
-        """Serve as its own tokenizer."""
         super().__init__(self)
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:

@@ -54,7 +54,6 @@ class FolderPolicy(DecodingPolicy):
     text_parts: ClassVar[tuple[str, ...]]
     """Components that only encode prompts."""
     unused_parts: ClassVar[tuple[str, ...]] = ()
-    """Components that are never loaded."""
     denoiser_names: ClassVar[tuple[str, ...]] = ("transformer",)
     """Trained components; those missing from a folder are left out."""
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": FLOW}
@@ -69,7 +68,6 @@ class FolderPolicy(DecodingPolicy):
     """Height and width must be multiples of it, unless the folder's config gives another unit."""
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
-        """Wrap a loaded pipeline; see ``load``."""
         super().__init__(pipeline, settings)
         self.options = options
 

@@ -71,7 +71,6 @@ class HunyuanVideo15(ClipPolicy):
     lora_targets = JOINT_ATTENTION
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
-        """Wrap a loaded pipeline, and set its number of text tokens from the options."""
         super().__init__(pipeline, settings, options)
         if options.max_sequence_length != _LENGTH:
             pipeline.tokenizer_max_length = options.max_sequence_length

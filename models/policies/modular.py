@@ -32,7 +32,6 @@ class ModularPolicy(PipelinePolicy, ABC):
     blocks_name: ClassVar[str]
     """The diffusers class of the blocks, whose pipeline is ``pipeline_name``."""
     left_out: ClassVar[tuple[str, ...]] = ()
-    """Blocks to leave out, such as one that rewrites prompts."""
     workflow: ClassVar[str | None] = None
     """The task whose blocks to use, if the blocks serve several; None: all blocks."""
     required_parts: ClassVar[tuple[str, ...]] = ()

@@ -95,14 +95,12 @@ class PipelinePolicy(FolderPolicy):
     asks_layout: ClassVar[bool] = False
     """The denoiser reads tensor values that describe the layout of its tokens."""
     guidance_argument: ClassVar[str] = "guidance_scale"
-    """The pipeline's argument for the guidance scale."""
     missing_arguments: ClassVar[frozenset[str]] = frozenset()
     """Arguments of other pipelines that this one lacks."""
     takes_images: ClassVar[bool] = False
     """The first argument of the pipeline's ``prepare_latents`` is the images to start from."""
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
-        """Wrap a loaded pipeline; see ``load``."""
         super().__init__(pipeline, settings, options)
         for tokenizer in self._tokenizers:
             guard_template(tokenizer)

@@ -176,7 +176,6 @@ def _size(picture: Image.Image, area: int) -> tuple[int, int]:
 
 
 def _plus() -> Any:
-    """Return the module with the sizes of the pipeline of several images."""
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
     return pipeline_qwenimage_edit_plus

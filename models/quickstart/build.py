@@ -29,7 +29,6 @@ class DigitsBuilder:
 
     family: ClassVar[str] = "sd3"
     latents: ClassVar[tuple[int, int]] = (LATENT_CHANNELS, VAE_FACTOR)
-    """Latent channels, and pixels per side of a latent."""
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""
@@ -60,7 +59,6 @@ class WordsBuilder:
 
     family: ClassVar[str] = "sd3"
     latents: ClassVar[tuple[int, int]] = (LATENT_CHANNELS, VAE_FACTOR)
-    """Latent channels, and pixels per side of a latent."""
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""

@@ -58,7 +58,6 @@ class CharacterModelBuilder:
     """Seed of weights and order."""
 
     latents: ClassVar[None] = None
-    """It has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,6 @@ class Characters:
     """The vocabulary of a character model: a token per character, after those for padding, beginning and end."""
 
     characters: str
-    """The characters of the vocabulary."""
 
     def tokenizer(self) -> Any:
         """Return a tokenizer of transformers; texts begin with <bos>."""

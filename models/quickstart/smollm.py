@@ -23,7 +23,6 @@ class SmolLMBuilder:
     """SmolLM2-135M-Instruct, whose 4-bit weights are converted to float32 once."""
 
     latents: ClassVar[None] = None
-    """It has none."""
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a transformers folder with model and tokenizer."""

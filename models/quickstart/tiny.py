@@ -151,7 +151,6 @@ class _WithProcessor:
         self._family, self._pipeline, self._parts, self._processor = family, pipeline, parts, processor
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write a pipeline's folder."""
         if self._pipeline is None:
             pipeline = resolve(POLICIES, self._family, label="model.policy").pipeline_blocks().init_pipeline()
             pipeline.update_components(**self._parts)

@@ -87,9 +87,7 @@ class Batch:
     media: np.ndarray
     """(B, ...), see ``Reward.score``."""
     prompts: Sequence[str]
-    """B prompts."""
     metadata: Sequence[Mapping[str, Any]]
-    """B mappings."""
     groups: Sequence[str] = ()
     """B group ids; a groupwise reward scores the samples of one group together."""
     references: Sequence[Sequence[np.ndarray]] = ()
@@ -98,7 +96,6 @@ class Batch:
     """Where the samples come from, for messages."""
 
     def __len__(self) -> int:
-        """Return B."""
         return len(self.prompts)
 
     def take(self, rows: Sequence[int]) -> Batch:

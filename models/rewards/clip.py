@@ -53,7 +53,6 @@ class ClipEmbeddings:
     _device: torch.device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load the model."""
         self._device = chosen_device(self.device, local_rank(), label=f"device of reward '{self.name}'")
         self._clip = settled(self._load(), self._device, getattr(torch, self.dtype))
         path, revision = self._processor_source()
@@ -186,7 +185,6 @@ class ImageSimilarity(ClipEmbeddings):
     """Measure of similarity, as above."""
 
     def __post_init__(self) -> None:
-        """Load the model where one is needed."""
         if self.by == "embedding":
             super().__post_init__()
 
@@ -267,7 +265,6 @@ class Aesthetic(ClipEmbeddings):
     _layers: nn.Sequential = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load model and perceptron."""
         super().__post_init__()
         given = WeightsFile(reward=self.name, file=self.head, option="head", remedy=_HEAD)
         self._layers = given.perceptron(given.read(), self._clip.config.projection_dim).to(self._device)

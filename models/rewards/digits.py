@@ -32,7 +32,6 @@ class DigitsReward:
     _model: SVC | ExtraTreesClassifier = field(init=False)
 
     def __post_init__(self) -> None:
-        """Train the classifier, a tenth of a second."""
         images, labels = real_digits()
         model = SVC(gamma=0.05, C=5) if self.classifier == "svc" else ExtraTreesClassifier(200, random_state=0)
         self._model = model.fit(images.reshape(len(images), -1), labels)

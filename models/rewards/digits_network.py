@@ -30,7 +30,6 @@ class DigitsNetwork:
     _network: nn.Sequential = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Train the network."""
         images, labels = real_digits()
         self._network = _trained(torch.tensor(images.reshape(len(images), -1)).float(), torch.tensor(labels).long())
 

@@ -143,7 +143,6 @@ class DinaLrm:
         return (score + 10) / 10
 
     def _adapted(self, transformer: Any) -> Any:
-        """Return the transformer with the adapters."""
         from peft import get_peft_model, set_peft_model_state_dict
 
         folder = Path(self.adapter).expanduser()
@@ -186,7 +185,6 @@ class RewardHead(nn.Module):
     """Maps the states of some blocks to a score; parameter names are those of the published file."""
 
     def __init__(self, width: int, taps: int, *, queries: int = 4, heads: int = 8) -> None:
-        """Make the layers."""
         super().__init__()
         narrow = width // 4
         self.layer_adapters_visual = nn.ModuleList(_Modulated(width, narrow) for _ in range(taps))

@@ -33,9 +33,7 @@ class FunctionReward:
     function: Callable[..., Scores | Sequence[float] | np.ndarray]
     """See ``Reward.score``."""
     options: Mapping[str, Any]
-    """By name."""
     needs: Needs
-    """Its declared needs."""
 
     def score(
         self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *references: Any
@@ -60,7 +58,6 @@ class MadeRewards:
     """A cache of rewards: labels of a config with the same reward and options share one."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self.sharding: Sharding | None = None
         """Sharding of the models of rewards with ``spread``; None: this process holds them whole."""
         self._lock = threading.Lock()
@@ -68,7 +65,6 @@ class MadeRewards:
         self._placed: dict[int, Placed] = {}
 
     def __len__(self) -> int:
-        """Return the number of rewards made."""
         return len(self._made)
 
     def of(self, section: RewardSection) -> Reward:

@@ -74,7 +74,6 @@ class GenEval:
     needs: ClassVar[Needs] = Needs(media="images", columns=("tag", "include"), accelerated=True, batch_size=8)
     perfect: ClassVar[float] = 1.0
     bounds: ClassVar[Bounds] = (0.0, 1.0)
-    """All demands are met."""
 
     detector: ModelPlace = "facebook/mask2former-swin-small-coco-instance"
     """Folder or hub id of an instance segmentation model of transformers, trained on COCO."""

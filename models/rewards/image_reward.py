@@ -64,7 +64,6 @@ class ImageReward:
     _device: torch.device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load both encoders and the perceptron."""
         from transformers import BlipTextConfig, BlipVisionConfig, CLIPImageProcessor
         from transformers.models.blip.modeling_blip import BlipVisionModel
         from transformers.models.blip.modeling_blip_text import BlipTextModel

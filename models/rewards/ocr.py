@@ -45,7 +45,6 @@ class OcrReward:
     _reader: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        """Load the model from the wheel."""
         require_extra("ocr", "rapidocr_onnxruntime", label="rewards 'ocr'")
         self._reader = _DetectingReader(self.min_side) if self.detect else _LineReader(self.batch_size, self.threads)
 

@@ -50,7 +50,6 @@ class RemoteReward:
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Bind to a server without a request."""
         self._server, self._name, self._options = server, name, dict(options)
         token = os.environ.get(wire.TOKEN)
         self._patience = Patience(server.patience_s, sleep)

@@ -86,7 +86,6 @@ def openai_headers(key_variable: str) -> dict[str, str]:
 
 
 def _detail(answer: httpx.Response) -> str:
-    """Return the text of a refusal."""
     try:
         found = json_of(answer.content)
     except ValueError:

@@ -171,7 +171,6 @@ class Lexicon:
     _analyzer: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Read the lexicon."""
         require_extra("text", "vaderSentiment", label="reward 'lexicon'")
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # type: ignore[import-untyped]
 

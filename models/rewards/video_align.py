@@ -44,9 +44,8 @@ class Settings:
     scale: float
     """Scale of the adapters, where the weights have some."""
     mean: tuple[float, ...]
-    """Mean of each aspect's scores."""
+    """Mean, and standard deviation, of each aspect's scores."""
     std: tuple[float, ...]
-    """Standard deviation of each aspect's scores."""
 
     @classmethod
     def read(cls, file: Path) -> Settings:

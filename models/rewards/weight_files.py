@@ -31,11 +31,8 @@ class WeightsFile:
     """A safetensors file of a reward."""
 
     reward: str
-    """Name of the reward."""
     file: str
-    """Path of the file."""
     option: str = "weights"
-    """Option that names it."""
     remedy: str = _COPY
     """The requirement for the file, in messages."""
 

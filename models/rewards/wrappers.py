@@ -34,7 +34,6 @@ class Rank:
     _inner: Reward = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Make the reward."""
         from models.rewards.factory import make_reward
 
         self._inner = make_reward(self.reward, self.options, device=self.device)

@@ -92,7 +92,6 @@ def guard_template(tokenizer: Any) -> None:
 
 
 def _given(source: Any, messages: Sequence[Mapping[str, Any]], *, generate: bool) -> dict[str, Any]:
-    """Return the variables of a template."""
     tokenizer = getattr(source, "tokenizer", source)
     return {
         **tokenizer.special_tokens_map,

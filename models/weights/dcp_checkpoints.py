@@ -94,18 +94,13 @@ def write_checkpoint(state: Mapping[str, Any], folder: Path, read: Callable[[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """A part of a tensor, and its location."""
+    """A part of a tensor: its place there, and its bytes in a file."""
 
     offsets: tuple[int, ...]
-    """Offsets in the tensor."""
     sizes: tuple[int, ...]
-    """Shape of the part."""
     file: Path
-    """Its file."""
     start: int
-    """First byte in the file."""
     length: int
-    """Length in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +110,6 @@ class _Stored:
     dtype: str
     """Torch's name of its dtype."""
     size: torch.Size
-    """Shape of the tensor."""
     chunks: Sequence[_Chunk]
     """Parts that tile it."""
 
@@ -315,6 +309,5 @@ class _Reading(DefaultSavePlanner):
         self._read = read
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """Return the object to write."""
         found = super().lookup_object(index)
         return self._read(index.fqn) if isinstance(found, torch.Tensor) and found.is_meta else found

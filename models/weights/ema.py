@@ -14,7 +14,6 @@ class Ema:
     """Exponential moving average of trained parameters, float32 on the parameters' device."""
 
     def __init__(self, parameters: Sequence[Tensor], *, decay: float) -> None:
-        """Start from the current values."""
         self.decay = decay
         self.values = [parameter.detach().clone() for parameter in parameters]
 

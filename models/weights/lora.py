@@ -19,7 +19,6 @@ class LoraSpec:
     """Low-rank adapters on a policy's denoisers."""
 
     rank: int
-    """Rank of the update."""
     alpha: int
     """Scale is alpha / rank."""
     targets: tuple[str, ...]

@@ -84,7 +84,6 @@ class _Layer:
         return self._layer.lora_B[_NAME].weight  # type: ignore[no-any-return]
 
     def merge(self) -> None:
-        """Add the adapters to the weight."""
         self._weight = self._base.weight.detach() + self._layer.get_delta_weight(_NAME)
 
     @property
@@ -94,11 +93,9 @@ class _Layer:
         return weight.T if self._transposed else weight
 
     def remove(self) -> None:
-        """Restore the layer's own forward."""
         del self._layer.forward
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the layer's outputs."""
         base = self._base
         if self._layer.disable_adapters:
             return base(inputs)  # type: ignore[no-any-return]

@@ -61,11 +61,9 @@ class HeldPart:
     name: str
     """Its name in the folder's index."""
     file: Path
-    """The file."""
     names: Mapping[str, str]
     """Names of its tensors in the file, by the names without the common prefix."""
     prefix: str
-    """The common prefix."""
     whole: bool
     """All components of the file are used."""
 

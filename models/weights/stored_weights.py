@@ -30,7 +30,6 @@ class StoredWeights:
     """The weights a component had when it was loaded."""
 
     files: tuple[Path, ...]
-    """Safetensors files."""
     dtypes: Mapping[str, torch.dtype]
     """The dtype of each weight when it was loaded, by name; training may use another."""
 

@@ -151,7 +151,6 @@ class _Reader(HuggingFaceStorageReader):
         self.metadata = super().read_metadata()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the metadata from the headers."""
         return self.metadata
 
 
@@ -160,5 +159,4 @@ class _Listed(FileSystem):
         self._files = [str(file) for file in files]
 
     def ls(self, path: str | os.PathLike[str]) -> list[str]:
-        """Return the files."""
         return self._files

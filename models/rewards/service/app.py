@@ -40,13 +40,11 @@ class Served:
     name: str
     """Name in the table, or an import string."""
     options: Mapping[str, Any]
-    """Its options."""
     token: str | None = None
     """Token of callers; None: any caller is accepted."""
     max_bytes: int = 256_000_000
     """The largest request body."""
     limits: Limits = field(default_factory=Limits)
-    """Limits of calls and of the queue."""
 
 
 class _Room:

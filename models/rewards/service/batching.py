@@ -45,7 +45,6 @@ class Batcher:
     """Calls one reward for all requests, one call after the other."""
 
     def __init__(self, reward: Reward, name: str, limits: Limits, metrics: Metrics) -> None:
-        """Bind to a reward; ``run`` does the work."""
         self._reward, self._name, self._limits, self._metrics = reward, name, limits, metrics
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._waiting = 0

@@ -9,7 +9,6 @@ class Metrics:
     """Metrics of one server, in a separate registry."""
 
     def __init__(self) -> None:
-        """Start at zero."""
         self._registry = CollectorRegistry()
         of = self._registry
         self.requests = Counter(

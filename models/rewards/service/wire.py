@@ -53,9 +53,7 @@ class ScoreRequest(_Message):
     """Samples to score."""
 
     dtype: Literal["uint8", "float32", "text"]
-    """Dtype of the media."""
     shape: Annotated[list[Annotated[int, Field(ge=1, le=1 << 40)]], Field(min_length=1, max_length=8)]
-    """Shape of the media."""
     media: bytes | _Texts
     """Values in C order; a list of texts."""
     prompts: _Texts
@@ -95,9 +93,7 @@ class RewardInfo(_Message):
     name: str
     """Name in the table, or an import string."""
     options: dict[str, Any]
-    """By name."""
     needs: NeedsFields
-    """Its needs."""
     perfect: float | None = Field(allow_inf_nan=False)
     """The score that counts as an exact match."""
     max_bytes: int = Field(ge=1)
@@ -219,7 +215,6 @@ def _pack(message: Mapping[str, Any]) -> bytes:
 
 
 def _read(message: type[M], body: bytes) -> M:
-    """Return the message in a body."""
     try:
         return message.model_validate(_unpack(body))
     except ValidationError as error:
