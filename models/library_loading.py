@@ -12,10 +12,7 @@ from typing import Any
 #: Loggers with notices on the import of torchao, about kernels for other hardware and registrations with torch.
 #: diffusers imports it if it is installed.
 _IMPORTING_TORCHAO = (
-    "torchao",
-    "torchao.kernel.intmm",
-    "torch.utils._pytree",
-    "diffusers.quantizers.torchao.torchao_quantizer",
+    "torchao torchao.kernel.intmm torch.utils._pytree diffusers.quantizers.torchao.torchao_quantizer".split()
 )
 #: Limits of JSON files: the longest weight indices have a tenth of these bytes, configs four levels.
 _MOST_BYTES = 1 << 26

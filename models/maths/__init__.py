@@ -34,9 +34,6 @@ PLANS = Table(
 )
 
 SOLVERS = Table(
-    {
-        "euler": "models.maths.solvers:Euler",
-        "dpm2": "models.maths.solvers:DPMSolver2M",
-    },
+    {"euler": "models.maths.solvers:Euler", "dpm2": "models.maths.solvers:DPMSolver2M"},
     like="models.maths.solvers:Solver",
 )

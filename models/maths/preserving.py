@@ -113,8 +113,4 @@ class Sample:
 
 
 #: Prediction types by their name in ``prediction_type`` of diffusers' schedulers.
-PREDICTIONS: Mapping[str, Prediction] = {
-    "epsilon": Epsilon(),
-    "v_prediction": VPrediction(),
-    "sample": Sample(),
-}
+PREDICTIONS: Mapping[str, Prediction] = {"epsilon": Epsilon(), "v_prediction": VPrediction(), "sample": Sample()}

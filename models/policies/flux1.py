@@ -29,10 +29,7 @@ class Flux1(PipelinePolicy):
     # Flow-GRPO's targets for FLUX.1: attention of both streams and their feed-forwards.
     lora_targets: ClassVar[tuple[str, ...]] = (
         *JOINT_ATTENTION,
-        "ff.net.0.proj",
-        "ff.net.2",
-        "ff_context.net.0.proj",
-        "ff_context.net.2",
+        *("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
     )
 
     @torch.no_grad()

@@ -72,11 +72,7 @@ class Flux2(Flux1):
     # the single-stream blocks. Its "attn.to_out.0" does not reach their output projection, which is "attn.to_out".
     lora_targets = (
         *JOINT_ATTENTION,
-        "ff.linear_in",
-        "ff.linear_out",
-        "ff_context.linear_in",
-        "ff_context.linear_out",
-        "attn.to_qkv_mlp_proj",
+        *"ff.linear_in ff.linear_out ff_context.linear_in ff_context.linear_out attn.to_qkv_mlp_proj".split(),
     )
 
     @classmethod

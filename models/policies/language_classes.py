@@ -27,9 +27,7 @@ _CACHES = frozenset(
 #: Class attributes that declare support of an implementation; all classes have 'eager'.
 _SUPPORTED = {
     "sdpa": "_supports_sdpa",
-    "flash_attention_2": "_supports_flash_attn",
-    "flash_attention_3": "_supports_flash_attn",
-    "flash_attention_4": "_supports_flash_attn",
+    **{f"flash_attention_{number}": "_supports_flash_attn" for number in (2, 3, 4)},
     "flex_attention": "_supports_flex_attn",
 }
 #: Functions by which transformers checks an implementation's availability; if it fails, it would download a kernel.

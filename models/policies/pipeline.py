@@ -44,28 +44,12 @@ Modules = Mapping[str, nn.Module]
 Rows = Mapping[str, Tensor]
 
 #: Attention projections of both streams, image and text, in transformers with joint attention.
-JOINT_ATTENTION = (
-    "attn.to_q",
-    "attn.to_k",
-    "attn.to_v",
-    "attn.to_out.0",
-    "attn.add_q_proj",
-    "attn.add_k_proj",
-    "attn.add_v_proj",
-    "attn.to_add_out",
+JOINT_ATTENTION = tuple(
+    f"attn.{name}" for name in "to_q to_k to_v to_out.0 add_q_proj add_k_proj add_v_proj to_add_out".split()
 )
 
 #: Projections of self-attention and of cross-attention to text, in transformers that have both.
-APART_ATTENTION = (
-    "attn1.to_q",
-    "attn1.to_k",
-    "attn1.to_v",
-    "attn1.to_out.0",
-    "attn2.to_q",
-    "attn2.to_k",
-    "attn2.to_v",
-    "attn2.to_out.0",
-)
+APART_ATTENTION = tuple(f"attn{n}.{name}" for n in (1, 2) for name in ("to_q", "to_k", "to_v", "to_out.0"))
 
 
 def joined(rows: Sequence[Rows]) -> dict[str, Tensor]:
@@ -182,12 +166,7 @@ class PipelinePolicy(FolderPolicy):
 
     def shift_bounds(self) -> Mapping[str, float]:
         """Return the default bounds of the dynamic shift, in the order of its formula."""
-        return {
-            "base_image_seq_len": 256,
-            "max_image_seq_len": 4096,
-            "base_shift": 0.5,
-            "max_shift": self.max_shift,
-        }
+        return {"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": self.max_shift}
 
     def image_tokens(self) -> int:
         """Return the number of latent tokens of an image."""

@@ -42,19 +42,10 @@ _THRESHOLD = {"dynamic_thresholding_ratio", "sample_max_value"}
 #: The flow schedule, as the scheduler sets it.
 FLOW = Fields(
     followed=frozenset(
-        {
-            "shift",
-            "use_dynamic_shifting",
-            "base_shift",
-            "max_shift",
-            "base_image_seq_len",
-            "max_image_seq_len",
-            "shift_terminal",
-            "use_karras_sigmas",
-            "use_exponential_sigmas",
-            "use_beta_sigmas",
-            "time_shift_type",
-        }
+        (
+            "shift use_dynamic_shifting base_shift max_shift base_image_seq_len max_image_seq_len shift_terminal "
+            "use_karras_sigmas use_exponential_sigmas use_beta_sigmas time_shift_type"
+        ).split()
     )
 )
 #: The Euler grid of one shift, independent of the scheduler's own steps.
@@ -65,43 +56,20 @@ SHIFT_ALONE = Fields(
 #: Fields of betas, which flow sigmas do not use.
 _BETAS = {"beta_start", "beta_end", "beta_schedule", "trained_betas", "timestep_spacing", "steps_offset"}
 _FLOWING: Mapping[str, tuple[Any, ...]] = {"prediction_type": ("flow_prediction",), "use_flow_sigmas": (True,)}
+_UNIPC_STEPS = "solver_order solver_type solver_p predict_x0 lower_order_final disable_corrector".split()
 UNIPC_FLOW = Fields(
-    followed=frozenset({"flow_shift"}),
-    moot=frozenset(
-        {
-            *_THRESHOLD,
-            *_BETAS,
-            "solver_order",
-            "solver_type",
-            "solver_p",
-            "predict_x0",
-            "lower_order_final",
-            "disable_corrector",
-        }
-    ),
-    allowed=_FLOWING,
+    followed=frozenset({"flow_shift"}), moot=frozenset({*_THRESHOLD, *_BETAS, *_UNIPC_STEPS}), allowed=_FLOWING
 )
 #: Fields of a multistep DPM solver's steps, which rollouts do not use.
 _DPM_STEPS = {
     *_THRESHOLD,
-    "solver_order",
-    "algorithm_type",
-    "solver_type",
-    "lower_order_final",
-    "euler_at_final",
-    "lambda_min_clipped",
+    *"solver_order algorithm_type solver_type lower_order_final euler_at_final lambda_min_clipped".split(),
 }
 DPM_FLOW = Fields(followed=frozenset({"flow_shift"}), moot=frozenset({*_DPM_STEPS, *_BETAS}), allowed=_FLOWING)
 #: The training schedule, which DDIM follows for every scheduler in the folder.
-_TRAINED = {
-    "num_train_timesteps",
-    "beta_start",
-    "beta_end",
-    "beta_schedule",
-    "trained_betas",
-    "steps_offset",
-    "rescale_betas_zero_snr",
-}
+_TRAINED = frozenset(
+    "num_train_timesteps beta_start beta_end beta_schedule trained_betas steps_offset rescale_betas_zero_snr".split()
+)
 _PREDICTIONS = ("epsilon", "v_prediction", "sample")
 _SPACINGS = ("leading", "trailing")
 _AS_DDIM: Mapping[str, Any] = {
@@ -110,17 +78,15 @@ _AS_DDIM: Mapping[str, Any] = {
 }
 DISCRETE: Mapping[str, Fields] = {
     "DDIMScheduler": Fields(
-        followed=frozenset({*_TRAINED, "set_alpha_to_one"}),
+        followed=_TRAINED | {"set_alpha_to_one"},
         # StableDiffusionPipeline itself sets clip_sample to false.
         moot=frozenset({*_THRESHOLD, "clip_sample", "clip_sample_range"}),
         allowed={"prediction_type": _PREDICTIONS, "timestep_spacing": _SPACINGS},
     ),
-    "PNDMScheduler": Fields(
-        followed=frozenset({*_TRAINED, "set_alpha_to_one"}), moot=frozenset({"skip_prk_steps"}), **_AS_DDIM
-    ),
-    "EulerDiscreteScheduler": Fields(followed=frozenset(_TRAINED), **_AS_DDIM),
+    "PNDMScheduler": Fields(followed=_TRAINED | {"set_alpha_to_one"}, moot=frozenset({"skip_prk_steps"}), **_AS_DDIM),
+    "EulerDiscreteScheduler": Fields(followed=_TRAINED, **_AS_DDIM),
     "DPMSolverMultistepScheduler": Fields(
-        followed=frozenset(_TRAINED),
+        followed=_TRAINED,
         # The shift only has an effect with flow sigmas, which are refused.
         moot=frozenset({*_DPM_STEPS, "flow_shift"}),
         **_AS_DDIM,

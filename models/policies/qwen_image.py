@@ -41,13 +41,7 @@ class QwenImage(Flux1):
     """Images that are read with the text, and a further remedy for too many tokens, for messages."""
     blocks = ("transformer_blocks",)
     # Flow-GRPO's targets for Qwen-Image: attention and feed-forwards of both streams.
-    lora_targets = (
-        *JOINT_ATTENTION,
-        "img_mlp.net.0.proj",
-        "img_mlp.net.2",
-        "txt_mlp.net.0.proj",
-        "txt_mlp.net.2",
-    )
+    lora_targets = (*JOINT_ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2")
 
     encode = PipelinePolicy.encode
 

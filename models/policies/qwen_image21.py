@@ -38,14 +38,8 @@ class QwenImage21(PipelinePolicy):
     size_unit = 32
     blocks = ("transformer_blocks",)
     # Attention and feed-forward of every block.
-    lora_targets = (
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "img_mlp.proj",
-        "img_mlp.gate_layer",
-        "img_mlp.out",
+    lora_targets = tuple(
+        "attn.to_q attn.to_k attn.to_v attn.to_out.0 img_mlp.proj img_mlp.gate_layer img_mlp.out".split()
     )
 
     @classmethod

@@ -29,13 +29,8 @@ class ZImage(PipelinePolicy):
     blocks = ("noise_refiner", "context_refiner", "layers")
     # Flow-Factory's targets for Z-Image: attention and feed-forwards.
     lora_targets = (
-        "attention.to_q",
-        "attention.to_k",
-        "attention.to_v",
-        "attention.to_out.0",
-        "feed_forward.w1",
-        "feed_forward.w2",
-        "feed_forward.w3",
+        *("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0"),
+        *("feed_forward.w1", "feed_forward.w2", "feed_forward.w3"),
     )
 
     @torch.no_grad()

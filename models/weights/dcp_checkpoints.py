@@ -46,15 +46,9 @@ _IN_METADATA = (
     *(
         f"{_ABOUT}.{name}"
         for name in (
-            "Metadata",
-            "MetadataIndex",
-            "TensorStorageMetadata",
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "TensorProperties",
-            "StorageMeta",
-            "_MEM_FORMAT_ENCODING",
-        )
+            "Metadata MetadataIndex TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties "
+            "StorageMeta _MEM_FORMAT_ENCODING"
+        ).split()
     ),
     "torch.distributed.checkpoint.filesystem._StorageInfo",
     "torch.serialization._get_layout",

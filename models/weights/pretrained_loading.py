@@ -23,18 +23,14 @@ _MOST_VOCABULARY = 256 * _MIB
 _INDICES = ("model_index.json", "modular_model_index.json")
 #: Settings files that libraries read from a folder; others, such as a trainer's notes, are not read.
 _SETTINGS = (
-    "config.json",
-    "generation_config.json",
     *_INDICES,
-    "scheduler_config.json",
-    "guider_config.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-    "chat_template.json",
+    *(
+        f"{name}.json"
+        for name in (
+            "config generation_config scheduler_config guider_config tokenizer_config special_tokens_map added_tokens "
+            "preprocessor_config processor_config video_preprocessor_config chat_template"
+        ).split()
+    ),
 )
 #: Keys of a transformers config that name an attention implementation.
 _ATTENTION = ("attn_implementation", "_attn_implementation")
