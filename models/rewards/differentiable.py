@@ -19,7 +19,7 @@ from models.rewards.errors import describe, log_traceback
 from models.rewards.returned import described
 
 if TYPE_CHECKING:
-    from models.rewards.base import Batch
+    from models.rewards.base import Batch, Metadata
 
 #: Pillow's number of bicubic interpolation, which image processors name.
 _BICUBIC = 3
@@ -28,7 +28,7 @@ _BICUBIC = 3
 class Differentiable(Protocol):
     """A reward whose scores have a gradient."""
 
-    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return (B,) float32 scores with a gradient to the samples.
 
         Args:

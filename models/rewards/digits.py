@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from sklearn.ensemble import ExtraTreesClassifier
 from sklearn.svm import SVC
 
 from models.quickstart.corpus import real_digits
-from models.rewards.base import Bounds, Needs, Scores, quoted_text
+from models.rewards.base import Bounds, Metadata, Needs, Scores, quoted_text
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class DigitsReward:
         model = SVC(gamma=0.05, C=5) if self.classifier == "svc" else ExtraTreesClassifier(200, random_state=0)
         self._model = model.fit(images.reshape(len(images), -1), labels)
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return shares and the two digits that were read; ``media`` is (B, 16, 32, 3)."""
         ink = 1 - media.astype(np.float32).mean(-1) / 255
         small = ink.reshape(len(media), 8, 2, 16, 2).mean((2, 4))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from models.quickstart.corpus import real_digits
-from models.rewards.base import Needs, Scores, quoted_text
+from models.rewards.base import Metadata, Needs, Scores, quoted_text
 
 _UPDATES, _ROWS, _NOISE = 400, 256, 0.1
 
@@ -33,7 +33,7 @@ class DigitsNetwork:
         images, labels = real_digits()
         self._network = _trained(torch.tensor(images.reshape(len(images), -1)).float(), torch.tensor(labels).long())
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return log-likelihoods and the two digits that were read; ``media`` is (B, 16, 32, 3)."""
         unit = torch.from_numpy(media.astype(np.float32) / 255).permute(0, 3, 1, 2)
         with torch.no_grad():
@@ -41,7 +41,7 @@ class DigitsNetwork:
         read = found.argmax(-1).tolist()
         return Scores(_mean_likelihood(found, prompts).numpy(), [f"{left}{right}" for left, right in read])
 
-    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return log-likelihoods of (B, 3, 16, 32) images."""
         return _mean_likelihood(self._likelihoods(media), prompts)
 

@@ -28,7 +28,7 @@ from models.policies.diffusion import DiffusionSettings
 from models.policies.parts import Part
 from models.policies.pipeline import PipelinePolicy
 from models.policies.sd3 import SD3
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Metadata, Needs, Scores
 from models.rewards.pretrained import downloaded
 from models.rewards.sizes import BYTES, Takes
 from models.rewards.weight_files import WeightsFile
@@ -117,13 +117,13 @@ class DinaLrm:
         )
 
     @torch.inference_mode()
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (C, h, w) float32 latents; raise ValueError if the latents are another model's."""
         given = torch.from_numpy(np.array(media, np.float32))
         values: np.ndarray = self.differentiable(given, prompts, metadata).cpu().numpy()
         return Scores(values)
 
-    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return one score per (C, h, w) float32 latents, with a gradient unless autograd is off; raise ValueError if
         the latents are another model's."""
         settings, channels = self._policy.settings, self._policy.pipeline.transformer.config.in_channels

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from configs.errors import RewardError
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
 from models.rewards.vlm import Asking, Question, edited
 
 _SUCCESS = (
@@ -121,13 +121,7 @@ class EditReward(Asking):
     max_tokens: int = 2048
     """Maximum tokens of an answer."""
 
-    def score(
-        self,
-        media: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        references: Sequence[Sequence[np.ndarray]],
-    ) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources) -> Scores:
         """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note. Raises RewardError if an
         answer lacks a score, or the endpoint refuses the request; ConnectionError if the endpoint cannot be reached or
         is overloaded, after several tries."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from configs.option_types import GroupRegex
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores
 
 
 @dataclass(kw_only=True)
@@ -23,17 +23,12 @@ class ExactText:
     pattern: GroupRegex | None = None
     """Regular expression whose first group, of its last match, is compared instead of the whole completion."""
 
-    @property
-    def needs(self) -> Needs:
-        """Texts, and the column with answers."""
-        return self.needs_for({"column": self.column})
-
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:
         """Return the needs under some options."""
         return Needs(media="texts", columns=(str(options.get("column", "answer")),))
 
-    def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Compare completions with their answers."""
         import numpy as np
 

@@ -16,7 +16,7 @@ from configs.fingerprint import canonical_json
 from configs.registry import check_options, create, option_names, resolve
 from configs.rewards import RewardSection
 from models.rewards import GIVEN, REWARDS
-from models.rewards.base import Bounds, Needs, Reward, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Reward, Scores
 from models.rewards.device_placement import Placed, modules_of, spread_over
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class FunctionReward:
     needs: Needs
 
     def score(
-        self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *references: Any
+        self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, *references: Any
     ) -> Scores | Sequence[float] | np.ndarray:
         """Return the scores of the function."""
         return self.function(media, prompts, metadata, *references, **self.options)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from configs.errors import ConfigError
 from configs.path_types import ModelPlace
 from models.devices import chosen_device, local_rank
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores
 from models.rewards.pretrained import load_pretrained
 from models.text.control_tokens import as_texts
 
@@ -112,7 +112,7 @@ class GenEval:
     def _ready(self, model: Any) -> Any:
         return model.to(self._device).eval().requires_grad_(False)
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image, with the unmet demands as notes."""
         values, notes = [], []
         for image, about, objects in zip(media, metadata, self._detect(media, metadata), strict=True):
@@ -126,7 +126,7 @@ class GenEval:
         return Scores(np.array(values, np.float32), notes)
 
     @torch.inference_mode()
-    def _detect(self, media: np.ndarray, metadata: Sequence[Mapping[str, Any]]) -> list[Objects]:
+    def _detect(self, media: np.ndarray, metadata: Metadata) -> list[Objects]:
         """Return the objects of every image by class, by descending confidence."""
         outputs = self._detector(**self._processor(images=list(media), return_tensors="pt").to(self._device))
         segmented = self._processor.post_process_instance_segmentation(

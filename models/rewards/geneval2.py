@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores
 from models.rewards.chat_answers import first_token
 from models.rewards.vlm import ONE_TOKEN, Asking
 
@@ -33,7 +33,7 @@ class GenEval2(Asking):
     mean: Literal["gm", "am"] = "gm"
     """Geometric or arithmetic."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image, 0 to 1, with the probability of every answer. Raises ValueError
         if a prompt has no questions; RewardError if the endpoint refuses, or reports no probabilities; ConnectionError
         if it cannot be reached or is overloaded, after several tries."""

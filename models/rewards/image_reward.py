@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from configs.path_types import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Metadata, Needs, Scores
 from models.rewards.device_placement import settled
 from models.rewards.differentiable import processed
 from models.rewards.pretrained import load_pretrained
@@ -103,13 +103,13 @@ class ImageReward:
         return known.takes("float32")
 
     @torch.inference_mode()
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
         pixels = self._images(list(media), return_tensors="pt")["pixel_values"]
         values: np.ndarray = self._judged(pixels, prompts).cpu().numpy()
         return Scores((values - np.float32(_MEAN)) / np.float32(_STD))
 
-    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return one score per (3, H, W) image."""
         return (self._judged(processed(media, self._images), prompts) - _MEAN) / _STD
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from PIL import Image
 
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Metadata, Needs, Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class JpegCompressibility:
     scale: float = 500.0
     """Kilobytes that make a score of -1."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
         return Scores(np.array([-_jpeg_kilobytes(image) / self.scale for image in media], np.float32))
 
@@ -42,7 +42,7 @@ class JpegIncompressibility:
     scale: float = 1.0
     """Kilobytes that make a score of 1."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
         return Scores(np.array([_jpeg_kilobytes(image) / self.scale for image in media], np.float32))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from configs.path_types import FilePlace
 from models.devices import chosen_device, local_rank
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Metadata, Needs, Scores
 from models.rewards.weight_files import WeightsFile
 
 _LAYER = re.compile(r"(\d+)\.weight")
@@ -47,14 +47,12 @@ class LatentHead:
         ).to(device)
 
     @torch.inference_mode()
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (C, h, w) float32 latents, or latents of another shape that the first layer takes."""
         found: np.ndarray = self.differentiable(torch.from_numpy(np.array(media)), prompts, metadata).cpu().numpy()
         return Scores(found)
 
-    def differentiable(
-        self, media: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> torch.Tensor:
+    def differentiable(self, media: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
         """Return one score per latents."""
         first = next(self._layers.parameters())
         given = media.to(first.device, first.dtype)

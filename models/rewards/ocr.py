@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from configs.extras import require_extra
-from models.rewards.base import Bounds, Needs, Scores, quoted_text
+from models.rewards.base import Bounds, Metadata, Needs, Scores, quoted_text
 
 _HEIGHT = 48  # the recognizer's input height
 _MARGIN = 16  # white columns left and right; without them letters at the border are misread
@@ -48,7 +48,7 @@ class OcrReward:
         require_extra("ocr", "rapidocr_onnxruntime", label="rewards 'ocr'")
         self._reader = _DetectingReader(self.min_side) if self.detect else _LineReader(self.batch_size, self.threads)
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return scores and the texts that were read; of a clip, ``clip_score`` and the text of the first frame."""
         if media.ndim == 5:
             return self._score_clips(media[:, :: self.every], prompts)

@@ -15,7 +15,7 @@ import numpy as np
 
 from configs.errors import RewardError
 from configs.option_types import GroupRegex, Regex
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
 from models.rewards.vlm import Asking, Question, edited
 
 _ASK = (
@@ -58,18 +58,7 @@ class WinRate(Asking):
         """Return the needs under some options: a whole group, and references where they are shown."""
         return Needs(media="images", groupwise=True, references=bool(options.get("references", False)))
 
-    @property
-    def needs(self) -> Needs:
-        """A whole group, and references where they are shown."""
-        return self.needs_for({"references": self.references})
-
-    def score(
-        self,
-        media: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        references: Sequence[Sequence[np.ndarray]] = (),
-    ) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
         """Return (K,) win rates of the (H, W, 3) uint8 images of one group, with tallies; 0 for a single image. Raises
         RewardError if an answer names no winner, or the endpoint refuses the request; ConnectionError if the endpoint
         cannot be reached or is overloaded, after several tries."""

@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from configs.errors import ConfigError
+from configs.path_types import ModelPlace
+from models.devices import chosen_device, local_rank
 from models.library_loading import quiet_libraries
+from models.rewards.sizes import Takes, encoder_of
 from models.weights import pretrained_loading
 
 _REMEDY = (
     "Give the id of a repository that can be reached and has safetensors weights, or a local folder of one "
     "('hf download ID')."
 )
+
+
+@dataclass(kw_only=True)
+class Pretrained:
+    """Base class of rewards with a model of transformers."""
+
+    name: ClassVar[str]
+
+    model: ModelPlace
+    """Folder, or id on the hub, of the model."""
+    revision: str | None = None
+    """Commit, tag or branch of the model on the hub."""
+    device: str = "auto"
+    """Torch device, or auto."""
+
+    def chosen(self) -> Any:
+        """Return the torch device of this process."""
+        return chosen_device(self.device, local_rank(), label=f"device of reward '{self.name}'")
+
+    def loaded(self, kind: str) -> Any:
+        """Return the model, or a part of it, as a class of transformers loads it."""
+        return load_pretrained(kind, self.model, self.revision, reward=self.name)
+
+
+@dataclass(kw_only=True)
+class Encoding(Pretrained):
+    """Base class of rewards whose model is one encoder, of the option ``dtype``."""
+
+    @classmethod
+    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
+        """Return the memory the model needs on a device, without a head; None if it is not known yet."""
+        known = encoder_of(str(options.get("model", getattr(cls, "model", ""))))
+        return None if known is None else known.takes(str(options.get("dtype", getattr(cls, "dtype", "float32"))))
 
 
 def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from configs.extras import require_extra
 from configs.option_types import GroupRegex
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores
 
 
 @dataclass(kw_only=True)
@@ -33,7 +33,7 @@ class ReasoningGym:
         """Check the package; raise ConfigError if reasoning-gym is not installed."""
         require_extra("reasoning", "reasoning_gym", label="reward 'reasoning_gym'")
 
-    def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return the verifiers' scores of (B,) completions."""
         found = [self._answer(str(text)) for text in media]
         scores = [_verified(*each) for each in zip(found, prompts, metadata, strict=True)]

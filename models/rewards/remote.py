@@ -19,7 +19,7 @@ from configs.errors import ConfigError, FlowmillError, RewardError
 from configs.fingerprint import canonical_json
 from configs.proxies import by_proxy
 from configs.rewards import ServerSection
-from models.rewards.base import Batch, Needs, Scores
+from models.rewards.base import Batch, Metadata, Needs, Scores, Sources
 from models.rewards.retry import PassingError, Patience
 from models.rewards.server_client import RefusedError, ServerClient
 from models.rewards.service import wire
@@ -82,13 +82,7 @@ class RemoteReward:
         """The score that counts as an exact match."""
         return self._info.perfect
 
-    def score(
-        self,
-        media: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        references: Sequence[Sequence[np.ndarray]] = (),
-    ) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
         """Return the server's scores, from several requests if one would exceed its size limit. Raises ConfigError if
         it refuses to answer; RewardError if the reward fails there, or the server does not answer."""
         batch = Batch(media=media, prompts=prompts, metadata=metadata, references=references)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,11 +16,10 @@ from torch.nn.functional import interpolate
 
 from configs.errors import ConfigError
 from configs.path_types import FilePlace, ModelPlace
-from models.devices import chosen_device, local_rank
 from models.library_loading import read_json
 from models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, token_grid
-from models.rewards.base import Needs, Scores
-from models.rewards.sizes import Takes, encoder_of
+from models.rewards.base import Metadata, Needs, Scores
+from models.rewards.pretrained import Encoding
 from models.rewards.weight_files import WeightsFile
 
 ASPECTS = ("VQ", "MQ", "TA")
@@ -77,7 +76,7 @@ class Settings:
 
 
 @dataclass(kw_only=True)
-class VideoAlign:
+class VideoAlign(Encoding):
     """VideoReward's scores at its three tokens, standardized by mean and std (``inference.py``, ``use_norm``).
 
     Frames are evenly spaced, at the rate of its training, and scaled to at most its maximum of pixels.
@@ -104,10 +103,6 @@ class VideoAlign:
     """Frames of the clips per second, ``rollout.media.fps``."""
     model: ModelPlace = "Qwen/Qwen2-VL-2B-Instruct"
     """Folder or hub id of its base model, for its sizes and tokenizer."""
-    revision: str | None = None
-    """Commit, tag or branch of that model."""
-    device: str = "auto"
-    """Torch device, or auto."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the weights, except for those of the head, which are float32."""
     _reader: Backbone = field(init=False, repr=False)
@@ -117,7 +112,7 @@ class VideoAlign:
 
     def __post_init__(self) -> None:
         """Load model and head; raise ConfigError if a file cannot be used."""
-        device = chosen_device(self.device, local_rank(), label="device of reward 'video_align'")
+        device = self.chosen()
         self._settings = Settings.read(Path(self.settings))
         self._instruction = read_instruction(self.name, Path(self.instruction), _MARKS)
         given = WeightsFile(reward=self.name, file=self.weights)
@@ -136,14 +131,8 @@ class VideoAlign:
         # A head of three rows has one per aspect; a single row serves all.
         self._head = head.float().expand(len(ASPECTS), -1).to(device)
 
-    @classmethod
-    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return the memory the model needs on a device, without its head; None if it is not known yet."""
-        known = encoder_of(str(options.get("model", cls.model)))
-        return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
-
     @torch.inference_mode()
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (F, H, W, 3) uint8 clip, with the scores of all aspects as a note."""
         seen = [self._look(clip) for clip in media]
         tokens = [int(grid.prod()) // _MERGED**2 for _, grid in seen]

@@ -18,7 +18,7 @@ from configs.errors import ConfigError, RewardError
 from configs.extras import require_extra
 from configs.option_types import GroupRegex
 from configs.proxies import by_proxy
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
 from models.rewards.chat_answers import Answer, first_token, read_answer
 from models.rewards.http_client import UNTIL
 from models.rewards.retry import PassingError, Patience
@@ -170,18 +170,7 @@ class VlmJudge(Asking):
         """Return the needs under some options: references where they are shown."""
         return Needs(media="images", references=bool(options.get("references", False)))
 
-    @property
-    def needs(self) -> Needs:
-        """References where they are shown."""
-        return Needs(media="images", references=self.references)
-
-    def score(
-        self,
-        media: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        references: Sequence[Sequence[np.ndarray]] = (),
-    ) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
         """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note. Raises RewardError if an
         answer holds no score, or the endpoint refuses the request; ConnectionError if the endpoint cannot be reached or
         is overloaded, after several tries."""

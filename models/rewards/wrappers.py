@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.errors import ConfigError
 from configs.path_types import RewardOptions
-from models.rewards.base import Batch, Bounds, Needs, Reward, Scores
+from models.rewards.base import Batch, Bounds, Metadata, Needs, Reward, Scores, Sources
 from models.rewards.invocation import Handling, score
 from models.rewards.sizes import Takes
 
@@ -55,18 +55,7 @@ class Rank:
 
         return takes_of(str(options["reward"]), options.get("options", {}))
 
-    @property
-    def needs(self) -> Needs:
-        """The wrapped reward's needs, for a whole group."""
-        return self.needs_for({"reward": self.reward, "options": self.options})
-
-    def score(
-        self,
-        media: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        references: Sequence[Sequence[np.ndarray]] = (),
-    ) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
         """Return (K,) ranks of the samples of one group over K, with the wrapped reward's notes."""
         batch = Batch(media=media, prompts=prompts, metadata=metadata, references=references)
         found = score(self._inner, self.reward, batch, Handling(frames="clip"))
@@ -88,6 +77,6 @@ class Constant:
     value: float = 0.0
     """The score."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return (B,) times the value."""
         return Scores(np.full(len(prompts), self.value, np.float32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.fingerprint import fingerprint
 from configs.validation_messages import first_error
-from models.rewards.base import Batch, Needs, Scores
+from models.rewards.base import Batch, Needs, Scores, Sources
 
 SCORE, INFO, HEALTH, METRICS = "/v1/score", "/v1/info", "/health", "/metrics"
 TYPE = "application/msgpack"
@@ -115,12 +115,12 @@ def pack_request(batch: Batch) -> bytes:
     )
 
 
-def distinct(references: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+def distinct(references: Sources) -> list[np.ndarray]:
     """Return the source images of rows, each once: rows of one prompt share the same objects."""
     return list({id(image): image for images in references for image in images}.values())
 
 
-def _packed_references(references: Sequence[Sequence[np.ndarray]]) -> dict[str, Any]:
+def _packed_references(references: Sources) -> dict[str, Any]:
     if not references:
         return {}
     images = distinct(references)
