@@ -133,8 +133,7 @@ def modalities_of(family: str) -> tuple[str, ...]:
     """Return the modalities of a family's samples, in the order of their latents; empty if there is only one."""
     if family in POLICIES:
         return MODALITIES.get(family, ())
-    found: tuple[str, ...] = getattr(resolve(POLICIES, family, label="model.policy"), "modality_names", ())
-    return found
+    return getattr(resolve(POLICIES, family, label="model.policy"), "modality_names", ())
 
 
 def most_images(family: str, options: Mapping[str, Any]) -> int | None:

@@ -220,8 +220,7 @@ class CausalLM(Policy):
 
     def logits(self, ids: Tensor, modules: Mapping[str, nn.Module] | None = None) -> Tensor:
         """Return (B, W, V) logits of whole rows; see ``forward``."""
-        found: Tensor = self.forward(ids, modules).logits
-        return found
+        return self.forward(ids, modules).logits
 
     def forward(self, ids: Tensor, modules: Mapping[str, nn.Module] | None = None, *, hidden: bool = False) -> Any:
         """Return the model's output for whole rows.

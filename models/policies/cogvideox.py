@@ -136,4 +136,4 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return decoded latents, (B, 3, F, H, W)."""
-        return self.pipeline.decode_latents(latents.to(self.pipeline.vae.dtype))  # type: ignore[no-any-return]
+        return self.pipeline.decode_latents(latents.to(self.pipeline.vae.dtype))

@@ -145,7 +145,7 @@ class UNetPolicy(DDIMPolicy):
 
     def predicted(self, modules: Modules, noisy: Tensor, timestep: Tensor, rows: Rows) -> Tensor:
         """Call the UNet."""
-        return modules["unet"](noisy, timestep, return_dict=False, **self.conditions(rows))[0]  # type: ignore[no-any-return]
+        return modules["unet"](noisy, timestep, return_dict=False, **self.conditions(rows))[0]
 
     @abstractmethod
     def conditions(self, rows: Rows) -> dict[str, Any]:

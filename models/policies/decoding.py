@@ -105,8 +105,7 @@ class DecodingPolicy(DiffusionPolicy):
         """Return (B, 3, F, H, W) frames of (B, C, f, h, w) latents that are standardized per channel."""
         vae, latents = self.pipeline.vae, latents.to(self.pipeline.vae.dtype)
         mean, inverse = self.standards(latents)
-        frames: Tensor = vae.decode(latents / inverse + mean, return_dict=False)[0]
-        return frames
+        return vae.decode(latents / inverse + mean, return_dict=False)[0]
 
     def standards(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the means of the autoencoder's C channels and 1 / their stds, (1, C, 1, 1, 1) each."""
@@ -127,16 +126,14 @@ class DecodingPolicy(DiffusionPolicy):
         spatial = latents.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
         mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
         std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
-        images: Tensor = vae.decode(unpatchify(spatial * std + mean).to(vae.dtype), return_dict=False)[0]
-        return images
+        return vae.decode(unpatchify(spatial * std + mean).to(vae.dtype), return_dict=False)[0]
 
     def decode_scaled(self, latents: Tensor) -> Tensor:
         """Return the autoencoder's output for (B, C, h, w) latents, scaled and shifted by its config."""
         vae = self.pipeline.vae
         scaled = latents.to(vae.dtype) / vae.config.scaling_factor
         shifted = scaled if vae.config.shift_factor is None else scaled + vae.config.shift_factor
-        images: Tensor = vae.decode(shifted, return_dict=False)[0]
-        return images
+        return vae.decode(shifted, return_dict=False)[0]
 
 
 def _scales(*values: float) -> Tensor:

@@ -41,8 +41,7 @@ class EulerGridPolicy(PipelinePolicy):
 
         scheduler = FlowMatchEulerDiscreteScheduler(shift=self._shift)
         scheduler.set_timesteps(steps, device=self.settings.device)
-        sigmas: Tensor = scheduler.sigmas.clone().float()
-        return sigmas
+        return scheduler.sigmas.clone().float()
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments and the Euler scheduler: its own multistep scheduler draws other samples."""

@@ -61,8 +61,7 @@ class Flux1(PipelinePolicy):
         return latents, self.table(latents.device, self._image_ids, *self.grid(), rows["prompt_embeds"].dtype)
 
     def _image_ids(self, height: int, width: int, dtype: torch.dtype) -> Tensor:
-        ids: Tensor = self.pipeline._prepare_latent_image_ids(1, height, width, torch.device("cpu"), dtype)
-        return ids
+        return self.pipeline._prepare_latent_image_ids(1, height, width, torch.device("cpu"), dtype)
 
     def embedded_guidance(self, latents: Tensor) -> Tensor | None:
         """Return the guidance scale as an input of the model, (B,), if it takes one."""

@@ -154,8 +154,7 @@ class Flux2(Flux1):
         return padded(tokens, grids, most=options.references, room=room_of(options.reference_area, unit))
 
     def _ids(self, height: int, width: int) -> Tensor:
-        ids: Tensor = self.pipeline._prepare_latent_ids(torch.zeros(1, 1, height, width))
-        return ids
+        return self.pipeline._prepare_latent_ids(torch.zeros(1, 1, height, width))
 
 
 class Flux2Klein(Flux2):

@@ -93,7 +93,7 @@ class Flux3(ModularPolicy):
 
     def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         length = int(rows["text_length"])
-        predicted: Tensor = modules["transformer"](
+        return modules["transformer"](
             hidden_states=latents,
             encoder_hidden_states=rows["prompt_embeds"][:, :length],
             timestep=thousandths(sigma).to(latents.dtype),
@@ -101,7 +101,6 @@ class Flux3(ModularPolicy):
             txt_ids=self.table(latents.device, self._text_ids, length),
             return_dict=False,
         )[0]
-        return predicted
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return decoded latents."""
@@ -111,11 +110,7 @@ class Flux3(ModularPolicy):
         from diffusers.modular_pipelines.flux3.before_denoise import _prepare_image_ids
 
         step = self.step("denoise", "text2image", "prepare_latents")
-        ids: Tensor = _prepare_image_ids(height, width, step.image_rope_scale)
-        return ids
+        return _prepare_image_ids(height, width, step.image_rope_scale)
 
     def _text_ids(self, length: int) -> Tensor:
-        ids: Tensor = self.step("denoise", "text2image", "prepare_rope_inputs")._prepare_text_ids(
-            torch.empty(1, length)
-        )
-        return ids
+        return self.step("denoise", "text2image", "prepare_rope_inputs")._prepare_text_ids(torch.empty(1, length))

@@ -87,13 +87,13 @@ class HunyuanVideo15(ClipPolicy):
         """Return 1, (T-1)/T, ..., 1/T, 0 after the scheduler's shift, as the pipeline sets them."""
         scheduler = self.pipeline.scheduler
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1], device=self.settings.device)
-        return scheduler.sigmas.clone().float()  # type: ignore[no-any-return]
+        return scheduler.sigmas.clone().float()
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer without an image: the image's latents, mask and embeddings are zeros."""
         pipeline, (batch, _, *shape) = self.pipeline, latents.shape
         width = pipeline.transformer.config.image_embed_dim
-        return modules["transformer"](  # type: ignore[no-any-return]
+        return modules["transformer"](
             hidden_states=torch.cat([latents, torch.zeros_like(latents), latents.new_zeros(batch, 1, *shape)], dim=1),
             image_embeds=latents.new_zeros(batch, pipeline.vision_num_semantic_tokens, width),
             timestep=(sigma * 1000).to(latents.dtype),

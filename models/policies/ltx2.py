@@ -161,20 +161,19 @@ class LTX2(ClipPolicy):
         pipeline, vae = self.pipeline, self.pipeline.vae
         tokens = pipeline._unpack_latents(self.apart(latents)[0], *self._shape())
         statistics = (vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
-        return pipeline._denormalize_latents(tokens, *statistics)  # type: ignore[no-any-return]
+        return pipeline._denormalize_latents(tokens, *statistics)
 
     def sound_latents(self, latents: Tensor) -> Tensor:
         """Return the (B, c, L, m) latents of sounds for their autoencoder, from (B, S + L, C) final latents."""
         pipeline, vae = self.pipeline, self.pipeline.audio_vae
         levels = vae.config.mel_bins // pipeline.audio_vae_mel_compression_ratio
         tokens = pipeline._denormalize_audio_latents(self.apart(latents)[1], vae.latents_mean, vae.latents_std)
-        return pipeline._unpack_audio_latents(tokens, tokens.shape[1], num_mel_bins=levels)  # type: ignore[no-any-return]
+        return pipeline._unpack_audio_latents(tokens, tokens.shape[1], num_mel_bins=levels)
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return decoded latents, (B, 3, F, H, W)."""
         vae = self.pipeline.vae
-        frames: Tensor = vae.decode(self.clip_latents(latents).to(vae.dtype), None, return_dict=False)[0]
-        return frames
+        return vae.decode(self.clip_latents(latents).to(vae.dtype), None, return_dict=False)[0]
 
     @property
     def sound_rate(self) -> int:

@@ -140,7 +140,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         """Return the clip's levels for T steps: 1, (T-1)/T, ..., 1/T, 0 after its shift; the pipeline counts the 0."""
         scheduler = self.pipeline.scheduler
         scheduler.set_timesteps(steps + 1, device=self.settings.device)
-        return scheduler.sigmas.clone()  # type: ignore[no-any-return]
+        return scheduler.sigmas.clone()
 
     def modalities(self) -> Mapping[str, int]:
         """Return the number of values of each medium, the clip first."""
@@ -223,8 +223,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     def clip_latents(self, latents: Tensor) -> Tensor:
         """Return the (B, C, f, h, w) latents of clips in the pipeline's format, from (B, D) final latents."""
-        clip: Tensor = self.apart(latents)[0].unflatten(1, self._shape().clip)
-        return clip
+        return self.apart(latents)[0].unflatten(1, self._shape().clip)
 
     def sound_latents(self, latents: Tensor) -> Tensor:
         """Return the (B, 2, c, L) latents of both channels in the pipeline's format, from (B, D) final latents."""
@@ -237,7 +236,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         pipeline = self.pipeline
         frames = pipeline.vae.decode(_standing(self.clip_latents(latents), pipeline.vae.config), return_dict=False)[0]
         mean, std = (torch.tensor(each).view(1, -1, 1, 1, 1) for each in (pipeline.pixel_mean, pipeline.pixel_std))
-        return frames.float() * std.to(frames.device) + mean.to(frames.device)  # type: ignore[no-any-return]
+        return frames.float() * std.to(frames.device) + mean.to(frames.device)
 
     def images(self, decoded: Tensor) -> Tensor:
         """Return (B, F, H, W, 3) uint8 clips of (B, 3, F, H, W) frames in [0, 1]."""

@@ -139,8 +139,7 @@ class PipelinePolicy(FolderPolicy):
         """Return (B, ...) float32 noise, as the pipeline's own method draws it."""
         about = (self.noise_channels(), *self.noise_size(), torch.float32, self.settings.device, list(generators))
         drawn = self.pipeline.prepare_latents(*(None,) * self.takes_images, len(generators), *about)
-        noise: Tensor = drawn[0] if isinstance(drawn, tuple) else drawn
-        return noise
+        return drawn[0] if isinstance(drawn, tuple) else drawn
 
     def noise_channels(self) -> int:
         """Return the number of channels that the pipeline passes to ``prepare_latents``."""
@@ -155,7 +154,7 @@ class PipelinePolicy(FolderPolicy):
         scheduler = self.pipeline.scheduler
         dynamic = {"mu": self.shift_mu(steps)} if scheduler.config.get("use_dynamic_shifting") else {}
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), device=self.settings.device, **dynamic)
-        return scheduler.sigmas.clone().float()  # type: ignore[no-any-return]
+        return scheduler.sigmas.clone().float()
 
     def shift_mu(self, steps: int) -> float:
         """Return the dynamic shift for the size of the image."""

@@ -92,8 +92,7 @@ class Sana(EulerGridPolicy):
     def decoded(self, latents: Tensor) -> Tensor:
         """Return decoded latents."""
         vae = self.pipeline.vae
-        images: Tensor = vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
-        return images
+        return vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
         """Turn off binning of sizes, and the instruction if the option is off."""

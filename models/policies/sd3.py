@@ -76,7 +76,7 @@ class SD3(PipelinePolicy):
         scheduler = self.pipeline.scheduler
         dynamic = {"mu": self.shift_mu(steps)} if scheduler.config.get("use_dynamic_shifting") else {}
         scheduler.set_timesteps(num_inference_steps=steps, device=self.settings.device, **dynamic)
-        return scheduler.sigmas.clone().float()  # type: ignore[no-any-return]
+        return scheduler.sigmas.clone().float()
 
     def token_width(self) -> int:
         """Return the width of a latent token in pixels."""
@@ -84,7 +84,7 @@ class SD3(PipelinePolicy):
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer; its time argument runs from 0 to 1000."""
-        return modules["transformer"](  # type: ignore[no-any-return]
+        return modules["transformer"](
             hidden_states=latents,
             timestep=sigma * self.pipeline.scheduler.config.num_train_timesteps,
             encoder_hidden_states=rows["prompt_embeds"],

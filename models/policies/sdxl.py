@@ -70,8 +70,7 @@ class SDXL(UNetPolicy):
         given = (self.table(latents.device, torch.tensor, tuple(each)) for each in (mean, std))
         mean, std = (each.view(1, -1, 1, 1).to(latents) for each in given)
         spread = latents * std / vae.config.scaling_factor + mean
-        images: Tensor = vae.decode(spread.to(vae.dtype), return_dict=False)[0]
-        return images
+        return vae.decode(spread.to(vae.dtype), return_dict=False)[0]
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:

@@ -97,7 +97,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
         frames = (settings.frames - 1) // pipeline.vae_scale_factor_temporal + 1
         height, width = (size // pipeline.vae_scale_factor_spatial for size in (settings.height, settings.width))
         shape = (len(generators), pipeline.vae.config.z_dim, frames, height, width)
-        return randn_tensor(shape, list(generators), settings.device, torch.float32)  # type: ignore[no-any-return]
+        return randn_tensor(shape, list(generators), settings.device, torch.float32)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer of each row's noise range; the time argument runs from 0 to 1000."""
@@ -173,7 +173,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
 
     def _one(self, module: nn.Module, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         text, inputs = rows["prompt_embeds"], self.inputs(latents, sigma, rows)
-        return module(encoder_hidden_states=text, return_dict=False, **inputs)[0]  # type: ignore[no-any-return]
+        return module(encoder_hidden_states=text, return_dict=False, **inputs)[0]
 
     def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
         """Return the transformer's arguments other than the text, for the task."""

@@ -115,5 +115,4 @@ def _character_tokenizer(folder: Path) -> CLIPTokenizer:
     (folder / "merges.txt").write_text("#version: 0.2\n")
     # The tokenizer's config repeats these arguments; with others the bytes of base models would change.
     options: dict[str, Any] = {"model_max_length": MAX_TOKENS, "local_files_only": False}
-    made: CLIPTokenizer = load_pretrained(CLIPTokenizer, folder, label="model.build:", **options)
-    return made
+    return load_pretrained(CLIPTokenizer, folder, label="model.build:", **options)

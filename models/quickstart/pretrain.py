@@ -58,10 +58,7 @@ def pretrain(
 
 def _tokens(pipeline: StableDiffusion3Pipeline, prompts: list[str]) -> Tensor:
     """Return the (N, L) int64 tokens of prompts."""
-    made: Tensor = pipeline.tokenizer(
-        prompts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt"
-    ).input_ids
-    return made
+    return pipeline.tokenizer(prompts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids
 
 
 def _train_autoencoder(vae: AutoencoderKL, pixels: Tensor, steps: int, report: Report) -> None:

@@ -257,10 +257,8 @@ class Aesthetic(ClipEmbeddings):
 
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return one score per (3, H, W) image."""
-        found: Tensor = self._layers(self.of_smooth(media)).squeeze(-1)
-        return found
+        return self._layers(self.of_smooth(media)).squeeze(-1)
 
 
 def _array(values: Tensor) -> np.ndarray:
-    found: np.ndarray = values.float().cpu().numpy()
-    return found
+    return values.float().cpu().numpy()

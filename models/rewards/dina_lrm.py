@@ -205,8 +205,7 @@ class RewardHead(nn.Module):
         queries = self.attn1(self.query_tokens.expand(len(image), -1, -1), image, text)
         queries = self.attn2(queries, image)
         queries = queries + self.ff(self.norm_ff(queries))
-        score: Tensor = self.head(queries).mean(dim=(1, 2))
-        return score
+        return self.head(queries).mean(dim=(1, 2))
 
     @staticmethod
     def _joined(layers: nn.ModuleList, states: Sequence[Tensor], time: Tensor) -> Tensor:
@@ -224,8 +223,7 @@ class _Modulated(nn.Module):
 
     def forward(self, states: Tensor, time: Tensor) -> Tensor:
         scale, shift = self.cond_mlp(time)[:, None].chunk(2, dim=-1)
-        narrowed: Tensor = self.proj(states * (1 + scale) + shift + self.layer_embed)
-        return narrowed
+        return self.proj(states * (1 + scale) + shift + self.layer_embed)
 
 
 class _Attention(nn.Module):
@@ -255,7 +253,7 @@ class _Attention(nn.Module):
             found = found + self._found(
                 query, self.to_k_text(text), self.to_v_text(text) * self.gate_text(text).sigmoid()
             )
-        return queries + self.to_out(found)  # type: ignore[no-any-return]
+        return queries + self.to_out(found)
 
     def _found(self, *given: Tensor) -> Tensor:
         parts = [each.unflatten(-1, (self._heads, -1)).transpose(1, 2) for each in given]

@@ -54,8 +54,7 @@ class EmbeddingDiversity(ClipEmbeddings):
 def mean_to_others(distances: np.ndarray) -> np.ndarray:
     """Return the mean of (K, K) distances to the K - 1 others, (K,) float32; 0 where there are none."""
     others = max(1, len(distances) - 1)
-    apart: np.ndarray = ((distances.sum(1) - np.diagonal(distances)) / others).astype(np.float32)
-    return apart
+    return ((distances.sum(1) - np.diagonal(distances)) / others).astype(np.float32)
 
 
 def nearest_other(distances: np.ndarray) -> np.ndarray:

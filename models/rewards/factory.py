@@ -50,8 +50,7 @@ def make_reward(name: str, options: Mapping[str, Any], *, device: str | None = N
     label = resolve(REWARDS, name, label="reward")
     if inspect.isfunction(label):
         return FunctionReward(label, placed, needs_of(name, options))
-    made: Reward = create(REWARDS, name, placed, label="reward")
-    return made
+    return create(REWARDS, name, placed, label="reward")
 
 
 class MadeRewards:
@@ -182,8 +181,7 @@ def bounds_of(name: str) -> Bounds | None:
 def takes_of(name: str, options: Mapping[str, Any]) -> Takes | None:
     """Return the memory that the models of a reward need on a device; None if it does not declare it."""
     label = resolve(REWARDS, name, label="reward")
-    found: Takes | None = label.takes(options) if hasattr(label, "takes") else None
-    return found
+    return label.takes(options) if hasattr(label, "takes") else None
 
 
 def check_reward(name: str, options: Mapping[str, Any], *, device: str | None = None) -> None:

@@ -130,8 +130,7 @@ class ImageReward:
             encoder_hidden_states=seen,
             encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=self._device),
         ).last_hidden_state
-        values: Tensor = self._head(read[:, 0].float()).squeeze(-1)
-        return values
+        return self._head(read[:, 0].float()).squeeze(-1)
 
 
 def _but_positions(name: str, tensor: Tensor) -> Mapping[str, Tensor]:

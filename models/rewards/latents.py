@@ -56,8 +56,7 @@ class LatentHead:
         """Return one score per latents."""
         first = next(self._layers.parameters())
         given = media.to(first.device, first.dtype)
-        found: torch.Tensor = self._layers(given if first.ndim == 4 else given.flatten(1)).squeeze(-1)
-        return found
+        return self._layers(given if first.ndim == 4 else given.flatten(1)).squeeze(-1)
 
 
 def _read_layers(given: WeightsFile) -> nn.Sequential:

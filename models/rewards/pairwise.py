@@ -104,8 +104,7 @@ def win_rates(results: np.ndarray) -> np.ndarray:
     The rate of a single sample is 0.
     """
     others = max(1, len(results) - 1)
-    rates: np.ndarray = (np.nansum(results, axis=1) / others).astype(np.float32)
-    return rates
+    return (np.nansum(results, axis=1) / others).astype(np.float32)
 
 
 def _tallies(results: np.ndarray) -> list[str]:

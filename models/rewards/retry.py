@@ -53,8 +53,7 @@ class Patience:
             sleep=self._sleep,
             reraise=True,
         )
-        found: T = retrying(self._noted, ask)
-        return found
+        return retrying(self._noted, ask)
 
     def _noted(self, ask: Callable[[], T]) -> T:
         try:

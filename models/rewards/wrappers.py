@@ -66,8 +66,7 @@ def mean_ranks(values: np.ndarray) -> np.ndarray:
     """Return the ranks of (K,) values, 1 the smallest, float32; equal values share the mean of their ranks."""
     below = (values[None, :] < values[:, None]).sum(1)
     equal = (values[None, :] == values[:, None]).sum(1)
-    ranks: np.ndarray = (below + (equal + 1) / 2).astype(np.float32)
-    return ranks
+    return (below + (equal + 1) / 2).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,12 +76,12 @@ class _Layer:
     @property
     def down(self) -> Tensor:
         """A, (R, I) of a linear layer."""
-        return self._layer.lora_A[_NAME].weight  # type: ignore[no-any-return]
+        return self._layer.lora_A[_NAME].weight
 
     @property
     def up(self) -> Tensor:
         """B, (O, R) of a linear layer."""
-        return self._layer.lora_B[_NAME].weight  # type: ignore[no-any-return]
+        return self._layer.lora_B[_NAME].weight
 
     def merge(self) -> None:
         self._weight = self._base.weight.detach() + self._layer.get_delta_weight(_NAME)
@@ -98,14 +98,14 @@ class _Layer:
     def forward(self, inputs: Tensor) -> Tensor:
         base = self._base
         if self._layer.disable_adapters:
-            return base(inputs)  # type: ignore[no-any-return]
+            return base(inputs)
         if not torch.is_grad_enabled():
             if self._linear:
                 return torch.nn.functional.linear(inputs, self._matrix, base.bias)
-            return base._conv_forward(inputs, self._weight, base.bias)  # type: ignore[no-any-return]
+            return base._conv_forward(inputs, self._weight, base.bias)
         if not self._linear:
-            return type(self._layer).forward(self._layer, inputs)  # type: ignore[no-any-return]
-        return _Adapted.apply(inputs, self._matrix, base.bias, self.down, self.up, self._scale)  # type: ignore[no-any-return]
+            return type(self._layer).forward(self._layer, inputs)
+        return _Adapted.apply(inputs, self._matrix, base.bias, self.down, self.up, self._scale)
 
 
 class _Adapted(torch.autograd.Function):

@@ -121,8 +121,7 @@ def spread_like(pattern: Tensor, part: Tensor, shape: torch.Size) -> Tensor:
     spec = DTensorSpec(
         pattern.device_mesh, pattern.placements, tensor_meta=TensorMeta(shape=shape, stride=stride, dtype=part.dtype)
     )
-    made: Tensor = DTensor(part, spec, requires_grad=False)
-    return made
+    return DTensor(part, spec, requires_grad=False)
 
 
 @torch.no_grad()

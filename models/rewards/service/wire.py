@@ -210,8 +210,7 @@ def needs_from(fields: Mapping[str, Any]) -> Needs:
 
 
 def _pack(message: Mapping[str, Any]) -> bytes:
-    packed: bytes = msgpack.packb(message, use_bin_type=True)
-    return packed
+    return msgpack.packb(message, use_bin_type=True)
 
 
 def _read(message: type[M], body: bytes) -> M:
