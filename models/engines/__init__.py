@@ -13,8 +13,7 @@ from configs.base import Component
 from configs.registry import Table, chosen
 
 ENGINES = Table(
-    {"local": "models.engines.local:Local", "openai": "models.engines.openai:OpenAI"},
-    like="models.engines.base:Engine",
+    {"local": "models.engines.local:Local", "openai": "models.engines.openai:OpenAI"}, like="models.engines.base:Engine"
 )
 #: The default engine.
 LOCAL = "local"

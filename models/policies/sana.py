@@ -48,10 +48,7 @@ class Sana(EulerGridPolicy):
     text_parts = ("text_encoder", "tokenizer")
     # With the instruction, one of the kept tokens is the last of the instruction.
     readers = (Reader(tokenizer="tokenizer", further=-1, written=_lower),)
-    schedulers: ClassVar[Mapping[str, Fields]] = {
-        **EulerGridPolicy.schedulers,
-        "DPMSolverMultistepScheduler": DPM_FLOW,
-    }
+    schedulers: ClassVar[Mapping[str, Fields]] = {**EulerGridPolicy.schedulers, "DPMSolverMultistepScheduler": DPM_FLOW}
     joint_guidance = True
     size_unit = 32
     blocks = ("transformer_blocks",)

@@ -86,11 +86,7 @@ def _normalized_latents(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
 
 
 def _train_flow(
-    pipeline: StableDiffusion3Pipeline,
-    tokens: Callable[[Tensor], Tensor],
-    latents: Tensor,
-    steps: int,
-    report: Report,
+    pipeline: StableDiffusion3Pipeline, tokens: Callable[[Tensor], Tensor], latents: Tensor, steps: int, report: Report
 ) -> None:
     modules = nn.ModuleList([pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]).train()
     parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]

@@ -33,10 +33,7 @@ def byte_pairs(special: list[str], words: str = "") -> tuple[dict[str, int], lis
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=1200 if words else 600,
-        special_tokens=special,
-        show_progress=False,
-        initial_alphabet=alphabet,
+        vocab_size=1200 if words else 600, special_tokens=special, show_progress=False, initial_alphabet=alphabet
     )
     tokenizer.train_from_iterator([*[_SENTENCE] * 3, *[words] * 3 * bool(words)], trainer)
     model = json.loads(tokenizer.to_str())["model"]

@@ -130,10 +130,7 @@ class GenEval:
         """Return the objects of every image by class, by descending confidence."""
         outputs = self._detector(**self._processor(images=list(media), return_tensors="pt").to(self._device))
         segmented = self._processor.post_process_instance_segmentation(
-            outputs,
-            threshold=_CONFIDENT,
-            target_sizes=[media.shape[1:3]] * len(media),
-            return_binary_maps=True,
+            outputs, threshold=_CONFIDENT, target_sizes=[media.shape[1:3]] * len(media), return_binary_maps=True
         )
         counted = [about.get("tag") == "counting" for about in metadata]
         return [
