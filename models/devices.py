@@ -16,12 +16,9 @@ def local_rank() -> int:
 
 
 def chosen_device(name: str, number: int = 0, *, label: str = "execution.device") -> torch.device:
-    """Return the device for a setting; raise ConfigError if the machine has no such device, or not as many.
-
-    Args:
-        name: ``auto`` (the machine's accelerator, else the CPU), a kind such as ``cuda``, or one device, ``cuda:1``.
-        number: index of the device a process takes if the name has no index.
-    """
+    """Return the device for a setting; raise ConfigError if the machine has no such device, or not as many. ``name``:
+    ``auto`` (the machine's accelerator, else the CPU), a kind such as ``cuda``, or one device, ``cuda:1``; ``number``:
+    index of the device a process takes if the name has no index."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "cpu" or (name == "auto" and found is None):
         return torch.device("cpu")

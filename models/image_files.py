@@ -83,10 +83,8 @@ def film_size(file: Path | BinaryIO) -> tuple[int, int]:
 
 
 def within(image: Image.Image, area: int) -> Image.Image:
-    """Return an image, scaled down to ``area`` pixels with its aspect ratio if it has more.
-
-    As diffusers' ``Flux2ImageProcessor._resize_to_target_area`` does.
-    """
+    """Return an image, scaled down to ``area`` pixels with its aspect ratio if it has more. As diffusers'
+    ``Flux2ImageProcessor._resize_to_target_area`` does."""
     if image.width * image.height <= area:
         return image
     scale = math.sqrt(area / (image.width * image.height))

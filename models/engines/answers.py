@@ -16,11 +16,9 @@ class Malformed(Exception):
 
 
 def completion_of(answer: Any, prompt: Sequence[int], sampling: Sampling, vocabulary: int) -> Completion:
-    """Return the completion in an answer; its finish reason is derived from its tokens.
-
-    A server may notice a stop text late: tokens after the one that completed it are dropped. Raises Malformed if there
-    is none, or it contradicts the request.
-    """
+    """Return the completion in an answer; its finish reason is derived from its tokens. A server may notice a stop text
+    late: tokens after the one that completed it are dropped. Raises Malformed if there is none, or it contradicts the
+    request."""
     choice = _choice(answer)
     ids = _ids(choice, sampling.max_new, vocabulary)
     seen = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))

@@ -53,21 +53,13 @@ class Engine(Protocol):
 
     def bring(self, policy: str, write: Callable[[Path], None]) -> None:
         """Send the weights of a policy to the engine, if ``reloads``; raise EngineError if the engine does not load
-        them.
-
-        Args:
-            policy: its name, which changes with the weights.
-            write: writes it into a new folder as ``from_pretrained`` reads it.
-        """
+        them. ``policy``: its name, which changes with the weights; ``write``: writes it into a new folder as
+        ``from_pretrained`` reads it."""
 
     def prove(self, ids: Sequence[int], log_probs: Sequence[float]) -> None:
         """Check that the engine has the policy's weights; raise EngineError if its log-probs differ, or cannot be
-        parsed.
-
-        Args:
-            ids: W tokens of a text.
-            log_probs: the policy's log-probs of all but the first, at temperature 1.
-        """
+        parsed. ``ids``: W tokens of a text; ``log_probs``: the policy's log-probs of all but the first, at temperature
+        1."""
 
     def complete(self, asked: Asked) -> list[Completion]:
         """Return a completion of each prompt; raise EngineError if an answer does not match the request."""

@@ -1,7 +1,5 @@
 """Inputs of velocity functions in addition to latents: the conditioning of a model.
-
-Legend: B rows, ... latent dims.
-"""
+Legend: B rows, ... latent dims."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The one generation loop of causal language models: a KV cache, one batch of fixed size, a separate draw per token.
-
-Legend: B rows, P width of prompts.
-"""
+Legend: B rows, P width of prompts."""
 
 from __future__ import annotations
 

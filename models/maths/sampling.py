@@ -1,7 +1,5 @@
 """The one sampling loop and the one log-prob replay, for every model family.
-
-Legend: B rows, T steps, ... latent dims, S trained steps.
-"""
+Legend: B rows, T steps, ... latent dims, S trained steps."""
 
 from __future__ import annotations
 
@@ -154,10 +152,8 @@ def _gather(wanted: Sequence[Sequence[int]], by_step: Mapping[int, Tensor]) -> T
 
 
 def replay(kernel: Kernel, latents: Tensor, velocity: Tensor, following: Tensor, grid: Grid) -> tuple[Gaussian, Tensor]:
-    """Return the distribution and the (B,) log-prob of stored transitions under a velocity.
-
-    It is bitwise equal to the rollout's log-prob if the velocities are.
-    """
+    """Return the distribution and the (B,) log-prob of stored transitions under a velocity. It is bitwise equal to the
+    rollout's log-prob if the velocities are."""
     distribution = kernel.step(latents, velocity, grid)
     return distribution, distribution.log_prob(following)
 

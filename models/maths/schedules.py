@@ -63,11 +63,9 @@ class DrawnPerSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllSteps:
-    """Every step but the last is stochastic and trained.
-
-    The last step has almost no noise, so its likelihood overflows; no public trainer trains it. ``last`` sets its kind:
-    'ode', 'sde' (stochastic, not trained: Flow-GRPO) or 'train'.
-    """
+    """Every step but the last is stochastic and trained. The last step has almost no noise, so its likelihood
+    overflows; no public trainer trains it. ``last`` sets its kind: 'ode', 'sde' (stochastic, not trained: Flow-GRPO) or
+    'train'."""
 
     last: Literal["ode", "sde", "train"] = "ode"
     """The last step: without noise, with noise, or with noise and trained."""
@@ -186,10 +184,8 @@ class FinalOnly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateStates(DrawnPerSample):
-    """No stochastic step; ``count`` states, drawn per sample from [low, high), are stored as starts for ``refl``.
-
-    State i is the start of step i. ReFL (arXiv 2304.05977) has 1 of the states 30 to 39 of 40.
-    """
+    """No stochastic step; ``count`` states, drawn per sample from [low, high), are stored as starts for ``refl``. State
+    i is the start of step i. ReFL (arXiv 2304.05977) has 1 of the states 30 to 39 of 40."""
 
     count: PositiveInt = 1
     """States of each sample."""
@@ -214,9 +210,7 @@ class LateStates(DrawnPerSample):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchEveryStep:
     """``branches`` stochastic branches leave an ODE trunk at every step but the last, each finished by the ODE.
-
-    TempFlow-GRPO: rewards and groups are per (prompt, step), of rollout.group_size trunks times ``branches``.
-    """
+    TempFlow-GRPO: rewards and groups are per (prompt, step), of rollout.group_size trunks times ``branches``."""
 
     branches: PositiveInt = 4
     """Branches that leave the trunk at every step."""

@@ -1,7 +1,5 @@
 """Deterministic solvers for steps without noise. A solver carries its memory from step to step.
-
-Legend: B rows, ... latent dims. Conventions as in ``models.maths.transitions``.
-"""
+Legend: B rows, ... latent dims. Conventions as in ``models.maths.transitions``."""
 
 from __future__ import annotations
 

@@ -103,23 +103,16 @@ class Policy(ABC):
 
     @classmethod
     def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
-        """Return the ``trained`` modules of a local model on the meta device, from its configs alone.
-
-        Args:
-            critic: return those of a critic with its own backbone instead.
-
-        Returns:
-            Modules by name; empty if they are only known once the model is loaded.
-        """
+        """Return the ``trained`` modules of a local model on the meta device, from its configs alone. ``critic``:
+        return those of a critic with its own backbone instead. Returns modules by name; empty if they are only known
+        once the model is loaded."""
         return {}
 
     @classmethod
     def read_adapter(cls, path: str) -> Any:
         """Read adapters to start training from; return a ``models.weights.lora_start:StartAdapter``. Raises ConfigError
-        if there are no adapters, their kind cannot be trained, or the family does not read adapters.
-
-        ``path``: a safetensors file, or a folder with one.
-        """
+        if there are no adapters, their kind cannot be trained, or the family does not read adapters. ``path``: a
+        safetensors file, or a folder with one."""
         raise ConfigError(
             f"model.lora.start: {cls.__name__} reads no adapters. Leave it out, or write its class a read_adapter()."
         )
@@ -161,10 +154,8 @@ class Policy(ABC):
     @abstractmethod
     def trainable(self, lora: Any, *, seed: int) -> Any:
         """Make this freshly loaded policy trainable; return its ``models.policies.trainable:Trainable``. Raises
-        ConfigError if a LoRA target matches no module.
-
-        ``lora``: ``models.weights.lora:LoraSpec`` of adapters to add, or None to train all weights.
-        """
+        ConfigError if a LoRA target matches no module. ``lora``: ``models.weights.lora:LoraSpec`` of adapters to add,
+        or None to train all weights."""
 
     def modules(self) -> dict[str, nn.Module]:
         """Return every loaded module, by its name in the model's folder."""

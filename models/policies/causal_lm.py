@@ -1,7 +1,5 @@
 """Causal language models of transformers (``AutoModelForCausalLM``), full weights or adapters.
-
-Legend: B rows, W positions, V vocabulary. Rows are padded on the right, to widths of ``maths.tokens.WIDTH``.
-"""
+Legend: B rows, W positions, V vocabulary. Rows are padded on the right, to widths of ``maths.tokens.WIDTH``."""
 
 from __future__ import annotations
 
@@ -262,12 +260,8 @@ class TrainableLM(Trainable):
     policy: CausalLM
 
     def log_probs(self, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return the policy's (B, W) log-probs of tokens, with gradient, and entropies, without.
-
-        Args:
-            ids: (B, W) int64, padded on the right with any token.
-            temperature: divides logits.
-        """
+        """Return the policy's (B, W) log-probs of tokens, with gradient, and entropies, without. ``ids``: (B, W) int64,
+        padded on the right with any token; ``temperature``: divides logits."""
         return log_probs_and_entropy(self.policy.logits(ids), ids, temperature)
 
     def log_probs_and_hidden(self, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,9 +10,7 @@ import torch
 
 def compile_blocks(module: Any, blocks: Sequence[str]) -> None:
     """Compile a denoiser's blocks in place: those that diffusers declares as repeated, else those in the named lists.
-
-    Compiled code is kept in torch's disk cache (``TORCHINDUCTOR_CACHE_DIR``) for later processes.
-    """
+    Compiled code is kept in torch's disk cache (``TORCHINDUCTOR_CACHE_DIR``) for later processes."""
     from models.weights.sharding import units
 
     # A block has a graph with gradient and one without, with and without adapters, and some blocks differ.

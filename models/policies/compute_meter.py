@@ -64,12 +64,8 @@ class Meter:
     """Counts the computation of modules from now on."""
 
     def __init__(self, *, adapters: bool, device: torch.device = _CPU, share: float = 1.0) -> None:
-        """Start at zero.
-
-        Args:
-            adapters: denoisers are frozen except for adapters.
-            share: this process's share of a forward, if several processes share its tokens.
-        """
+        """Start at zero. ``adapters``: denoisers are frozen except for adapters; ``share``: this process's share of a
+        forward, if several processes share its tokens."""
         self._backward, self._share = 1 if adapters else 2, share
         self._seconds = 0.0
         self._rows: Counter[_Call] = Counter()
@@ -158,10 +154,8 @@ def backward(meter: Meter | None) -> AbstractContextManager[None]:
 
 
 def forward_flops(module: nn.Module, args: Any, kwargs: Any) -> float | None:
-    """Return the FLOPs of a denoiser's forward, counted with a copy on the meta device.
-
-    None if that is impossible: it is not a model of diffusers, or its control flow depends on values.
-    """
+    """Return the FLOPs of a denoiser's forward, counted with a copy on the meta device. None if that is impossible: it
+    is not a model of diffusers, or its control flow depends on values."""
     from torch.utils._pytree import tree_map
 
     # A sharded model has a class derived from the model's.
@@ -192,10 +186,8 @@ def _counted(kind: Any, config: Any, args: Any, kwargs: Any) -> float | None:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return the peak of a device, FLOP/s of dense matrix products; None if it is not in the table.
-
-    For float32 it is None too, as that depends on settings of torch.
-    """
+    """Return the peak of a device, FLOP/s of dense matrix products; None if it is not in the table. For float32 it is
+    None too, as that depends on settings of torch."""
     words = set(re.split(r"[^A-Za-z0-9]+", device_name(device) or ""))
     found = (peak for known, peak in _PEAKS.items() if words.issuperset(known.split()))
     return None if dtype == torch.float32 else next(found, None)

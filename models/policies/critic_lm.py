@@ -1,7 +1,5 @@
 """Critics of language models: the expected reward from each token on.
-
-Legend: B rows, W positions, H hidden dims. Rows are padded on the right, as for the policy.
-"""
+Legend: B rows, W positions, H hidden dims. Rows are padded on the right, as for the policy."""
 
 from __future__ import annotations
 
@@ -152,9 +150,7 @@ def recompute_layers(model: Any) -> None:
 
 def let_recompute(model: Any, on: bool) -> None:
     """Turn recomputation of layers on or off: they recompute only in training mode, in which they drop a KV cache.
-
-    Modules inside a layer stay in evaluation mode, so that dropout stays off.
-    """
+    Modules inside a layer stay in evaluation mode, so that dropout stays off."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     for layer in model.modules():

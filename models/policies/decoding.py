@@ -49,9 +49,7 @@ class DecodingPolicy(DiffusionPolicy):
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return the autoencoder's output for (B, ...) final latents; by default scaled and shifted by its config.
-
-        Images are (B, 3, H, W), clips (B, 3, F, H, W), in the autoencoder's dtype, about -1 to 1.
-        """
+        Images are (B, 3, H, W), clips (B, 3, F, H, W), in the autoencoder's dtype, about -1 to 1."""
         return self.decode_scaled(latents)
 
     def decoded_clean(self, latents: Tensor) -> Tensor:
@@ -64,11 +62,9 @@ class DecodingPolicy(DiffusionPolicy):
         return self.images(self.decoded(latents))
 
     def decode_smoothly(self, latents: Tensor) -> Tensor:
-        """Return images, or frames of clips, of (B, ...) clean latents, without clamping.
-
-        The autoencoders of Wan and Qwen-Image clamp their output to [-1, 1], so it is scaled down before and up after.
-        With ``model.gradient_checkpointing``, autoencoders that support it recompute blocks in the backward pass.
-        """
+        """Return images, or frames of clips, of (B, ...) clean latents, without clamping. The autoencoders of Wan and
+        Qwen-Image clamp their output to [-1, 1], so it is scaled down before and up after. With
+        ``model.gradient_checkpointing``, autoencoders that support it recompute blocks in the backward pass."""
 
         if self.settings.gradient_checkpointing:
             recompute_decoder(self.pipeline.vae)
@@ -87,11 +83,8 @@ class DecodingPolicy(DiffusionPolicy):
 
     def table(self, device: torch.device, make: Callable[..., Tensor], *about: Any) -> Tensor:
         """Return a table that is the same for every forward; it is created in host memory and moved only once.
-
-        Args:
-            make: creates it from ``about``; each kind of table has its own function.
-            about: everything that the table depends on.
-        """
+        ``make``: creates it from ``about``; each kind of table has its own function; ``about``: everything that the
+        table depends on."""
         key = (device, make.__qualname__, *about)
         if key not in self._tables:
             self._tables[key] = make(*about).to(device)
@@ -117,11 +110,8 @@ class DecodingPolicy(DiffusionPolicy):
         self, latents: Tensor, grid: tuple[int, int], unpatchify: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Return (B, 3, H, W) images of (B, N, C) tokens that are normalized by the autoencoder's batch norm.
-
-        Args:
-            latents: tokens in the order of the rows of an image.
-            unpatchify: converts patches (B, C, h, w) to latents.
-        """
+        ``latents``: tokens in the order of the rows of an image; ``unpatchify``: converts patches (B, C, h, w) to
+        latents."""
         vae = self.pipeline.vae
         spatial = latents.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
         mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)

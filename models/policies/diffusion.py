@@ -1,7 +1,5 @@
 """The interface of diffusion and flow-matching families. The sampling loop is in ``models.maths.sampling``.
-
-Legend: B rows, ... latent dims, H W image pixels, T steps.
-"""
+Legend: B rows, ... latent dims, H W image pixels, T steps."""
 
 from __future__ import annotations
 
@@ -153,11 +151,9 @@ class DiffusionPolicy(Policy):
 
     @abstractmethod
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return one row of every conditioning tensor per prompt; rows do not depend on their neighbors.
-
-        ``images``: start images of the B prompts, for families that take them; one per prompt if the family has no
-        option ``references``.
-        """
+        """Return one row of every conditioning tensor per prompt; rows do not depend on their neighbors. ``images``:
+        start images of the B prompts, for families that take them; one per prompt if the family has no option
+        ``references``."""
 
     def first_mark(self, text: str) -> str | None:
         """Return the first control token of a tokenizer in a text, or None."""
@@ -214,10 +210,8 @@ class DiffusionPolicy(Policy):
         raise TypeError(f"{type(self).__name__} makes no sound")
 
     def modalities(self) -> Mapping[str, int]:
-        """Return the modalities of a sample, in order, and the size of each in the first latent dimension.
-
-        Empty for families with a single modality.
-        """
+        """Return the modalities of a sample, in order, and the size of each in the first latent dimension. Empty for
+        families with a single modality."""
         return {}
 
     def apart(self, latents: Tensor) -> tuple[Tensor, ...]:
@@ -225,12 +219,8 @@ class DiffusionPolicy(Policy):
         return torch.split(latents, list(self.modalities().values()), dim=1)
 
     def started(self, noise: Tensor, sigmas: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return the latents that chains start from: noise, or a prompt's clip with noise added.
-
-        Args:
-            noise: (B, ...) float32.
-            sigmas: (T + 1,) levels of the chain.
-        """
+        """Return the latents that chains start from: noise, or a prompt's clip with noise added. ``noise``: (B, ...)
+        float32; ``sigmas``: (T + 1,) levels of the chain."""
         return noise
 
     def finished(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
@@ -239,10 +229,8 @@ class DiffusionPolicy(Policy):
         return latents
 
     def clean_latents(self, latents: Tensor) -> Tensor:
-        """Return the (B, ...) clean latents, at level 0, of the final latents of a chain.
-
-        They are equal, except for families whose chains end above level 0.
-        """
+        """Return the (B, ...) clean latents, at level 0, of the final latents of a chain. They are equal, except for
+        families whose chains end above level 0."""
         return latents
 
     def decode_smoothly(self, latents: Tensor) -> Tensor:

@@ -56,10 +56,8 @@ class Flux2Options:
 
 
 class Flux2(Flux1):
-    """Adapter for Flux2Pipeline; latents are packed, (B, tokens, 128).
-
-    With reference images, rows are computed one by one, as their images differ in size.
-    """
+    """Adapter for Flux2Pipeline; latents are packed, (B, tokens, 128). With reference images, rows are computed one by
+    one, as their images differ in size."""
 
     pipeline_name = "Flux2Pipeline"
     family = "flux2"

@@ -37,11 +37,7 @@ _AVAILABLE = {f"flash_attention_{number}": f"is_flash_attn_{number}_available" f
 def attention_of(auto: Any, config: Any, requested: str | None, *, label: str = "model.path") -> str:
     """Return a model's attention implementation: the requested one, else SDPA if its class has it, else eager. Raises
     ConfigError if transformers has no such model for this config, or its class lacks the requested implementation.
-
-    Args:
-        auto: ``AutoModelForCausalLM`` or ``AutoModel``.
-        requested: ``model.attention``.
-    """
+    ``auto``: ``AutoModelForCausalLM`` or ``AutoModel``; ``requested``: ``model.attention``."""
     kind = _class_of(auto, config, label)
     named = getattr(kind, "_compatible_flash_implementations", None)
     known = ["eager", *(name for name, flag in _SUPPORTED.items() if getattr(kind, flag, False))]
@@ -82,10 +78,8 @@ def _class_of(auto: Any, config: Any, label: str) -> Any:
 
 def check_causal(folder: Path, model: Any, *, label: str = "model.path", draws: bool = True) -> None:
     """Check that a model's outputs for a text are the same in sampling and training, under any padding; raise
-    ConfigError if it reads later tokens, has no usable cache, or positions that follow from padding.
-
-    ``draws``: True if texts are sampled with it; False for a critic, which only reads whole rows.
-    """
+    ConfigError if it reads later tokens, has no usable cache, or positions that follow from padding. ``draws``: True if
+    texts are sampled with it; False for a critic, which only reads whole rows."""
     reason = _why_not(model, draws=draws)
     if reason is not None:
         raise ConfigError(f"{label} '{folder}' holds a {type(model).__name__} {reason} Choose another model.")

@@ -39,11 +39,9 @@ def context_length_of(folder: Path) -> int | None:
 
 
 def context_length(config: Any) -> int | None:
-    """Return the maximum tokens that a model's transformers config names, or None.
-
-    With two rotary tables (``longrope``), the limit is the length of the first: a cache keeps keys rotated by the first
-    table when the second takes over, unlike a forward over a whole row.
-    """
+    """Return the maximum tokens that a model's transformers config names, or None. With two rotary tables
+    (``longrope``), the limit is the length of the first: a cache keeps keys rotated by the first table when the second
+    takes over, unlike a forward over a whole row."""
     config = config.get_text_config(decoder=True)
     found = getattr(config, "max_position_embeddings", None)
     lengths = [*([] if found is None else [int(found)]), *_first_tables(config)]

@@ -149,12 +149,8 @@ def check_scheduler(
     folder: Path, family: str, index: Mapping[str, Any], known: Mapping[str, Fields], *, part: str = "scheduler"
 ) -> None:
     """Check that the family supports a folder's scheduler and all of its settings; raise ConfigError if its class is
-    not supported, an unread field differs from its default, or there is no config.
-
-    Args:
-        known: fields read by the family, by scheduler class.
-        part: the component, for pipelines with several schedulers.
-    """
+    not supported, an unread field differs from its default, or there is no config. ``known``: fields read by the
+    family, by scheduler class; ``part``: the component, for pipelines with several schedulers."""
     name = _component(index, part)
     if name is None or name not in known:
         raise ConfigError(

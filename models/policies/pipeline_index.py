@@ -40,10 +40,8 @@ def read_index_file(path: Path) -> dict[str, Any]:
 
 def plain_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
     """Return an index in the classic format: each component's library and class, both null if it is missing. Raises
-    ValueError if a component's entry is not its library and class.
-
-    ``has``: whether a repository has a folder of this name; used for modular indexes.
-    """
+    ValueError if a component's entry is not its library and class. ``has``: whether a repository has a folder of this
+    name; used for modular indexes."""
     return {
         name: (_class_of(name, entry) if has(name) else [None, None]) if _is_modular(entry) else entry
         for name, entry in index.items()
@@ -51,10 +49,8 @@ def plain_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[st
 
 
 def portable_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
-    """Return an index in the same format that stays valid when its folder moves: only components next to it.
-
-    A modular index keeps its components from Hub repositories.
-    """
+    """Return an index in the same format that stays valid when its folder moves: only components next to it. A modular
+    index keeps its components from Hub repositories."""
     found: dict[str, Any] = {}
     for name, entry in index.items():
         if not isinstance(entry, list) or (has(name) and not _is_modular(entry)):

@@ -47,10 +47,8 @@ class QwenImage(Flux1):
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (1, L, D) and ``mask`` (1, L) int64, both of fixed length.
-
-        Padding to the longest prompt of a batch would change the last bits of the others.
-        """
+        """Return ``prompt_embeds`` (1, L, D) and ``mask`` (1, L) int64, both of fixed length. Padding to the longest
+        prompt of a batch would change the last bits of the others."""
         return self.masked_text(prompt, max_sequence_length=self.options.max_sequence_length)
 
     def masked_text(self, prompt: str, **given: Any) -> dict[str, Tensor]:

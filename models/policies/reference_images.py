@@ -1,7 +1,5 @@
 """Reference images of prompts, as tokens appended to the generated ones: a bounded number of images of any size.
-
-Legend: B rows, R references, N their tokens, D token width.
-"""
+Legend: B rows, R references, N their tokens, D token width."""
 
 from __future__ import annotations
 
@@ -59,11 +57,9 @@ def tokens_of(rows: Rows) -> Tensor:
 
 
 def row_by_row(call: Callable[[Tensor, Tensor, Rows], Tensor], latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-    """Return a model's predictions, computed row by row.
-
-    Rows with different images differ in their number of tokens. Batching rows of equal length would make a row's result
-    depend on its neighbors, and ranks that wait for each other must call equally often.
-    """
+    """Return a model's predictions, computed row by row. Rows with different images differ in their number of tokens.
+    Batching rows of equal length would make a row's result depend on its neighbors, and ranks that wait for each other
+    must call equally often."""
     found = []
     for row in range(len(latents)):
         part = {name: tensor[row : row + 1] for name, tensor in rows.items()}

@@ -57,13 +57,9 @@ def _check_weights(folder: Path, name: str, parts: Mapping[str, HeldPart]) -> No
 
 
 def write_folder(parts: Mapping[str, HeldPart], folder: Path, index: Mapping[str, Any], target: Path) -> None:
-    """Write a pipeline folder: components from files, all other files from another folder.
-
-    The other folder's card and licenses are not copied: they describe other weights. Raises ConfigError if the files
-    hold another model.
-
-    ``target``: folder to write; must not exist.
-    """
+    """Write a pipeline folder: components from files, all other files from another folder. The other folder's card and
+    licenses are not copied: they describe other weights. Raises ConfigError if the files hold another model.
+    ``target``: folder to write; must not exist."""
     target.mkdir(parents=True)
     path = index_file(folder)
     written = json.dumps(portable_index(read_json(path), in_folder(folder)), indent=2, sort_keys=True)

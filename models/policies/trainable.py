@@ -22,12 +22,8 @@ class Trainable:
     """The trained parameters of a policy, and its reference and teachers."""
 
     def __init__(self, policy: Policy, lora: LoraSpec | None, *, seed: int) -> None:
-        """Make a freshly loaded policy trainable; raise ConfigError if a LoRA target matches no module.
-
-        Args:
-            policy: its trained modules are changed in place.
-            lora: adapters to add, or None to train all weights.
-        """
+        """Make a freshly loaded policy trainable; raise ConfigError if a LoRA target matches no module. ``policy``: its
+        trained modules are changed in place; ``lora``: adapters to add, or None to train all weights."""
         self.policy = policy
         self.lora = lora
         self._sharding: Sharding | None = None
@@ -57,10 +53,8 @@ class Trainable:
         return self._gathered
 
     def shard(self, sharding: Sharding) -> None:
-        """Shard the weights over ranks, including those of a reference or teacher set later.
-
-        A policy created with ``empty`` reads this rank's part of its weights now.
-        """
+        """Shard the weights over ranks, including those of a reference or teacher set later. A policy created with
+        ``empty`` reads this rank's part of its weights now."""
         self._sharding = sharding
         if self.merged is not None:
             self.merged.remove()
@@ -127,10 +121,8 @@ class Trainable:
 
     def fill(self, targets: Mapping[str, Tensor], files: Sequence[Path] | None) -> None:
         """Fill tensors shaped like the trained parameters from files; if sharded, each rank reads its part. Raises
-        CorruptError if names or shapes differ from the trained ones.
-
-        ``files``: one file of whole parameters, or the parts that several ranks wrote; None: the base model's weights.
-        """
+        CorruptError if names or shapes differ from the trained ones. ``files``: one file of whole parameters, or the
+        parts that several ranks wrote; None: the base model's weights."""
         if files is None:
             for name, stored in self.policy.stored.items():
                 own = [key for key in targets if key.startswith(f"{name}.")]
@@ -183,10 +175,8 @@ class Trainable:
 
     @contextmanager
     def holding(self, values: Sequence[Tensor]) -> Iterator[None]:
-        """Swap in other values inside the context, in the order of ``parameters``, without a copy.
-
-        Contents of sharded parameters are exchanged in place: gathering refers to their memory.
-        """
+        """Swap in other values inside the context, in the order of ``parameters``, without a copy. Contents of sharded
+        parameters are exchanged in place: gathering refers to their memory."""
         parameters = self.parameters()
         if self.sharded:
             exchange(parameters, values)

@@ -138,10 +138,8 @@ class Wan(EulerGridPolicy, ClipPolicy):
         return torch.where(early, guided(negative, positive, first), guided(negative, positive, second))
 
     def save_lora(self, folder: Path) -> None:
-        """Write one LoRA file per transformer.
-
-        The second file is in a folder ``transformer_2``, for ``load_lora_weights(..., load_into_transformer_2=True)``.
-        """
+        """Write one LoRA file per transformer. The second file is in a folder ``transformer_2``, for
+        ``load_lora_weights(..., load_into_transformer_2=True)``."""
         for name, module in self.denoisers.items():
             # The pipeline's loader knows one name; its argument selects the transformer.
             save_lora(self.pipeline_name, folder if name == "transformer" else folder / name, "transformer", module)

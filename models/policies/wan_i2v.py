@@ -62,11 +62,9 @@ class Wan21ImageToVideo(_ImageToVideo):
     family = "wan21_i2v"
 
     def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
-        """Return ``condition`` (B, 20, f, h, w) and for Wan 2.1 ``image_embeds`` (B, N, D).
-
-        With a last frame its N tokens follow those of the first, (B, 2 N, D). Raises PromptError if a prompt comes with
-        more or fewer frames than the model takes.
-        """
+        """Return ``condition`` (B, 20, f, h, w) and for Wan 2.1 ``image_embeds`` (B, N, D). With a last frame its N
+        tokens follow those of the first, (B, 2 N, D). Raises PromptError if a prompt comes with more or fewer frames
+        than the model takes."""
         pipeline = self.pipeline
         for prompt, ends in zip(prompts, images, strict=True):
             _check_ends(pipeline.transformer.config, len(ends), prompt, self.settings.frames)

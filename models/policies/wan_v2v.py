@@ -49,11 +49,8 @@ class WanVideoToVideo(Wan):
 
     def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
         """Return ``source`` (B, 16, f, h, w) float32, the latents of prompts' clips; raise ConfigError if a clip is too
-        short.
-
-        ``images``: one clip per prompt, (F, H, W, 3) uint8, whose first frames are used; or one image, (H, W, 3),
-        repeated as a still clip.
-        """
+        short. ``images``: one clip per prompt, (F, H, W, 3) uint8, whose first frames are used; or one image, (H, W,
+        3), repeated as a still clip."""
         from diffusers.pipelines.wan.pipeline_wan_video2video import retrieve_latents
 
         pipeline, settings, sources = self.pipeline, self.settings, []

@@ -1,7 +1,5 @@
 """Tiny language models of characters, pre-trained at build time on pairs of a prompt and an answer.
-
-Legend: B rows, W positions.
-"""
+Legend: B rows, W positions."""
 
 from __future__ import annotations
 
@@ -109,12 +107,8 @@ class Characters:
     def pretrain(
         self, model: Any, draw: Callable[[random.Random], Pair], *, done: Callable[[], bool], seed: int, report: Report
     ) -> None:
-        """Train on pairs until ``done``, in place.
-
-        Args:
-            done: whether the model is good enough; the number of steps depends on the seed.
-            report: called with (activity, done, total) after each step.
-        """
+        """Train on pairs until ``done``, in place. ``done``: whether the model is good enough; the number of steps
+        depends on the seed; ``report``: called with (activity, done, total) after each step."""
         optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
         order = random.Random(seed)
         for step in range(1, _MOST_STEPS + 1):

@@ -1,7 +1,5 @@
 """Pre-trains a tiny pipeline from scratch: the autoencoder, then text encoders and transformer by flow matching.
-
-Legend: N images, B batch, C h w latent, L tokens.
-"""
+Legend: N images, B batch, C h w latent, L tokens."""
 
 from __future__ import annotations
 

@@ -50,10 +50,8 @@ def weights_file() -> Path:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model and tokenizer of a GGUF file as ``from_pretrained`` reads them.
-
-    A model loaded from GGUF counts as quantized and cannot be saved, so its weights are copied into another one.
-    """
+    """Write the model and tokenizer of a GGUF file as ``from_pretrained`` reads them. A model loaded from GGUF counts
+    as quantized and cannot be saved, so its weights are copied into another one."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where: dict[str, Any] = {"label": "model.build 'smollm':", "gguf_file": file.name}

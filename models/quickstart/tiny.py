@@ -140,11 +140,8 @@ _START: Mapping[str, Callable[[Any], None]] = {"LTX2Vocoder": _vocoder, "Autoenc
 
 
 class _WithProcessor:
-    """A pipeline with a processor of Qwen.
-
-    transformers creates the processor only with torchvision, so its files are written without it. The index of a
-    modular repository does not contain its path.
-    """
+    """A pipeline with a processor of Qwen. transformers creates the processor only with torchvision, so its files are
+    written without it. The index of a modular repository does not contain its path."""
 
     def __init__(self, family: str, pipeline: Any, parts: Mapping[str, Any], **processor: Any) -> None:
         """Keep the parts; ``processor`` has the part's name, its class, and settings of images."""

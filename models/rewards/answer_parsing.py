@@ -27,11 +27,9 @@ _PADS = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
 
 
 class Backbone(nn.Module):
-    """The model without its language head, and its tokenizer; a module, so that it can be offloaded while idle.
-
-    Its language model counts positions in one dimension, as in the forward passes of HPSv3 and VideoAlign, which pass
-    no positions.
-    """
+    """The model without its language head, and its tokenizer; a module, so that it can be offloaded while idle. Its
+    language model counts positions in one dimension, as in the forward passes of HPSv3 and VideoAlign, which pass no
+    positions."""
 
     def __init__(
         self,
@@ -92,12 +90,8 @@ class Backbone(nn.Module):
         self, texts: Sequence[str], pixels: Tensor, grid: Tensor, kind: Literal["image", "video"]
     ) -> list[Tensor]:
         """Return the last hidden states at each reward token, a (B, W) float32 tensor per token; raise ValueError if a
-        text does not contain each of the tokens once.
-
-        Args:
-            pixels: (patches of all B, values of one), as the vision model expects them.
-            grid: (B, 3) int64 patches in time, height and width.
-        """
+        text does not contain each of the tokens once. ``pixels``: (patches of all B, values of one), as the vision
+        model expects them; ``grid``: (B, 3) int64 patches in time, height and width."""
         tokens = self.tokenizer(list(texts), padding=True, return_tensors="pt").to(self._device)
         ids = tokens["input_ids"]
         embedded = self._vlm.language_model.embed_tokens(ids)
@@ -116,11 +110,9 @@ class Backbone(nn.Module):
 
 
 def token_grid(height: int, width: int, *, least: int, most: int) -> tuple[int, int]:
-    """Return rows and columns of tokens of an image of (height, width) pixels, with ``least`` to ``most`` pixels.
-
-    This is Qwen's ``smart_resize`` in the same order of operations, as rounding matters for sides that just fit. Sides
-    are rounded to tokens; with too many pixels they are scaled down and floored, with too few scaled up and ceiled.
-    """
+    """Return rows and columns of tokens of an image of (height, width) pixels, with ``least`` to ``most`` pixels. This
+    is Qwen's ``smart_resize`` in the same order of operations, as rounding matters for sides that just fit. Sides are
+    rounded to tokens; with too many pixels they are scaled down and floored, with too few scaled up and ceiled."""
     rows, columns = max(1, round(height / TOKEN)), max(1, round(width / TOKEN))
     if rows * columns * TOKEN**2 > most:
         beta = math.sqrt(height * width / most)

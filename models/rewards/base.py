@@ -146,9 +146,7 @@ def perfect_score(reward: Reward) -> float | None:
 
 
 def quoted_text(prompt: str) -> str:
-    """Return the text between the first pair of double quotes, or the whole prompt without quotes.
-
-    Flow-GRPO's ``ocr.py`` takes the quoted text and fails without quotes; Flow-Factory takes the whole prompt.
-    """
+    """Return the text between the first pair of double quotes, or the whole prompt without quotes. Flow-GRPO's
+    ``ocr.py`` takes the quoted text and fails without quotes; Flow-Factory takes the whole prompt."""
     parts = prompt.split('"')
     return parts[1] if len(parts) >= 3 else prompt

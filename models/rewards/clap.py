@@ -27,11 +27,8 @@ _ROW = 27 << 20
 
 @dataclass(kw_only=True)
 class Clap(Pretrained):
-    """Cosine of a sound and its prompt (LAION's CLAP).
-
-    Channels are averaged. A sound longer than the model's window of ten seconds is cut into pieces of that length, and
-    its embedding is the mean of theirs.
-    """
+    """Cosine of a sound and its prompt (LAION's CLAP). Channels are averaged. A sound longer than the model's window of
+    ten seconds is cut into pieces of that length, and its embedding is the mean of theirs."""
 
     name: ClassVar[str] = "clap"
     needs: ClassVar[Needs] = Needs(media="sounds", rate=_RATE, accelerated=True, batch_size=16)

@@ -107,11 +107,9 @@ class PromptLikeness(ClipEmbeddings):
 
 @dataclass(kw_only=True)
 class PickScore(PromptLikeness):
-    """PickScore (arXiv 2305.01569): how much people prefer an image for a prompt.
-
-    ``scaled``: exp(logit_scale) cos / 26, as Flow-GRPO's ``pickscore_scorer.py``, DiffusionNFT and Flow-Factory;
-    ``cosine``: the cosine alone, as DanceGRPO has it.
-    """
+    """PickScore (arXiv 2305.01569): how much people prefer an image for a prompt. ``scaled``: exp(logit_scale) cos /
+    26, as Flow-GRPO's ``pickscore_scorer.py``, DiffusionNFT and Flow-Factory; ``cosine``: the cosine alone, as
+    DanceGRPO has it."""
 
     name: ClassVar[str] = "pickscore"
 
@@ -133,11 +131,8 @@ class PickScore(PromptLikeness):
 
 @dataclass(kw_only=True)
 class ClipScore(PromptLikeness):
-    """Cosine of image and prompt (arXiv 2104.08718).
-
-    ``cosine``: as Flow-Factory and, but for rounding, DiffusionNFT (logits / 100) have it; ``flow_grpo``: logits / 30,
-    as Flow-GRPO's ``clip_scorer.py``, 3.3 times as much.
-    """
+    """Cosine of image and prompt (arXiv 2104.08718). ``cosine``: as Flow-Factory and, but for rounding, DiffusionNFT
+    (logits / 100) have it; ``flow_grpo``: logits / 30, as Flow-GRPO's ``clip_scorer.py``, 3.3 times as much."""
 
     name: ClassVar[str] = "clip_score"
 
@@ -234,9 +229,7 @@ _BY = {"pixels": pixel_similarity, "ssim": structural_similarity}
 @dataclass(kw_only=True)
 class Aesthetic(ClipEmbeddings):
     """LAION's improved aesthetic predictor (sac+logos+ava1-l14-linearMSE): raters' taste, about 1 to 10; no prompt.
-
-    Linear layers on CLIP ViT-L/14's embedding of length 1 (improved-aesthetic-predictor, ``simple_inference.py``).
-    """
+    Linear layers on CLIP ViT-L/14's embedding of length 1 (improved-aesthetic-predictor, ``simple_inference.py``)."""
 
     name: ClassVar[str] = "aesthetic"
 

@@ -30,12 +30,8 @@ def spread_over(sharding: Sharding | None) -> Iterator[None]:
 
 
 def settled(module: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Return a loaded model of a reward, frozen, on its device.
-
-    A sharded model moves there layer by layer, and only this rank's part of each layer stays.
-
-    ``dtype``: dtype of its weights; None: unchanged.
-    """
+    """Return a loaded model of a reward, frozen, on its device. A sharded model moves there layer by layer, and only
+    this rank's part of each layer stays. ``dtype``: dtype of its weights; None: unchanged."""
     sharding = _SPREAD.get()
     frozen = module.to(dtype=dtype).eval().requires_grad_(False)
     if sharding is not None:

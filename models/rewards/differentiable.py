@@ -41,10 +41,8 @@ class Differentiable(Protocol):
 
 
 def is_differentiable(reward: Any, options: Mapping[str, Any] | None = None) -> bool:
-    """Return whether a reward, or its class with some options, has gradients.
-
-    Where that depends on the options, a static method ``follows(options)`` of the class decides it.
-    """
+    """Return whether a reward, or its class with some options, has gradients. Where that depends on the options, a
+    static method ``follows(options)`` of the class decides it."""
     follows = getattr(reward, "follows", None)
     allowed = follows is None or options is None or follows(options)
     return callable(getattr(reward, "differentiable", None)) and bool(allowed)

@@ -16,11 +16,9 @@ from models.rewards.base import Bounds, Metadata, Needs, Scores, quoted_text
 
 @dataclass(slots=True, kw_only=True)
 class DigitsReward:
-    """Share of the two halves that are read as the digits of the prompt: 0, 0.5 or 1.
-
-    ``svc`` reads 99 % of real digits it was not trained on. ``trees`` is a second opinion for evaluation: it is never
-    optimized, so a model that learns to fool ``svc`` shows as a gap between the two.
-    """
+    """Share of the two halves that are read as the digits of the prompt: 0, 0.5 or 1. ``svc`` reads 99 % of real digits
+    it was not trained on. ``trees`` is a second opinion for evaluation: it is never optimized, so a model that learns
+    to fool ``svc`` shows as a gap between the two."""
 
     needs: ClassVar[Needs] = Needs(media="images")
     perfect: ClassVar[float] = 1.0

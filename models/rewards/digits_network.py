@@ -18,12 +18,9 @@ _UPDATES, _ROWS, _NOISE = 400, 256, 0.1
 
 @dataclass(slots=True, kw_only=True)
 class DigitsNetwork:
-    """Mean log-likelihood of the two digits that the prompt asks for, at most 0.
-
-    The network is trained at load time on scikit-learn's digits with noise, in less than a second, and reads 98 % of
-    real digits it was not trained on. A policy optimized with it is best judged by the reward ``digits``, which has
-    other classifiers.
-    """
+    """Mean log-likelihood of the two digits that the prompt asks for, at most 0. The network is trained at load time on
+    scikit-learn's digits with noise, in less than a second, and reads 98 % of real digits it was not trained on. A
+    policy optimized with it is best judged by the reward ``digits``, which has other classifiers."""
 
     needs: ClassVar[Needs] = Needs(media="images")
 

@@ -101,12 +101,9 @@ RUBRICS: Mapping[str, Rubric] = {
 
 @dataclass(kw_only=True)
 class EditReward(Asking):
-    """Asks a model about every edit, with its source images.
-
-    The scores of its aspects are combined and mapped from the rubric's range to 0 to 1: Flow-Factory takes the ``mean``
-    for RationalRewards, VIEScore (arXiv 2312.14867) the ``min`` for success and restraint. An answer that lacks a score
-    is an error, never a low score.
-    """
+    """Asks a model about every edit, with its source images. The scores of its aspects are combined and mapped from the
+    rubric's range to 0 to 1: Flow-Factory takes the ``mean`` for RationalRewards, VIEScore (arXiv 2312.14867) the
+    ``min`` for success and restraint. An answer that lacks a score is an error, never a low score."""
 
     name: ClassVar[str] = "edit_reward"
     needs: ClassVar[Needs] = Needs(media="images", references=True)

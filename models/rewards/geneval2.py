@@ -20,11 +20,9 @@ _LEAST = 1e-6
 
 @dataclass(kw_only=True)
 class GenEval2(Asking):
-    """Soft-TIFA: the mean of P(right answer) over the questions of a prompt (``evaluation.py:soft_tifa``).
-
-    Each question ends with 'Answer in one word.'; the probability is that of the answer as the first token, a number
-    also in digits. ``gm``: the geometric mean, for whole prompts; ``am``: the arithmetic mean, for their atoms.
-    """
+    """Soft-TIFA: the mean of P(right answer) over the questions of a prompt (``evaluation.py:soft_tifa``). Each
+    question ends with 'Answer in one word.'; the probability is that of the answer as the first token, a number also in
+    digits. ``gm``: the geometric mean, for whole prompts; ``am``: the arithmetic mean, for their atoms."""
 
     name: ClassVar[str] = "geneval2"
     needs: ClassVar[Needs] = Needs(media="images", columns=("vqa_list",))

@@ -1,7 +1,5 @@
 """Calls a reward as its needs require, and checks the result: a failed score is never replaced by a default.
-
-Legend: B samples, F frames of a clip.
-"""
+Legend: B samples, F frames of a clip."""
 
 from __future__ import annotations
 

@@ -15,10 +15,8 @@ from models.rewards.base import Metadata, Needs, Scores
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JpegCompressibility:
-    """Minus the JPEG size in kB (1000 bytes) at quality 95, over ``scale``.
-
-    DDPO (arXiv 2305.13301) uses scale 1, Flow-GRPO's ``rewards.py:jpeg_compressibility`` 500.
-    """
+    """Minus the JPEG size in kB (1000 bytes) at quality 95, over ``scale``. DDPO (arXiv 2305.13301) uses scale 1,
+    Flow-GRPO's ``rewards.py:jpeg_compressibility`` 500."""
 
     needs: ClassVar[Needs] = Needs(media="images")
 
@@ -32,10 +30,8 @@ class JpegCompressibility:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JpegIncompressibility:
-    """The JPEG size in kB (1000 bytes) at quality 95, over ``scale``.
-
-    DDPO (arXiv 2305.13301) and Flow-GRPO's ``rewards.py:jpeg_incompressibility`` use scale 1.
-    """
+    """The JPEG size in kB (1000 bytes) at quality 95, over ``scale``. DDPO (arXiv 2305.13301) and Flow-GRPO's
+    ``rewards.py:jpeg_incompressibility`` use scale 1."""
 
     needs: ClassVar[Needs] = Needs(media="images")
 

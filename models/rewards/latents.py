@@ -25,11 +25,9 @@ _REMEDY = (
 
 @dataclass(kw_only=True)
 class LatentHead:
-    """Custom layers on final latents, with ReLU between them.
-
-    The layers are those of a safetensors file, ``0.weight``, ``0.bias``, ``1.weight``, ... : convolutions (4
-    dimensions, padded to keep the size), then linear ones (2 dimensions) on flattened values; the last has one output.
-    """
+    """Custom layers on final latents, with ReLU between them. The layers are those of a safetensors file, ``0.weight``,
+    ``0.bias``, ``1.weight``, ... : convolutions (4 dimensions, padded to keep the size), then linear ones (2
+    dimensions) on flattened values; the last has one output."""
 
     needs: ClassVar[Needs] = Needs(media="latents", accelerated=True, batch_size=16)
 

@@ -16,10 +16,8 @@ _FULL = 32767 / 32768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loudness:
-    """The level of a sound in decibels of full scale, 20 log10 of its root mean square over samples and channels.
-
-    With a target it is minus the distance to the target.
-    """
+    """The level of a sound in decibels of full scale, 20 log10 of its root mean square over samples and channels. With
+    a target it is minus the distance to the target."""
 
     needs: ClassVar[Needs] = Needs(media="sounds")
 

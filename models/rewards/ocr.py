@@ -20,10 +20,8 @@ _MARGIN = 16  # white columns left and right; without them letters at the border
 
 @dataclass(slots=True, kw_only=True)
 class OcrReward:
-    """Flow-GRPO's OCR score (``ocr.py:OcrScorer``): 1 - min(edit distance, length) / length of the quoted text.
-
-    Spaces are removed and case is ignored; a text that contains the target counts as read.
-    """
+    """Flow-GRPO's OCR score (``ocr.py:OcrScorer``): 1 - min(edit distance, length) / length of the quoted text. Spaces
+    are removed and case is ignored; a text that contains the target counts as read."""
 
     needs: ClassVar[Needs] = Needs(media="images")
     perfect: ClassVar[float] = 1.0

@@ -32,10 +32,8 @@ _ASK_EDIT = (
 
 @dataclass(kw_only=True)
 class WinRate(Asking):
-    """Asks a model which is better for all pairs of a group: K (K - 1) / 2 requests, or twice that in both orders.
-
-    The score is the share of the others that a sample beats: (wins + ties / 2) / (K - 1), 0 to 1.
-    """
+    """Asks a model which is better for all pairs of a group: K (K - 1) / 2 requests, or twice that in both orders. The
+    score is the share of the others that a sample beats: (wins + ties / 2) / (K - 1), 0 to 1."""
 
     name: ClassVar[str] = "win_rate"
     bounds: ClassVar[Bounds] = (0.0, 1.0)
@@ -99,10 +97,8 @@ def _verdict(one: float, other: float) -> float:
 
 
 def win_rates(results: np.ndarray) -> np.ndarray:
-    """Return (K,) float32 win rates from (K, K) results: 1 a win, 1/2 a tie, 0 a loss, NaN on the diagonal.
-
-    The rate of a single sample is 0.
-    """
+    """Return (K,) float32 win rates from (K, K) results: 1 a win, 1/2 a tie, 0 a loss, NaN on the diagonal. The rate of
+    a single sample is 0."""
     others = max(1, len(results) - 1)
     return (np.nansum(results, axis=1) / others).astype(np.float32)
 

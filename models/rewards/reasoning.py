@@ -17,10 +17,8 @@ from models.rewards.base import Bounds, Metadata, Needs, Scores
 
 @dataclass(kw_only=True)
 class ReasoningGym:
-    """Score of the verifier of a prompt's task, 0 to 1; 0 for a completion without an answer.
-
-    Prompts have the columns ``dataset`` (name of the task), ``answer`` and ``entry`` (the task's own metadata as JSON).
-    """
+    """Score of the verifier of a prompt's task, 0 to 1; 0 for a completion without an answer. Prompts have the columns
+    ``dataset`` (name of the task), ``answer`` and ``entry`` (the task's own metadata as JSON)."""
 
     needs: ClassVar[Needs] = Needs(media="texts", columns=("dataset", "answer", "entry"))
     perfect: ClassVar[float] = 1.0

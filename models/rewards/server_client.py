@@ -36,12 +36,8 @@ class ServerClient:
     """A client of one server, for several threads."""
 
     def __init__(self, patience: Patience, *, timeout_s: float, concurrency: int, **how: Any) -> None:
-        """Make the client; no request is sent yet.
-
-        Args:
-            timeout_s: seconds for a request and its whole response.
-            how: see ``httpx.Client``.
-        """
+        """Make the client; no request is sent yet. ``timeout_s``: seconds for a request and its whole response;
+        ``how``: see ``httpx.Client``."""
         self.patience = patience
         self._slots = threading.BoundedSemaphore(concurrency)
         self._client = bounded_client(
@@ -53,12 +49,8 @@ class ServerClient:
 
     def send(self, method: str, url: str, read: Callable[[httpx.Response], T], *, most: int, **more: Any) -> T:
         """Return the parsed response to a request. Raises PassingError, the last failure, after all retries;
-        RefusedError if the server refuses, or the address is invalid.
-
-        Args:
-            read: parses the response; a ``PassingError`` that it raises calls for a retry.
-            most: maximum bytes of the response.
-        """
+        RefusedError if the server refuses, or the address is invalid. ``read``: parses the response; a ``PassingError``
+        that it raises calls for a retry; ``most``: maximum bytes of the response."""
         return self.patience.again(lambda: read(self._sent(method, url, {MOST: most}, **more)))
 
     def _sent(self, method: str, url: str, extensions: dict[str, Any], **more: Any) -> httpx.Response:

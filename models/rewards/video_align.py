@@ -77,10 +77,8 @@ class Settings:
 
 @dataclass(kw_only=True)
 class VideoAlign(Encoding):
-    """VideoReward's scores at its three tokens, standardized by mean and std (``inference.py``, ``use_norm``).
-
-    Frames are evenly spaced, at the rate of its training, and scaled to at most its maximum of pixels.
-    """
+    """VideoReward's scores at its three tokens, standardized by mean and std (``inference.py``, ``use_norm``). Frames
+    are evenly spaced, at the rate of its training, and scaled to at most its maximum of pixels."""
 
     name: ClassVar[str] = "video_align"
     needs: ClassVar[Needs] = Needs(
@@ -163,12 +161,7 @@ class VideoAlign(Encoding):
 
 def frame_numbers(count: int, fps: float, wanted: float) -> list[int]:
     """Return the sampled frames of a clip (``vision_process.py``: ``smart_nframes``, ``uniform``). Raises ValueError if
-    it has one frame.
-
-    Args:
-        fps: its frames per second.
-        wanted: sampled frames per second.
-    """
+    it has one frame. ``fps``: its frames per second; ``wanted``: sampled frames per second."""
     most = min(_MOST_FRAMES, count) // _FRAMES * _FRAMES
     if most < _FRAMES:
         raise ValueError(f"a clip has {count} frame, and video_align looks at {_FRAMES} at least; set model.frames")
@@ -177,14 +170,9 @@ def frame_numbers(count: int, fps: float, wanted: float) -> list[int]:
 
 
 def patches_of(frames: Tensor) -> tuple[Tensor, Tensor]:
-    """Return frames as patches for Qwen2-VL's vision model (transformers' ``Qwen2VLImageProcessor``).
-
-    Args:
-        frames: (F, 3, H, W) float32 in [0, 1]; F even, sides whole tokens.
-
-    Returns:
-        (patches, 3 * 2 * 14 * 14) float32, those of a token adjacent; (3,) int64 of patches in time, height, width.
-    """
+    """Return frames as patches for Qwen2-VL's vision model (transformers' ``Qwen2VLImageProcessor``). ``frames``: (F,
+    3, H, W) float32 in [0, 1]; F even, sides whole tokens. Returns (patches, 3 * 2 * 14 * 14) float32, those of a token
+    adjacent; (3,) int64 of patches in time, height, width."""
     mean, std = (torch.tensor(each, device=frames.device)[:, None, None] for each in (_MEAN, _STD))
     grid = torch.tensor([len(frames) // _FRAMES, frames.shape[2] // _PATCH, frames.shape[3] // _PATCH])
     time, rows, columns = grid.tolist()
@@ -194,12 +182,9 @@ def patches_of(frames: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def merged(stored: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return published weights by their names in the model, with adapters merged: W + scale B A.
-
-    Args:
-        stored: tensors; with peft's names (``base_model.model.``, ``.base_layer``, ``.lora_A.default``) or without.
-        scale: alpha / r, or alpha / sqrt(r) (rslora).
-    """
+    """Return published weights by their names in the model, with adapters merged: W + scale B A. ``stored``: tensors;
+    with peft's names (``base_model.model.``, ``.base_layer``, ``.lora_A.default``) or without; ``scale``: alpha / r, or
+    alpha / sqrt(r) (rslora)."""
     plain = {name.removeprefix("base_model.model."): tensor for name, tensor in stored.items()}
     found = {
         name.replace(".base_layer.", ".").replace(".modules_to_save.default.", "."): tensor

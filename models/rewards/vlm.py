@@ -107,12 +107,8 @@ class Asking:
 
     def answer_about(self, images: Sequence[tuple[str, np.ndarray]], question: str, **more: Any) -> Answer:
         """Return the model's answer about several images. Raises RewardError if the endpoint refuses the request;
-        ConnectionError if it cannot be reached or is overloaded, after several tries.
-
-        Args:
-            images: a caption before each, or "", and the image, (H, W, 3) uint8.
-            more: other fields of the request.
-        """
+        ConnectionError if it cannot be reached or is overloaded, after several tries. ``images``: a caption before
+        each, or "", and the image, (H, W, 3) uint8; ``more``: other fields of the request."""
         content: list[dict[str, Any]] = []
         for caption, image in images:
             content += [{"type": "text", "text": caption}] if caption else []

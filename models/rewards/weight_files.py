@@ -69,11 +69,8 @@ class WeightsFile:
 
     def perceptron(self, stored: Mapping[str, Tensor], width: int) -> nn.Sequential:
         """Return the layers of LAION's aesthetic predictor, also used by ImageReward: widths 1024, 128, 64, 16, 1.
-
-        There is dropout between them and no activation. Raises ConfigError if the layers are different.
-
-        ``stored``: ``layers.0.weight`` and so on.
-        """
+        There is dropout between them and no activation. Raises ConfigError if the layers are different. ``stored``:
+        ``layers.0.weight`` and so on."""
         widths = (width, 1024, 128, 64, 16, 1)
         # The numbers of its linear layers among dropouts in the published file.
         places = (0, 2, 4, 6, 7)

@@ -18,10 +18,8 @@ from models.rewards.sizes import Takes
 @dataclass(kw_only=True)
 class Rank:
     """An image's rank among those of its prompt, by another reward: 1 / K for the worst of K, 1 for the best.
-
     Flow-Factory's ``PickScore_Rank`` is this of ``pickscore``. Samples that score the same share the mean of their
-    ranks.
-    """
+    ranks."""
 
     bounds: ClassVar[Bounds] = (0.0, 1.0)
 

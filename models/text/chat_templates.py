@@ -63,10 +63,8 @@ def told_dates(source: Any, messages: Sequence[Mapping[str, Any]], day: date) ->
 
 
 def guard_template(tokenizer: Any) -> None:
-    """Wrap a tokenizer's ``apply_chat_template``: first render with resource limits and two clocks.
-
-    Calls by pipelines then raise a ConfigError if a template reads the clock or fails.
-    """
+    """Wrap a tokenizer's ``apply_chat_template``: first render with resource limits and two clocks. Calls by pipelines
+    then raise a ConfigError if a template reads the clock or fails."""
     original = tokenizer.apply_chat_template
     if not isinstance(getattr(tokenizer, "chat_template", None), str | dict) or hasattr(original, "guarded"):
         return

@@ -69,10 +69,8 @@ def carried_out(
     template: Template, given: Mapping[str, Any], now: datetime, *, settled: bool
 ) -> tuple[str, dict[str, str]]:
     """Return the text of a template, and the dates it read from the clock, by their format. Raises ChoiceError if it
-    compares the date, and is not settled; TemplateError if the template fails, or exceeds a limit.
-
-    ``settled``: the template may compare the date; otherwise only write it.
-    """
+    compares the date, and is not settled; TemplateError if the template fails, or exceeds a limit. ``settled``: the
+    template may compare the date; otherwise only write it."""
     budget = _Budget(now=now, settled=settled)
     token = _BUDGET.set(budget)
     try:

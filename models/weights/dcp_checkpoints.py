@@ -75,12 +75,9 @@ _PREFIXES = ("model.", "")
 
 
 def write_checkpoint(state: Mapping[str, Any], folder: Path, read: Callable[[str], Tensor]) -> None:
-    """Write a checkpoint from this process alone.
-
-    Args:
-        state: nested mappings; tensors on the meta device are placeholders for ``read``.
-        read: returns the tensor for a placeholder's keys, joined by dots; only one is in memory at a time.
-    """
+    """Write a checkpoint from this process alone. ``state``: nested mappings; tensors on the meta device are
+    placeholders for ``read``; ``read``: returns the tensor for a placeholder's keys, joined by dots; only one is in
+    memory at a time."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         save(dict(state), storage_writer=_Writer(folder), planner=_Reading(read), no_dist=True)
@@ -130,11 +127,8 @@ class DcpCheckpoint:
 
     def places(self, shapes: Mapping[str, torch.Size]) -> dict[str, str]:
         """Return the checkpoint's names of some weights, by their own names; raise ConfigError if a weight is missing,
-        or has another shape or an unsupported dtype.
-
-        ``shapes``: shapes of the weights, by ``module.parameter``; for a single module, the checkpoint may also name
-        them ``parameter``.
-        """
+        or has another shape or an unsupported dtype. ``shapes``: shapes of the weights, by ``module.parameter``; for a
+        single module, the checkpoint may also name them ``parameter``."""
         stored = self._stored
         places = next((each for each in _named(shapes) if set(each.values()) <= stored.keys()), None)
         if places is None:

@@ -26,7 +26,5 @@ class Ema:
 
 def warm_decay(count: int, decay: float) -> float:
     """Return min((1 + n) / (10 + n), decay) for n = ``count`` optimizer updates: a mean that forgets its start sooner.
-
-    Flow-GRPO ``ema.py:get_current_decay``; Flow-Factory's 'power' schedule is the same.
-    """
+    Flow-GRPO ``ema.py:get_current_decay``; Flow-Factory's 'power' schedule is the same."""
     return min((1 + count) / (10 + count), decay)

@@ -93,10 +93,8 @@ class StartAdapter:
 
     def weights(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
         """Return the trained parameters by name, float32 on the CPU; raise ConfigError if the model has other layers,
-        or layers of other sizes.
-
-        ``shapes``: shapes of the parameters of new adapters of ``spec``, by ``module.layer.lora_A.default.weight``.
-        """
+        or layers of other sizes. ``shapes``: shapes of the parameters of new adapters of ``spec``, by
+        ``module.layer.lora_A.default.weight``."""
         given = dict(self._parameters())
         for name in sorted(shapes.keys() | given.keys()):
             layer = name.rpartition(".lora_")[0]
@@ -137,10 +135,8 @@ def peft_adapter(path: str | Path, module: str) -> StartAdapter:
 
 def pipeline_adapter(path: str | Path, pipeline_name: str, modules: Sequence[str]) -> StartAdapter:
     """Read an adapter of a diffusers pipeline's denoisers; raise ConfigError if there is no adapter, or it is not a
-    low-rank adapter of the denoisers.
-
-    ``path``: a safetensors file, or a folder with one; a subfolder has the adapter of the second denoiser.
-    """
+    low-rank adapter of the denoisers. ``path``: a safetensors file, or a folder with one; a subfolder has the adapter
+    of the second denoiser."""
     quiet_libraries()
     layers = dict(_pipeline_layers(adapter_file(Path(path)), pipeline_name, modules[0]))
     for module in modules[1:]:

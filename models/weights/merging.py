@@ -1,7 +1,5 @@
 """Adapters merged into the weights they adapt: one product per layer instead of three, with or without gradient.
-
-Legend: N rows and tokens, I O inputs and outputs of a layer, R rank.
-"""
+Legend: N rows and tokens, I O inputs and outputs of a layer, R rank."""
 
 from __future__ import annotations
 

@@ -43,10 +43,8 @@ _AGAIN = "Save it again with save_pretrained(), or download it again."
 
 def load_pretrained(loader: Any, source: str | Path, *, label: str, remedy: str = _AGAIN, **options: Any) -> Any:
     """Return ``loader.from_pretrained(source)``, without running code from the source; raise ConfigError if it needs
-    custom code, holds an adapter next to a model, has weights that are not finite, or cannot be read.
-
-    ``source``: a folder, or a hub id with ``local_files_only=False`` in ``options``.
-    """
+    custom code, holds an adapter next to a model, has weights that are not finite, or cannot be read. ``source``: a
+    folder, or a hub id with ``local_files_only=False`` in ``options``."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
@@ -116,10 +114,8 @@ def check_patterns(about: Mapping[str, Any]) -> None:
 
 def never_ask() -> None:
     """Make transformers refuse a folder's code without a prompt on the terminal, also in nested classes.
-
     ``resolve_trust_remote_code`` only prompts if its time limit is above 0; processors load their tokenizers without
-    passing on ``trust_remote_code``.
-    """
+    passing on ``trust_remote_code``."""
     from transformers import dynamic_module_utils
 
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0

@@ -57,10 +57,8 @@ class Sharding:
 
     def shard_layers(self, module: nn.Module) -> None:
         """Shard a frozen module over the ranks in place; each layer is a separate unit, whole only while it computes.
-
         Weights outside of layers stay whole on every rank and its device, so that methods of the module other than its
-        forward work as before.
-        """
+        forward work as before."""
         for layer in layers(module):
             fully_shard(layer, mesh=self.mesh, reshard_after_forward=True)
 
@@ -112,9 +110,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def spread_like(pattern: Tensor, part: Tensor, shape: torch.Size) -> Tensor:
     """Return this rank's part as a tensor of ``shape`` sharded like ``pattern``, sharing the part's memory.
-
-    ``DTensor.from_local`` would copy a part in host memory to the devices of the mesh.
-    """
+    ``DTensor.from_local`` would copy a part in host memory to the devices of the mesh."""
     if not isinstance(pattern, DTensor):
         return part
     stride = torch.empty(shape, device="meta").stride()

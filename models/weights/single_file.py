@@ -102,10 +102,8 @@ def held_parts(
     files: Mapping[str, str], denoisers: Sequence[str], *, texts: Sequence[str] = ("text_encoder",)
 ) -> dict[str, HeldPart]:
     """Return the components in files, by name; raise ConfigError if a file is missing, pickled or unreadable, has
-    unknown tensors, or lacks its component.
-
-    ``files``: paths by the component to use; under '' a file of which all components are used.
-    """
+    unknown tensors, or lacks its component. ``files``: paths by the component to use; under '' a file of which all
+    components are used."""
     parts: dict[str, HeldPart] = {}
     for component, file in files.items():
         path = Path(file).expanduser()
@@ -159,10 +157,8 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def check_part(part: HeldPart, folder: Path, entry: Sequence[str]) -> None:
     """Check, without reading tensors, that a file's component fits the config in a folder; raise ConfigError if it is
-    another model: names are missing or left over, or sizes differ.
-
-    ``entry``: library and class of the component, from the folder's index.
-    """
+    another model: names are missing or left over, or sizes differ. ``entry``: library and class of the component, from
+    the folder's index."""
     _converted(part, _empty(folder / part.name, entry), empty=True)
 
 

@@ -71,11 +71,9 @@ class StoredWeights:
 
 
 def empty_model(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
-    """Return a diffusers model as from ``from_pretrained``, with its parameters on the meta device.
-
-    Buffers are computed, as files do not have all of them. Stored tensors get ``dtype``, or float32 if the class keeps
-    them in it (``ModelMixin.from_pretrained`` and ``load_model_dict_into_meta``).
-    """
+    """Return a diffusers model as from ``from_pretrained``, with its parameters on the meta device. Buffers are
+    computed, as files do not have all of them. Stored tensors get ``dtype``, or float32 if the class keeps them in it
+    (``ModelMixin.from_pretrained`` and ``load_model_dict_into_meta``)."""
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
     usual = torch.get_default_dtype()

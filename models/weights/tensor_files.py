@@ -58,10 +58,8 @@ class TensorFiles:
     @torch.no_grad()
     def read_into(self, targets: Mapping[str, Tensor]) -> None:
         """Fill tensors in place; if they are sharded, each rank reads its part without waiting for the others. Raises
-        KeyError if the files lack a tensor; CorruptError if a shape differs, or a dtype is incompatible.
-
-        ``targets``: tensors by name, of the stored shapes; floating ones of any dtype, others of the stored dtype.
-        """
+        KeyError if the files lack a tensor; CorruptError if a shape differs, or a dtype is incompatible. ``targets``:
+        tensors by name, of the stored shapes; floating ones of any dtype, others of the stored dtype."""
         for name, tensor in targets.items():
             _, size, dtype = self._stored[name]
             alike = (tensor.is_floating_point() and dtype.is_floating_point) or tensor.dtype == dtype
@@ -97,24 +95,17 @@ def _read_headers(files: Sequence[Path]) -> _Reader:
 
 
 def write_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: ProcessGroup | None = None) -> None:
-    """Write this rank's part of some tensors; all ranks must call this together.
-
-    Args:
-        files: tensors by name, by file name; whole ones are written by one rank.
-        group: the ranks; None: all.
-    """
+    """Write this rank's part of some tensors; all ranks must call this together. ``files``: tensors by name, by file
+    name; whole ones are written by one rank; ``group``: the ranks; None: all."""
     named, writer = _together(files, folder)
     save(named, storage_writer=writer, process_group=group)
     finish_parts(files, folder)
 
 
 def begin_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: ProcessGroup) -> Future[Any]:
-    """Copy this rank's part of some tensors to host memory, and write it in the background.
-
-    All ranks must call this together. When the future is done, call ``finish_parts``.
-
-    ``group``: the ranks, with a backend for host memory; it must not be used otherwise meanwhile.
-    """
+    """Copy this rank's part of some tensors to host memory, and write it in the background. All ranks must call this
+    together. When the future is done, call ``finish_parts``. ``group``: the ranks, with a backend for host memory; it
+    must not be used otherwise meanwhile."""
     named, writer = _together(files, folder)
     # The writer's own staging does not copy tensors in host memory, which training would change meanwhile.
     with contextlib.closing(DefaultStager(StagingOptions(False, False, False, False))) as stager:

@@ -1,7 +1,5 @@
 """Scores several requests in common calls, from a bounded queue.
-
-Legend: B samples of a request.
-"""
+Legend: B samples of a request."""
 
 from __future__ import annotations
 
