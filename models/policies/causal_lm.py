@@ -77,7 +77,6 @@ class CausalLM(Policy):
     def settings_for(
         cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
     ) -> PolicySettings:
-        """Return the settings; image sizes do not apply."""
         section = config.model
         return PolicySettings(
             dtype=dtype,
@@ -164,11 +163,9 @@ class CausalLM(Policy):
 
     @property
     def trained(self) -> dict[str, Any]:
-        """The language model."""
         return {MODEL: self.model}
 
     def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableLM:
-        """Make it trainable: adapters or all weights."""
         return TrainableLM(self, lora, seed=seed)
 
     def save_lora(self, folder: Path) -> None:
@@ -181,7 +178,6 @@ class CausalLM(Policy):
 
     @property
     def facts(self) -> dict[str, str]:
-        """The attention implementation it uses."""
         return {"attention": str(self.model.config._attn_implementation)}
 
     @property

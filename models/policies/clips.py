@@ -26,15 +26,12 @@ class ClipPolicy(PipelinePolicy):
         return int(next(iter(self.denoisers.values())).config.out_channels)
 
     def noise_size(self) -> tuple[int, ...]:
-        """Return height, width and number of frames."""
         return *super().noise_size(), self.settings.frames
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents, (B, 3, F, H, W)."""
         return self.decode_standardized(latents)
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
-        """Return also the number of frames."""
         return {**super().more_arguments(steps), self.frames_argument: self.settings.frames}
 
     def images(self, decoded: Tensor) -> Tensor:

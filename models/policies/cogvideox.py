@@ -135,5 +135,4 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
         return torch.stack(place(height, width, frames, torch.device("cpu")))
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents, (B, 3, F, H, W)."""
         return self.pipeline.decode_latents(latents.to(self.pipeline.vae.dtype))

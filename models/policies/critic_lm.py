@@ -101,11 +101,9 @@ class CriticLM(Policy):
 
     @property
     def trained(self) -> dict[str, Any]:
-        """The value model."""
         return {CRITIC: self.model}
 
     def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableCritic:
-        """Make it trainable: backbone or its adapters, and the head."""
         return TrainableCritic(self, lora, seed=seed)
 
     def save_lora(self, folder: Path) -> None:

@@ -79,7 +79,6 @@ class DDIMPolicy(PipelinePolicy):
         """Return the denoiser's prediction for (B, ...) noisy latents a x0 + b eps at (B,) timesteps."""
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, with DDIM as the scheduler."""
         call = super().pipeline_call(steps, negative_prompt)
         return replace(call, scheduler=SchedulerChoice(name=self.walked, options=self.walked_options, from_config=True))
 
@@ -135,7 +134,6 @@ class UNetPolicy(DDIMPolicy):
 
     @classmethod
     def check_options(cls, folder: Path, options: DDIMOptions) -> None:
-        """Check that a folder's schedule allows ``options.steps`` steps."""
         cls.noise_range(folder, options.steps)
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
@@ -144,7 +142,6 @@ class UNetPolicy(DDIMPolicy):
         return super().initial_latents(generators) * flow_length(first)
 
     def predicted(self, modules: Modules, noisy: Tensor, timestep: Tensor, rows: Rows) -> Tensor:
-        """Call the UNet."""
         return modules["unet"](noisy, timestep, return_dict=False, **self.conditions(rows))[0]
 
     @abstractmethod
@@ -164,7 +161,6 @@ class UNetPolicy(DDIMPolicy):
         return prediction.velocity(guided, at)
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
-        """Return ``guidance_rescale`` if it is not 0."""
         rescale = self.options.guidance_rescale
         return {"guidance_rescale": rescale} if rescale else {}
 
@@ -173,11 +169,9 @@ class UNetPolicy(DDIMPolicy):
         return clean_ends(latents, self.sigmas(self.options.steps)[-1:])
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return the autoencoder's output for final latents."""
         return self.decode_scaled(self.clean_latents(latents))
 
     def decoded_clean(self, latents: Tensor) -> Tensor:
-        """Return the autoencoder's output for clean latents."""
         return self.decode_scaled(latents)
 
 

@@ -102,7 +102,6 @@ class DiffusionPolicy(Policy):
     def settings_for(
         cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
     ) -> DiffusionSettings:
-        """Return size, guidance and loading settings."""
         section = config.model
         return DiffusionSettings(
             height=section.height,
@@ -136,7 +135,6 @@ class DiffusionPolicy(Policy):
         return frozenset({Part.DENOISER, Part.VAE} if config.rollout.media.decodes else {Part.DENOISER})
 
     def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableDenoiser:
-        """Make the denoisers trainable: adapters or all weights."""
         return TrainableDenoiser(self, lora, seed=seed)
 
     @property
@@ -146,7 +144,6 @@ class DiffusionPolicy(Policy):
 
     @property
     def trained(self) -> dict[str, Any]:
-        """The denoisers."""
         return self.denoisers
 
     @abstractmethod

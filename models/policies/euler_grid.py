@@ -36,7 +36,6 @@ class EulerGridPolicy(PipelinePolicy):
     }
 
     def sigmas(self, steps: int) -> Tensor:
-        """Return the Euler grid of the flow shift."""
         from diffusers import FlowMatchEulerDiscreteScheduler
 
         scheduler = FlowMatchEulerDiscreteScheduler(shift=self._shift)

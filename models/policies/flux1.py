@@ -41,7 +41,6 @@ class Flux1(PipelinePolicy):
         return {"prompt_embeds": embeds, "pooled": pooled}
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer; its time argument runs from 0 to 1."""
         embeds = rows["prompt_embeds"]
         tokens, ids = self.tokens(latents, rows)
         predicted: Tensor = modules["transformer"](
@@ -70,7 +69,6 @@ class Flux1(PipelinePolicy):
         return torch.full((len(latents),), self.settings.guidance_scale, device=latents.device)
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents."""
         settings, scale = self.settings, self.pipeline.vae_scale_factor
         return self.decode_scaled(self.pipeline._unpack_latents(latents, settings.height, settings.width, scale))
 

@@ -125,7 +125,6 @@ class Flux2(Flux1):
         return torch.cat([latents, tokens_of(rows).to(latents.dtype)], dim=1), torch.cat([ids, further], dim=1)
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents."""
         # ``_unpack_latents_with_ids`` for tokens in the order of their ids, without a device read per token.
         return self.decode_normalized(latents, self.grid(), self.pipeline._unpatchify_latents)
 
@@ -166,7 +165,6 @@ class Flux2Klein(Flux2):
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check the folder, and that a distilled model is used without guidance, which its pipeline ignores."""
         index = super().check_folder(folder, settings)
         if index.get("is_distilled") and settings.guidance_scale > 1:
             raise ConfigError(

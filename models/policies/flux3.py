@@ -103,7 +103,6 @@ class Flux3(ModularPolicy):
         )[0]
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents."""
         return self.decode_normalized(latents, self.grid(), self.step("decode")._unpatchify_latents)
 
     def _image_ids(self, height: int, width: int) -> Tensor:

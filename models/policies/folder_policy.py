@@ -75,7 +75,6 @@ class FolderPolicy(DecodingPolicy):
     def load(
         cls, folder: Path, settings: DiffusionSettings, parts: frozenset[Part], options: Mapping[str, Any]
     ) -> Self:
-        """Load the given parts of a pipeline folder."""
         chosen = build(cls.options_type, cls.family, options, label="model.options of")
         index = cls.check_folder(folder, settings)
         cls.check_options(folder, chosen)
@@ -136,7 +135,6 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def check_single_files(cls, files: Mapping[str, str], folder: Path | None) -> frozenset[str]:
-        """Return the components that single files hold, after checking that they fit a pipeline's folder."""
         parts = cls._held_in(files)
         if folder is not None:
             index = {name: entry for name, entry in cls._index_of(folder).items() if name not in cls.unused_parts}
@@ -145,7 +143,6 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def write_single_files(cls, files: Mapping[str, str], folder: Path, target: Path) -> None:
-        """Write a pipeline's folder: components from single files, all other files from another folder."""
         cls.check_single_files(files, folder)
         write_folder(cls._held_in(files), folder, cls._index_of(folder), target)
 
@@ -184,7 +181,6 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
-        """Return the denoisers of a folder on the meta device."""
         index = cls._index_of(folder)
         found = {name: index.get(name, [None, None])[1] for name in cls.denoiser_names}
         return {name: described(folder / name, made) for name, made in found.items() if made and not critic}

@@ -84,7 +84,6 @@ class HunyuanVideo15(ClipPolicy):
         return {name: row.long() if name.endswith("mask") else row for name, row in rows.items()}
 
     def sigmas(self, steps: int) -> Tensor:
-        """Return 1, (T-1)/T, ..., 1/T, 0 after the scheduler's shift, as the pipeline sets them."""
         scheduler = self.pipeline.scheduler
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1], device=self.settings.device)
         return scheduler.sigmas.clone().float()
@@ -105,7 +104,6 @@ class HunyuanVideo15(ClipPolicy):
         )[0]
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents, (B, 3, F, H, W)."""
         vae = self.pipeline.vae
         scaled = latents.to(vae.dtype) / vae.config.scaling_factor
         # One by one: its attention masks only fit a single row (diffusers 0.42).
@@ -116,7 +114,6 @@ class HunyuanVideo15(ClipPolicy):
         save_lora("WanPipeline", folder, "transformer", self.pipeline.transformer)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments and its guider."""
         call = super().pipeline_call(steps, negative_prompt)
         length = self.options.max_sequence_length
         differences = (f"It reads {_LENGTH} tokens of a prompt; the policy reads {length}.",) * (length != _LENGTH)
@@ -134,6 +131,5 @@ class HunyuanVideo15(ClipPolicy):
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:
-        """Return the unit of height and width."""
         vae, transformer = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         return int(vae["spatial_compression_ratio"] * transformer["patch_size"])

@@ -96,7 +96,6 @@ class LTX2(ClipPolicy):
         return {"prompt_embeds": video, "audio_prompt_embeds": audio, "mask": mask.long()}
 
     def modalities(self) -> Mapping[str, int]:
-        """Return the number of tokens of each medium, the clip first."""
         frames, height, width = self._shape()
         return dict(zip(self.modality_names, (frames * height * width, self._sound_length()), strict=True))
 
@@ -116,7 +115,6 @@ class LTX2(ClipPolicy):
         return self.modalities()["video"]
 
     def shift_bounds(self) -> Mapping[str, float]:
-        """Return the pipeline's defaults."""
         return _BOUNDS
 
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
@@ -171,13 +169,11 @@ class LTX2(ClipPolicy):
         return pipeline._unpack_audio_latents(tokens, tokens.shape[1], num_mel_bins=levels)
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents, (B, 3, F, H, W)."""
         vae = self.pipeline.vae
         return vae.decode(self.clip_latents(latents).to(vae.dtype), None, return_dict=False)[0]
 
     @property
     def sound_rate(self) -> int:
-        """Sample rate of the vocoder."""
         return int(self.pipeline.vocoder.config.output_sampling_rate)
 
     @torch.no_grad()

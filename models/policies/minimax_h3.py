@@ -106,14 +106,12 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
-        """Return a processor for text only."""
         from models.policies.dummy_components import TextProcessor
 
         return {"processor": TextProcessor(None) if Part.TEXT in parts else None}
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:
-        """Return the width of a token in pixels."""
         vae, denoiser = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         pixels_wide = math.prod(vae.get("spatial_downsample_factors", (2, 2, 2, 2)))
         return int(pixels_wide * denoiser.get("patch_size", (1, 2, 2))[-1])
@@ -143,7 +141,6 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return scheduler.sigmas.clone()
 
     def modalities(self) -> Mapping[str, int]:
-        """Return the number of values of each medium, the clip first."""
         shape = self._shape()
         clip, sound = math.prod(shape.clip), math.prod(shape.sound)
         return dict(zip(self.modality_names, (clip, sound), strict=True))
@@ -167,7 +164,6 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return torch.cat([shown, joined.velocity(sound, heard, sigma)], dim=1)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer for each row."""
         return row_by_row(partial(self._call, modules), latents, sigma, rows)
 
     def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
@@ -197,7 +193,6 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return lru_cache(_LAYOUTS)(self._layout)
 
     def forget_tables(self) -> None:
-        """Drop the cached tables and layouts."""
         super().forget_tables()
         self.__dict__.pop("_layouts", None)
 
@@ -250,7 +245,6 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     @property
     def sound_rate(self) -> int:
-        """Sample rate of the autoencoder."""
         return int(self.pipeline.audio_sampling_rate)
 
     @torch.no_grad()
@@ -261,7 +255,6 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return waves(made.view(len(latents), channels.shape[1], -1))
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; there is no guider."""
         return replace(super().pipeline_call(steps, negative_prompt), guider=None)
 
     def more_arguments(self, steps: int) -> dict[str, Any]:

@@ -118,7 +118,6 @@ class ModularPolicy(PipelinePolicy, ABC):
         """Do nothing: the autoencoder's config gives the width of its latents."""
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, its blocks and its guider."""
         call = super().pipeline_call(steps, negative_prompt)
         guider = {"guidance_scale": max(1.0, self.settings.guidance_scale)}
         blocks: dict[str, Any] = {"blocks": self.blocks_name, "left_out": self.left_out, "workflow": self.workflow}

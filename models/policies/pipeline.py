@@ -110,17 +110,14 @@ class PipelinePolicy(FolderPolicy):
         return [part for part in parts if hasattr(part, "added_tokens_decoder")]
 
     def first_mark(self, text: str) -> str | None:
-        """Return the first control token of the pipeline's tokenizers in a text, or None."""
         return next((mark for each in self._tokenizers if (mark := first_mark(each, text)) is not None), None)
 
     def as_plain(self, text: str) -> str:
-        """Break up control tokens of the pipeline's tokenizers."""
         for tokenizer in self._tokenizers:
             text = as_text(tokenizer, text)
         return text
 
     def cut_notes(self, prompts: Sequence[str]) -> list[str]:
-        """Return a sentence for each tokenizer that truncates prompts."""
         found = {reader.tokenizer: getattr(self.pipeline, reader.tokenizer, None) for reader in self.readers}
         return list(cut_notes(self.readers, found, self.options, prompts))
 
@@ -254,7 +251,6 @@ class PipelinePolicy(FolderPolicy):
         return {}
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return the loaded text encoders, denoisers and autoencoders."""
         found = {name: getattr(self.pipeline, name, None) for name in self._part_names()}
         return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 

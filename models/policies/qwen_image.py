@@ -66,7 +66,6 @@ class QwenImage(Flux1):
         return {"prompt_embeds": F.pad(embeds, (0, 0, 0, missing)), "mask": F.pad(mask.long(), (0, missing))}
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer; its time argument runs from 0 to 1."""
         extra = self.extra_tokens(rows)
         predicted: Tensor = modules["transformer"](
             hidden_states=latents if extra is None else torch.cat([latents, extra.to(latents.dtype)], dim=1),
@@ -91,7 +90,6 @@ class QwenImage(Flux1):
         return norm_preserving_guided(negative, positive, self.settings.guidance_scale)
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents."""
         settings, scale = self.settings, self.pipeline.vae_scale_factor
         spatial = self.pipeline._unpack_latents(latents, settings.height, settings.width, scale)
         return self.decode_standardized(spatial)[:, :, 0]

@@ -63,7 +63,6 @@ class QwenImage21(PipelinePolicy):
         return padded_text(embeds, most)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer for each row; its time argument runs from 0 to 1."""
         return row_by_row(partial(self._call, modules), latents, sigma, rows)
 
     def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
@@ -101,7 +100,6 @@ class QwenImage21(PipelinePolicy):
         return {"use_kv_cache": False}
 
     def token_width(self) -> int:
-        """Return the width of a latent token in pixels."""
         return int(self.pipeline.vae_scale_factor)
 
 

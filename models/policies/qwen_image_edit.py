@@ -90,11 +90,9 @@ class QwenImageEdit(QwenImage):
         return pipeline._pack_latents(latents, 1, channels, rows, columns), (rows // 2, columns // 2)
 
     def extra_tokens(self, rows: Rows) -> Tensor | None:
-        """Return the tokens of the image to edit."""
         return rows["image_latents"]
 
     def shapes(self, rows: Rows) -> list[tuple[int, int, int]]:
-        """Return the grids of the generated image and of the one to edit."""
         unit = self.token_width()
         width, height = self._condition_size()
         return [*super().shapes(rows), (1, height // unit, width // unit)]
@@ -150,15 +148,12 @@ class QwenImageEditPlus(QwenImageEdit):
         return {**text, **padded(tokens, grids, most=most, room=room_of(area, self.token_width(), round_up=_ROUNDING))}
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer for each row; its time argument runs from 0 to 1."""
         return row_by_row(partial(super().call, modules), latents, sigma, rows)
 
     def extra_tokens(self, rows: Rows) -> Tensor | None:
-        """Return the tokens of one row's images."""
         return tokens_of(rows)
 
     def shapes(self, rows: Rows) -> list[tuple[int, int, int]]:
-        """Return the grids of the generated image and of one row's images."""
         return [*QwenImage.shapes(self, rows), *((1, height, width) for height, width in grids_of(rows))]
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:

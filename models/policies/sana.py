@@ -87,7 +87,6 @@ class Sana(EulerGridPolicy):
         return predicted.float()
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents."""
         vae = self.pipeline.vae
         return vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
 

@@ -33,5 +33,4 @@ class SD15(UNetPolicy):
         return {"prompt_embeds": embeds}
 
     def conditions(self, rows: Rows) -> dict[str, Any]:
-        """Return the text."""
         return {"encoder_hidden_states": rows["prompt_embeds"]}

@@ -70,7 +70,6 @@ class SD3(PipelinePolicy):
         return {"prompt_embeds": embeds, "pooled": pooled}
 
     def sigmas(self, steps: int) -> Tensor:
-        """Return the scheduler's sigmas, as the pipeline sets them."""
         if self.options.schedule == "linear":
             return super().sigmas(steps)
         scheduler = self.pipeline.scheduler
@@ -79,7 +78,6 @@ class SD3(PipelinePolicy):
         return scheduler.sigmas.clone().float()
 
     def token_width(self) -> int:
-        """Return the width of a latent token in pixels."""
         return int(self.pipeline.vae_scale_factor * self.pipeline.transformer.config.patch_size)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
@@ -117,6 +115,5 @@ class SD3(PipelinePolicy):
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:
-        """Return the unit of height and width."""
         vae, transformer = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         return int(2 ** (len(vae["block_out_channels"]) - 1) * transformer["patch_size"])

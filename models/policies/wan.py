@@ -161,7 +161,6 @@ class Wan(EulerGridPolicy, ClipPolicy):
             )
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
-        """Return also the guidance of the second transformer."""
         scale = self.options.guidance_scale_2
         return {**super().more_arguments(steps), **({} if scale is None else {"guidance_scale_2": scale})}
 
@@ -193,7 +192,6 @@ class Wan22TI2V(Wan):
     size_unit = 32
 
     def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
-        """Return latents, and the time of each token."""
         frames, height, width = latents.shape[2:]
         # The pipeline uses every second latent of a mask, which is all ones without an image.
         tokens = frames * ((height + 1) // 2) * ((width + 1) // 2)
@@ -201,6 +199,5 @@ class Wan22TI2V(Wan):
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:
-        """Return the unit of height and width."""
         vae, transformer = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         return int(vae["scale_factor_spatial"] * transformer["patch_size"][1])

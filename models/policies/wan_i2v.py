@@ -82,7 +82,6 @@ class Wan21ImageToVideo(_ImageToVideo):
         _check_ends(read_json(folder / "transformer" / "config.json"), images, prompt, frames)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; a second image is the last frame."""
         return replace(super().pipeline_call(steps, negative_prompt), last_frame=True)
 
     def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
@@ -140,7 +139,6 @@ class Wan22TI2VImage(_ImageToVideo, Wan22TI2V):
             )
 
     def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
-        """Return latents after those of the image, and the time of each token."""
         times = super().inputs(latents, sigma, rows)["timestep"]
         still = times.new_zeros(len(times), times.shape[1] // latents.shape[2])
         clip = torch.cat([rows["condition"].to(latents.dtype), latents], dim=2)

@@ -80,7 +80,6 @@ class WanVideoToVideo(Wan):
         return level * noise + (1.0 - level) * source
 
     def sigmas(self, steps: int) -> Tensor:
-        """Return the last ``steps`` levels of the whole schedule."""
         whole = self._whole(steps)
         return super().sigmas(whole)[whole - steps :]
 
@@ -97,11 +96,9 @@ class WanVideoToVideo(Wan):
         return found
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, and the frames of the clip."""
         return replace(super().pipeline_call(steps, negative_prompt), clip=self.settings.frames)
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
-        """Return the steps of the whole schedule, and the strength."""
         return {
             **super().more_arguments(steps),
             "num_inference_steps": self._whole(steps),

@@ -56,5 +56,4 @@ class ZImage(PipelinePolicy):
         return positive + (self.settings.guidance_scale - 1) * (positive - negative)
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
-        """Return the guidance scale by the pipeline's definition."""
         return {self.guidance_argument: max(0.0, self.settings.guidance_scale - 1)}
