@@ -41,19 +41,23 @@ class Flux1(PipelinePolicy):
         return {"prompt_embeds": embeds, "pooled": pooled}
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        embeds = rows["prompt_embeds"]
         tokens, ids = self.tokens(latents, rows)
         predicted: Tensor = modules["transformer"](
             hidden_states=tokens,
             timestep=thousandths(sigma),
             guidance=self.embedded_guidance(latents),
-            encoder_hidden_states=embeds,
-            pooled_projections=rows["pooled"],
-            txt_ids=torch.zeros(embeds.shape[1], 3, device=latents.device, dtype=embeds.dtype),
+            encoder_hidden_states=rows["prompt_embeds"],
             img_ids=ids,
+            **self.text_inputs(rows),
             return_dict=False,
         )[0]
         return predicted[:, : latents.shape[1]]
+
+    def text_inputs(self, rows: Rows) -> dict[str, Tensor]:
+        """Return the transformer's inputs of the text other than its embeddings."""
+        embeds = rows["prompt_embeds"]
+        ids = torch.zeros(embeds.shape[1], 3, device=embeds.device, dtype=embeds.dtype)
+        return {"pooled_projections": rows["pooled"], "txt_ids": ids}
 
     def tokens(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return the image tokens (B, N, 64) and their positions (N, 3)."""

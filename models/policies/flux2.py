@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,9 @@ from models.image_files import within
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.flux1 import Flux1
 from models.policies.parts import Part
-from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, joined, thousandths
+from models.policies.pipeline import JOINT_ATTENTION, Rows, joined
 from models.policies.pipeline_configs import Fields
-from models.policies.reference_images import (
-    check_references,
-    check_shape,
-    grids_of,
-    padded,
-    room_of,
-    row_by_row,
-    tokens_of,
-)
+from models.policies.reference_images import check_references, check_shape, grids_of, padded, room_of, tokens_of
 from models.policies.tokenization import Reader, asked
 
 #: Pixels to which the pipeline scales larger images down, and the minimum of their sides.
@@ -97,23 +88,13 @@ class Flux2(Flux1):
 
         return float(compute_empirical_mu(image_seq_len=self.image_tokens(), num_steps=steps))
 
-    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer, with images for each row; its time argument runs from 0 to 1."""
-        one = partial(self._call, modules)
-        return row_by_row(one, latents, sigma, rows) if self.options.references else one(latents, sigma, rows)
+    @property
+    def one_by_one(self) -> bool:  # type: ignore[override]
+        """True with reference images."""
+        return self.options.references > 0
 
-    def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        tokens, ids = self.tokens(latents, rows)
-        predicted: Tensor = modules["transformer"](
-            hidden_states=tokens,
-            timestep=thousandths(sigma),
-            guidance=self.embedded_guidance(latents),
-            encoder_hidden_states=rows["prompt_embeds"],
-            txt_ids=rows["text_ids"],
-            img_ids=ids,
-            return_dict=False,
-        )[0]
-        return predicted[:, : latents.shape[1]]
+    def text_inputs(self, rows: Rows) -> dict[str, Tensor]:
+        return {"txt_ids": rows["text_ids"]}
 
     def tokens(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return the tokens (B, N, 128) of the image and of one row's references, and their positions (B, N, 4)."""

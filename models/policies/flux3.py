@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +23,6 @@ from models.policies.modular import ModularPolicy
 from models.policies.parts import Part
 from models.policies.pipeline import Modules, Rows, padded_text, thousandths
 from models.policies.pipeline_configs import SHIFT_ALONE, Fields
-from models.policies.reference_images import row_by_row
 from models.policies.tokenization import Reader, asked
 
 
@@ -48,6 +46,7 @@ class Flux3(ModularPolicy):
     text_parts = ("text_encoder", "tokenizer")
     readers = (Reader(tokenizer="tokenizer", written=asked()),)
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": SHIFT_ALONE}
+    one_by_one = True
     blocks = ("mode_blocks.image", "mode_blocks.image_cond", "txt_mode_blocks", "single_transformer_blocks")
     # Attention and feed-forward of every block.
     lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.linear_in", "ff.linear_out")
@@ -88,10 +87,6 @@ class Flux3(ModularPolicy):
         return latents.flatten(2).transpose(1, 2)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer for each row; its time argument runs from 0 to 1."""
-        return row_by_row(partial(self._call, modules), latents, sigma, rows)
-
-    def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         length = int(rows["text_length"])
         return modules["transformer"](
             hidden_states=latents,

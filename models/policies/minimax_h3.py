@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,7 +33,6 @@ from models.policies.nan_checks import pixels, waves
 from models.policies.parts import Part
 from models.policies.pipeline import Modules, Rows, TextOptions, padded_text
 from models.policies.pipeline_configs import Fields, check_scheduler, whole
-from models.policies.reference_images import row_by_row
 
 #: Number of text encoder layers before the hidden state that the pipeline reads; it must not be the last layer.
 _TEXT_LAYER = 50
@@ -70,6 +69,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
     required_parts = ("audio_vae", "scheduler", "audio_scheduler")
     schedulers: ClassVar[Mapping[str, Fields]] = {"MiniMaxH3Scheduler": Fields(followed=frozenset({"shift"}))}
     size_unit = 32
+    one_by_one = True
     blocks = ("token_refiner.refiner_blocks", "transformer_blocks")
     # Attention and feed-forward of every block.
     lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.0.proj", "ff.net.2")
@@ -164,9 +164,6 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return torch.cat([shown, joined.velocity(sound, heard, sigma)], dim=1)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        return row_by_row(partial(self._call, modules), latents, sigma, rows)
-
-    def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video_latents
 
         shape, length, patch = self._shape(), int(rows["text_length"]), self.pipeline.patch_size

@@ -8,9 +8,9 @@ and in the families: commands that only read a family's properties should not wa
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,6 +64,16 @@ def padded_text(embeds: Tensor, most: int) -> dict[str, Tensor]:
     return {"prompt_embeds": padded, "text_length": torch.tensor([length], device=embeds.device)}
 
 
+def row_by_row(call: Callable[[Tensor, Tensor, Rows], Tensor], latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+    """Return a model's predictions, computed row by row. Batching rows of equal length would make a row's result depend
+    on its neighbors, and ranks that wait for each other must call equally often."""
+    found = []
+    for row in range(len(latents)):
+        part = {name: tensor[row : row + 1] for name, tensor in rows.items()}
+        found.append(call(latents[row : row + 1], sigma[row : row + 1], part))
+    return torch.cat(found)
+
+
 def thousandths(sigma: Tensor) -> Tensor:
     """Return sigma as pipelines pass it to models whose time runs from 0 to 1: via a timestep, with its rounding."""
     return sigma * 1000 / 1000
@@ -76,6 +86,8 @@ class PipelinePolicy(FolderPolicy):
     """The pipeline runs both halves of guidance in one forward, negative first."""
     max_shift: ClassVar[float] = 1.15
     """The pipeline's default of ``max_shift``, if the scheduler's config has none."""
+    one_by_one: ClassVar[bool] = False
+    """The denoiser is called for each row alone, as rows differ in their number of tokens."""
     asks_layout: ClassVar[bool] = False
     """The denoiser reads tensor values that describe the layout of its tokens."""
     guidance_argument: ClassVar[str] = "guidance_scale"
@@ -262,7 +274,8 @@ class PipelinePolicy(FolderPolicy):
         # Trained weights are always float32; autocast converts them to the forward's dtype.
         autocast = torch.autocast(latents.device.type, dtype, enabled=dtype != torch.float32)
         with autocast:
-            return self.call(modules, latents.to(dtype), sigma, rows)
+            call = partial(row_by_row, partial(self.call, modules)) if self.one_by_one else partial(self.call, modules)
+            return call(latents.to(dtype), sigma, rows)
 
     def prepare(self, module: Any) -> None:
         """Apply the settings to a denoiser: gradient checkpointing, attention, compilation."""

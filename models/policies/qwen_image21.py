@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +20,6 @@ from configs.errors import ConfigError
 from models.policies.diffusion import PipelineCall
 from models.policies.parts import Part
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions, padded_text
-from models.policies.reference_images import row_by_row
 
 
 class QwenImage21(PipelinePolicy):
@@ -34,6 +32,7 @@ class QwenImage21(PipelinePolicy):
     guidance_argument = "true_cfg_scale"
     missing_arguments = frozenset({"max_sequence_length"})
     takes_images = True
+    one_by_one = True
     asks_layout = True
     size_unit = 32
     blocks = ("transformer_blocks",)
@@ -63,9 +62,6 @@ class QwenImage21(PipelinePolicy):
         return padded_text(embeds, most)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        return row_by_row(partial(self._call, modules), latents, sigma, rows)
-
-    def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         length, tokens = int(rows["text_length"]), latents.shape[1]
         # One image position in the text represents four image tokens.
         places = torch.arange(length + tokens // 4, device=latents.device) >= length

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,17 +17,9 @@ from torch import Tensor
 
 from models.policies.diffusion import PipelineCall
 from models.policies.parts import Part
-from models.policies.pipeline import Modules, Rows
+from models.policies.pipeline import Rows
 from models.policies.qwen_image import QwenImage
-from models.policies.reference_images import (
-    check_references,
-    check_shape,
-    grids_of,
-    padded,
-    room_of,
-    row_by_row,
-    tokens_of,
-)
+from models.policies.reference_images import check_references, check_shape, grids_of, padded, room_of, tokens_of
 
 #: Pixels to which the pipeline always scales the image to edit.
 _PIPELINE_AREA = 1024 * 1024
@@ -131,6 +122,7 @@ class QwenImageEditPlus(QwenImageEdit):
     options_type = QwenImageEditPlusOptions
     options: QwenImageEditPlusOptions  # type: ignore[assignment]
     image_remedy = QwenImage.image_remedy
+    one_by_one = True
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
@@ -146,9 +138,6 @@ class QwenImageEditPlus(QwenImageEdit):
         text = self.masked_text(prompt, image=[scale(each, *_size(each, seen_area)) for each in pictures])
         tokens, grids = zip(*(self.tokens_of_image(each, *_size(each, area)) for each in pictures), strict=True)
         return {**text, **padded(tokens, grids, most=most, room=room_of(area, self.token_width(), round_up=_ROUNDING))}
-
-    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        return row_by_row(partial(super().call, modules), latents, sigma, rows)
 
     def extra_tokens(self, rows: Rows) -> Tensor | None:
         return tokens_of(rows)
