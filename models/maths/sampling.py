@@ -74,9 +74,6 @@ def sample(
         sigmas: (T + 1,) float32 from 1 to 0.
         plans: B plans with equally many trained steps.
         noise: step -> (B, ...) float32 standard normal noise; called only for steps that are stochastic in some row.
-
-    Returns:
-        Final latents, stored states and log-probs.
     """
     with torch.no_grad():
         steps, storage_dtype, noted = len(sigmas) - 1, sampler.storage_dtype, _Noted()

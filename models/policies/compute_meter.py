@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from models.devices import device_name
+from models.policies.attention_masks import WholeMasks
+from models.weights.stored_weights import on_meta
 
 #: Dense peak of matrix products in half precision by words of a device's name, FLOP/s, as the manufacturers state it.
 #: The first entry whose words are all in the name counts.
@@ -156,8 +159,6 @@ def backward(meter: Meter | None) -> AbstractContextManager[None]:
 def forward_flops(module: nn.Module, args: Any, kwargs: Any) -> float | None:
     """Return the FLOPs of a denoiser's forward, counted with a copy on the meta device. None if that is impossible: it
     is not a model of diffusers, or its control flow depends on values."""
-    from torch.utils._pytree import tree_map
-
     # A sharded model has a class derived from the model's.
     kind: Any = next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
     if not hasattr(kind, "from_config"):
@@ -172,9 +173,6 @@ def forward_flops(module: nn.Module, args: Any, kwargs: Any) -> float | None:
 
 def _counted(kind: Any, config: Any, args: Any, kwargs: Any) -> float | None:
     from torch.utils.flop_counter import FlopCounterMode
-
-    from models.policies.attention_masks import WholeMasks
-    from models.weights.stored_weights import on_meta
 
     twin = on_meta(lambda: kind.from_config(config)).float()
     with FlopCounterMode(display=False) as counter, WholeMasks(), torch.no_grad():
@@ -194,8 +192,6 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def _shapes_only(values: Any) -> Any:
-    from torch.utils._pytree import tree_map
-
     def shape_of(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf

@@ -1,8 +1,4 @@
-"""Families whose models are diffusers folders: loading their parts, after checking the folder.
-
-``models.policies.pipeline`` calls the denoiser. Functions that load a model import diffusers themselves: commands that
-only read a family's properties should not wait seconds for it.
-"""
+"""Families whose models are diffusers folders: loading their parts, after checking the folder."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Stable Diffusion 3 and 3.5 (StableDiffusion3Pipeline).
-
-Prompt encoding, latent preparation and image post-processing are the pipeline's own methods. The ODE with this adapter
-equals ``StableDiffusion3Pipeline.__call__`` bit for bit, guidance included.
-"""
+"""Stable Diffusion 3 and 3.5 (StableDiffusion3Pipeline)."""
 
 from __future__ import annotations
 

@@ -119,9 +119,7 @@ class EditReward(Asking):
     """Maximum tokens of an answer."""
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources) -> Scores:
-        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note. Raises RewardError if an
-        answer lacks a score, or the endpoint refuses the request; ConnectionError if the endpoint cannot be reached or
-        is overloaded, after several tries."""
+        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note."""
         found = self.map(self._judge, media, prompts, references)
         return Scores(np.array([value for value, _ in found], np.float32), [text for _, text in found])
 

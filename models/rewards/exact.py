@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from configs.option_types import GroupRegex
 from models.rewards.base import Bounds, Metadata, Needs, Scores
 
@@ -30,8 +32,6 @@ class ExactText:
 
     def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Compare completions with their answers."""
-        import numpy as np
-
         found = [self._answer(text) for text in media]
         right = [text == str(about[self.column]).strip() for text, about in zip(found, metadata, strict=True)]
         return Scores(np.array(right, np.float32), found)

@@ -57,9 +57,7 @@ class WinRate(Asking):
         return Needs(media="images", groupwise=True, references=bool(options.get("references", False)))
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
-        """Return (K,) win rates of the (H, W, 3) uint8 images of one group, with tallies; 0 for a single image. Raises
-        RewardError if an answer names no winner, or the endpoint refuses the request; ConnectionError if the endpoint
-        cannot be reached or is overloaded, after several tries."""
+        """Return (K,) win rates of the (H, W, 3) uint8 images of one group, with tallies; 0 for a single image."""
         pairs = list(combinations(range(len(media)), 2))
         orders = [pair for one, two in pairs for pair in [(one, two), (two, one)][: 1 + self.both_orders]]
         started = references[0] if references else ()

@@ -59,7 +59,8 @@ _RETRIES, _PAUSE_S = 4, 1.0
 
 @dataclass(kw_only=True)
 class Asking:
-    """Base class of rewards that ask a model about images."""
+    """Base class of rewards that ask a model about images. They raise RewardError if an answer holds no score or
+    the endpoint refuses a request, ConnectionError if it cannot be reached or is overloaded, after several tries."""
 
     name: ClassVar[str]
 
@@ -167,9 +168,7 @@ class VlmJudge(Asking):
         return Needs(media="images", references=bool(options.get("references", False)))
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
-        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note. Raises RewardError if an
-        answer holds no score, or the endpoint refuses the request; ConnectionError if the endpoint cannot be reached or
-        is overloaded, after several tries."""
+        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note."""
         found = self.map(self._judge, media, prompts, references or [()] * len(prompts))
         return Scores(np.array([value for value, _ in found], np.float32), [text for _, text in found])
 

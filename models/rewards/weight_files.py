@@ -1,9 +1,4 @@
-"""Weights that an option of a reward names: read from safetensors only, and all of them must fit the model.
-
-Reward models published as pickles need a safetensors copy that keeps their names. Make one if you trust the file:
-``safetensors.torch.save_file(torch.load(FILE, weights_only=True), "copy.safetensors")`` (for HPSv2 and v2.1,
-``torch.load(...)["state_dict"]``).
-"""
+"""Weights that an option of a reward names: read from safetensors only, and all of them must fit the model."""
 
 from __future__ import annotations
 
@@ -11,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from configs.errors import ConfigError
@@ -38,9 +35,6 @@ class WeightsFile:
 
     def read(self) -> dict[str, Tensor]:
         """Return its tensors; raise ConfigError if it cannot be read, or contains numbers that are not finite."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         try:
             stored: dict[str, Tensor] = load_file(self.file)
         except (OSError, SafetensorError) as error:

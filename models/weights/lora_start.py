@@ -13,7 +13,8 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 
 from models.library_loading import diffusers_class, quiet_libraries, read_json
 from models.weights.adapter_settings import check_header, check_settings
@@ -152,8 +153,6 @@ def _is_peft(file: Path) -> bool:
 
 def _names(file: Path) -> list[str]:
     """Return the names of a file's tensors, after checking that none is of another kind of adapter."""
-    from safetensors import safe_open
-
     try:
         with safe_open(file, "pt") as opened:
             names, header = list(opened.keys()), opened.metadata() or {}
@@ -169,8 +168,6 @@ def _names(file: Path) -> list[str]:
 
 
 def _peft_layers(file: Path, module: str) -> Iterator[tuple[str, Layer]]:
-    from safetensors.torch import load_file
-
     try:
         about = read_json(file.parent / PEFT_CONFIG)
     except (OSError, ValueError) as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -76,8 +77,6 @@ class TensorFiles:
 
 
 def _read_headers(files: Sequence[Path]) -> _Reader:
-    from safetensors import SafetensorError
-
     try:
         reader = _Reader(files)
         for name, entry in reader.metadata.state_dict_metadata.items():
