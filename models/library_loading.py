@@ -62,6 +62,11 @@ def read_weight_index(path: Path) -> dict[str, str]:
     return listed
 
 
+def same(value: Any, other: Any) -> bool:
+    """Return whether two values of settings are equal; True and 1 are not."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
 def _check_values(found: Any) -> None:
     """Check that a parsed value is not nested deeply, and that all its numbers are finite."""
     level: list[tuple[str, Any]] = [("", found)]
@@ -104,8 +109,4 @@ def quiet_imports() -> None:
     """Silence notices about missing features on the import of optional packages."""
     for name in _IMPORTING_TORCHAO:
         # A filter stays, whereas torch resets the levels of its loggers.
-        logging.getLogger(name).addFilter(_is_error)
-
-
-def _is_error(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
+        logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.ERROR)

@@ -49,10 +49,6 @@ class LTX2Options:
     """How far guided predictions of clean latents are rescaled to the std of the positive ones; 0: not at all."""
 
 
-def _stripped(tokenizer: Any, text: str) -> str:
-    return text.strip()
-
-
 class LTX2(ClipPolicy):
     """Adapter for LTX2Pipeline; latents are (B, S + L, C): S tokens of the clip and L of the sound."""
 
@@ -66,7 +62,7 @@ class LTX2(ClipPolicy):
     unused_parts = ("processor", "prompt_enhancer", "duration_head")
     decoder_names = ("vae", "audio_vae", "vocoder")
     measured_names = ("vae", "audio_vae")
-    readers = (Reader(tokenizer="tokenizer", written=_stripped),)
+    readers = (Reader(tokenizer="tokenizer", written=lambda _, text: text.strip()),)
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": FLOW}
     size_unit = 32
     blocks = ("transformer_blocks",)

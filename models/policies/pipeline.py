@@ -263,11 +263,9 @@ class PipelinePolicy(FolderPolicy):
         return {}
 
     def modules(self) -> dict[str, nn.Module]:
-        found = {name: getattr(self.pipeline, name, None) for name in self._part_names()}
+        names = (*self.text_parts, *self.denoiser_names, *self.decoder_names)
+        found = {name: getattr(self.pipeline, name, None) for name in names}
         return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
-
-    def _part_names(self) -> tuple[str, ...]:
-        return (*self.text_parts, *self.denoiser_names, *self.decoder_names)
 
     def _predict(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         dtype = self.settings.dtype

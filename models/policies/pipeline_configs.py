@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from configs.errors import ConfigError
-from models.library_loading import diffusers_class, read_json
+from models.library_loading import diffusers_class, read_json, same
 from models.policies.pipeline_index import CLASSIC, read_index_file
 from models.weights.stored_weights import on_meta
 
@@ -239,9 +239,5 @@ def _unread(
         if key in fields.followed or key in fields.moot or (converted and key not in config):
             continue
         value, wanted = config.get(key, default), fields.allowed.get(key, (default,))
-        if not any(_same(value, each) for each in wanted):
+        if not any(same(value, each) for each in wanted):
             yield key, value, wanted
-
-
-def _same(value: Any, other: Any) -> bool:
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)

@@ -23,10 +23,6 @@ _TEMPLATE = (
 )
 
 
-def _described(tokenizer: Any, text: str) -> str:
-    return _TEMPLATE.format(text)
-
-
 class QwenImage(Flux1):
     """Adapter for QwenImagePipeline; latents are packed, (B, tokens, 64)."""
 
@@ -34,7 +30,9 @@ class QwenImage(Flux1):
     family = "qwen_image"
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     # The pipeline reads at most 1024 tokens of text, and drops those of its template.
-    readers: ClassVar[tuple[Reader, ...]] = (Reader(tokenizer="tokenizer", most=1024, further=34, written=_described),)
+    readers: ClassVar[tuple[Reader, ...]] = (
+        Reader(tokenizer="tokenizer", most=1024, further=34, written=lambda _, text: _TEMPLATE.format(text)),
+    )
     unused_parts = ()
     guidance_argument = "true_cfg_scale"
     image_remedy = ("images", "")

@@ -34,10 +34,6 @@ class SanaOptions:
     """Shift of the noise levels; the pipeline's when absent."""
 
 
-def _lower(tokenizer: Any, text: str) -> str:
-    return text.lower().strip()
-
-
 class Sana(EulerGridPolicy):
     """Adapter for SanaPipeline; latents are (B, 32, h, w)."""
 
@@ -47,7 +43,7 @@ class Sana(EulerGridPolicy):
     options: SanaOptions
     text_parts = ("text_encoder", "tokenizer")
     # With the instruction, one of the kept tokens is the last of the instruction.
-    readers = (Reader(tokenizer="tokenizer", further=-1, written=_lower),)
+    readers = (Reader(tokenizer="tokenizer", further=-1, written=lambda _, text: text.lower().strip()),)
     schedulers: ClassVar[Mapping[str, Fields]] = {**EulerGridPolicy.schedulers, "DPMSolverMultistepScheduler": DPM_FLOW}
     joint_guidance = True
     size_unit = 32

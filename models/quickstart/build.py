@@ -62,11 +62,8 @@ class WordsBuilder:
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""
-        texts, images = rendered_words(self.images, 1, _words())
+        words = files("models.quickstart").joinpath("words.txt").read_text().split()
+        texts, images = rendered_words(self.images, 1, words)
         pipeline = tiny_pipeline()
         pretrain(pipeline, texts, images, vae_steps=self.vae_steps, steps=self.steps, report=report)
         pipeline.save_pretrained(folder)
-
-
-def _words() -> list[str]:
-    return files("models.quickstart").joinpath("words.txt").read_text().split()

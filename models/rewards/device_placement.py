@@ -86,7 +86,8 @@ def modules_of(reward: object) -> list[nn.Module]:
     from models.policies.base import Policy
 
     found: dict[int, nn.Module] = {}
-    for held in _attributes(reward).values():
+    # Functions and objects with slots hold no modules.
+    for held in getattr(reward, "__dict__", {}).values():
         if isinstance(held, nn.Module):
             inner = [held]
         elif isinstance(held, Policy):
@@ -102,8 +103,3 @@ def device_of(module: nn.Module) -> torch.device | None:
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
     return None
-
-
-def _attributes(reward: object) -> dict[str, Any]:
-    # Functions and objects with slots hold no modules.
-    return vars(reward) if hasattr(reward, "__dict__") else {}

@@ -79,7 +79,7 @@ class ImageReward:
         except (KeyError, ValueError) as error:
             raise given.unusable(f"it lacks {error}") from None
         given.fill(made, vision, _vision_names)
-        given.fill(asking, text, _but_positions)
+        given.fill(asking, {name: text[name] for name in text if not name.endswith("position_ids")})
         self._vision, self._text = (settled(each, self._device) for each in (made, asking))
         self._head = given.perceptron(head, asking.config.hidden_size).to(self._device)
         self._tokenizer = load_pretrained("AutoTokenizer", self.tokenizer, self.tokenizer_revision, reward=self.name)
@@ -131,10 +131,6 @@ class ImageReward:
             encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=self._device),
         ).last_hidden_state
         return self._head(read[:, 0].float()).squeeze(-1)
-
-
-def _but_positions(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
-    return {} if name.endswith("position_ids") else {name: tensor}
 
 
 def _vision_names(name: str, tensor: Tensor) -> Mapping[str, Tensor]:

@@ -88,8 +88,5 @@ def downloaded(path: str, revision: str | None, *, reward: str) -> Path:
     try:
         return Path(snapshot_download(path, revision=revision, allow_patterns=wanted, ignore_patterns=["*.fp16*"]))
     except (OSError, ValueError, HFValidationError) as error:
-        raise _unreachable(path, error, reward) from None
-
-
-def _unreachable(path: str, error: Exception, reward: str) -> ConfigError:
-    return ConfigError(f"reward '{reward}': '{path}' cannot be loaded: {str(error).splitlines()[0]} {_REMEDY}")
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"reward '{reward}': '{path}' cannot be loaded: {reason} {_REMEDY}") from None

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from models.library_loading import same
 from models.weights.lora_files import unfit
 
 #: Read by ``models.weights.lora_start``.
@@ -87,7 +88,7 @@ def check_settings(path: Path, where: str, settings: Mapping[str, Any]) -> None:
     """Check that peft settings describe low-rank adapters relative to the model's own weights; raise ConfigError.
     ``where``: the file or entry with the settings."""
     for name, value in settings.items():
-        if name in FOLLOWED or name in MOOT or any(_same(value, each) for each in ALLOWED.get(name, (None, False, {}))):
+        if name in FOLLOWED or name in MOOT or any(same(value, each) for each in ALLOWED.get(name, (None, False, {}))):
             continue
         raise unfit(path, f"has '{name}: {_short(value)}' in {where}", _REMEDIES.get(name, _MERGE))
 
@@ -126,10 +127,6 @@ def _json(path: Path, name: str, text: str | None) -> Mapping[str, Any]:
 
 def _value(text: str) -> Any:
     return {"true": True, "false": False, "none": None, "null": None, "": None}.get(text.strip().lower(), text)
-
-
-def _same(value: Any, other: Any) -> bool:
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _short(value: Any) -> str:

@@ -212,7 +212,9 @@ def _converted(part: HeldPart, module: Any, *, empty: bool) -> dict[str, Tensor]
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise unfit(part.file, f"is no {made} as {part.name} ({_first_line(error)})", _OTHER_MODEL) from None
     # Views are cloned: saving would write their whole storage.
-    found = {name: tensor.clone() if _is_part(tensor) else tensor.contiguous() for name, tensor in found.items()}
+    for name, tensor in found.items():
+        is_view = tensor.untyped_storage().nbytes() != tensor.nbytes
+        found[name] = tensor.clone() if is_view else tensor.contiguous()
     tied = set(getattr(module, "_tied_weights_keys", None) or ())
     for name in sorted(wanted.keys() | found.keys()):
         if name not in found and name not in tied:
@@ -261,10 +263,6 @@ def _text_encoder(part: HeldPart, module: Any, tensors: Mapping[str, Tensor]) ->
         like = next(iter(found.values()))
         found["text_projection.weight"] = torch.eye(module.config.hidden_size, dtype=like.dtype, device=like.device)
     return found
-
-
-def _is_part(tensor: Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() != tensor.nbytes
 
 
 def _first_line(error: Exception) -> str:
