@@ -83,8 +83,6 @@ class OpenAI:
         """Whether this process sends weights to it."""
         return self.folder is not None
 
-    # Weights
-
     def bring(self, policy: str, write: Callable[[Path], None]) -> None:
         """Write the policy into the folder, and have the server load it; raise EngineError if the folder cannot be
         written, or the server does not load it."""
@@ -134,8 +132,6 @@ class OpenAI:
         return self._post(
             self._address, body, tokens=len(ids) + 1, read=lambda answer: prompt_log_probs_of(answer, ids)
         )
-
-    # Texts
 
     def complete(self, asked: Asked) -> list[Completion]:
         """Return a completion of each prompt, in separate requests, as seeds belong to requests; raise EngineError if
@@ -197,8 +193,6 @@ class OpenAI:
             "skip_special_tokens": True,
             "stream": False,
         }
-
-    # Requests
 
     @property
     def _address(self) -> str:

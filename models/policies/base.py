@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,12 +14,10 @@ from torch import nn
 from configs.errors import ConfigError
 from configs.schema import RunConfig
 from models.policies.attention import BACKENDS, Backend
+from models.policies.compute_meter import Meter
 from models.policies.parts import Part
-
-if TYPE_CHECKING:
-    from models.policies.compute_meter import Meter
-    from models.policies.tokenization import Reader
-    from models.weights.stored_weights import StoredWeights
+from models.policies.tokenization import Reader
+from models.weights.stored_weights import StoredWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,13 +43,11 @@ from models.policies.language_model_folders import (
 )
 from models.policies.parts import Part
 from models.policies.trainable import Trainable
+from models.weights.lora import LoraSpec
 from models.weights.lora_files import sorted_sets
+from models.weights.lora_start import StartAdapter, peft_adapter
 from models.weights.pretrained_loading import auto_from_config, load_pretrained
 from models.weights.stored_weights import StoredWeights, empty_model, on_meta
-
-if TYPE_CHECKING:
-    from models.weights.lora import LoraSpec
-    from models.weights.lora_start import StartAdapter
 
 #: The trained module by its name.
 MODEL = "model"
@@ -152,8 +150,6 @@ class CausalLM(Policy):
     @classmethod
     def read_adapter(cls, path: str) -> StartAdapter:
         """Read a folder that peft's ``save_pretrained`` wrote."""
-        from models.weights.lora_start import peft_adapter
-
         return peft_adapter(path, MODEL)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,8 @@ from models.policies.language_classes import attention_of, check_causal, check_i
 from models.policies.language_model_folders import load_language_config
 from models.policies.parts import Part
 from models.policies.trainable import Trainable
+from models.weights.lora import LoraSpec
 from models.weights.pretrained_loading import load_pretrained
-
-if TYPE_CHECKING:
-    from models.weights.lora import LoraSpec
 
 #: The trained module by its name.
 CRITIC = "critic"

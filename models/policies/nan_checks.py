@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from configs.errors import ConfigError, SamplingError
-
-if TYPE_CHECKING:
-    from models.policies.diffusion import DiffusionPolicy
+from models.policies.diffusion import DiffusionPolicy
 
 
 def noise_levels(policy: DiffusionPolicy, steps: int) -> Tensor:

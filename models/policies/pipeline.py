@@ -30,6 +30,7 @@ from models.policies.tokenization import cut_notes
 from models.text.chat_templates import guard_template
 from models.text.control_tokens import as_text, first_mark
 from models.weights.lora_files import save_lora
+from models.weights.lora_start import pipeline_adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +113,6 @@ class PipelinePolicy(FolderPolicy):
     @classmethod
     def read_adapter(cls, path: str) -> Any:
         """Read adapters of the denoisers, in peft's format or any format of the pipeline's own loader."""
-        from models.weights.lora_start import pipeline_adapter
-
         return pipeline_adapter(path, cls.pipeline_name, cls.denoiser_names)
 
     @cached_property

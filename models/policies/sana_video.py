@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from configs.errors import ConfigError
 from models.policies.clips import ClipPolicy
 from models.policies.sana import Sana
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _AUTOENCODER = "AutoencoderKLWan"
 
