@@ -75,3 +75,13 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 for a device without it: MPS has none, and NPUs emulate it."""
+    return torch.float64 if device.type in ("cpu", "cuda", "xpu") else torch.float32
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float64, or in float32 on a device without it."""
+    return tensor.to(wide_dtype(tensor.device))

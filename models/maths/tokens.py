@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.devices import moved
-from models.maths.precision import widened
+from models.devices import moved, widened
 
 #: Widths of training batches are multiples of this: a row's log-probs are then bitwise independent of its neighbors.
 WIDTH = 16

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from configs.errors import ConfigError
 from configs.option_types import Share
-from models.devices import moved
+from models.devices import moved, wide_dtype
 from models.library_loading import diffusers_class, read_json
 from models.maths.guidance import rescaled_guided
-from models.maths.precision import wide_dtype
 from models.maths.preserving import PREDICTIONS, Preserving, clean_ends, flow_length, flow_sigma
 from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
 from models.policies.pipeline import Modules, PipelinePolicy, Rows

@@ -1,4 +1,5 @@
-"""SANA (SanaPipeline): linear attention over tokens of 32 pixels; a language model encodes text.
+"""SANA (SanaPipeline) and SANA-Video (SanaVideoPipeline, with Wan's autoencoder): linear attention over tokens of 32
+pixels; a language model encodes text.
 
 The pipeline prepends an instruction to prompts but not to negative prompts, and keeps the last tokens of the two
 together. ``encode`` cannot distinguish prompts from negative prompts: an empty text, the pipeline's default negative
@@ -10,12 +11,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from configs.errors import ConfigError
+from models.policies.clips import ClipPolicy
 from models.policies.euler_grid import EulerGridPolicy
 from models.policies.pipeline import APART_ATTENTION, Modules, Rows
 from models.policies.pipeline_configs import DPM_FLOW, Fields
@@ -90,3 +94,25 @@ class Sana(EulerGridPolicy):
         """Turn off binning of sizes, and the instruction if the option is off."""
         off = {} if self.options.instruction else {"complex_human_instruction": None}
         return {"use_resolution_binning": False, **off}
+
+
+_AUTOENCODER = "AutoencoderKLWan"
+
+
+class SanaVideo(ClipPolicy, Sana):
+    """Adapter for SanaVideoPipeline; latents are (B, 16, f, h, w)."""
+
+    pipeline_name = "SanaVideoPipeline"
+    family = "sana_video"
+    frames_argument = "frames"
+
+    @classmethod
+    def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        super()._check_scheduler(folder, index)
+        made = index["vae"][1]
+        if made != _AUTOENCODER:
+            raise ConfigError(
+                f"model.path '{folder}' has the autoencoder {made}, but model.policy '{cls.family}' knows the clips of "
+                f"{_AUTOENCODER} alone. Use a model of 480 pixels, such as "
+                "'Efficient-Large-Model/SANA-Video_2B_480p_diffusers'."
+            )

@@ -22,8 +22,7 @@ from configs.errors import FlowmillError
 from models.rewards.base import Reward, Scores, perfect_score
 from models.rewards.invocation import needs_of_made
 from models.rewards.service import wire
-from models.rewards.service.batching import Batcher, BusyError, Limits
-from models.rewards.service.metrics import Metrics
+from models.rewards.service.batching import Batcher, BusyError, Limits, Metrics
 
 #: Number of request bodies of the maximum size that may be in memory at a time.
 _BODIES = 2
