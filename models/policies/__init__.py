@@ -56,10 +56,7 @@ DISTILLED_GUIDANCE = frozenset({"minimax_h3"})
 
 #: Families whose prompts come with an image (``prompts.image``).
 IMAGE_CONDITIONED = frozenset(
-    {
-        *("flux1_kontext", "qwen_image_edit", "qwen_image_edit_plus"),
-        *("wan21_i2v", "wan22_i2v", "wan22_ti2v_i2v", "wan21_v2v"),
-    }
+    "flux1_kontext qwen_image_edit qwen_image_edit_plus wan21_i2v wan22_i2v wan22_ti2v_i2v wan21_v2v".split()
 )
 
 #: Subset whose prompts come with a clip.
@@ -83,10 +80,7 @@ UNFOLLOWED = frozenset({"wan22_ti2v_i2v"})
 #: Families that make clips, and the supported numbers of frames.
 VIDEO: Mapping[str, ClipLengths] = {
     **dict.fromkeys(
-        (
-            *("wan21", "wan22", "wan22_ti2v", "wan22_ti2v_i2v", "wan21_i2v", "wan22_i2v", "wan21_v2v"),
-            *("sana_video", "hunyuan_video15"),
-        ),
+        "wan21 wan22 wan22_ti2v wan22_ti2v_i2v wan21_i2v wan22_i2v wan21_v2v sana_video hunyuan_video15".split(),
         ClipLengths(every=4),
     ),
     **dict.fromkeys(("cogvideox", "ltx2"), ClipLengths(every=8)),
@@ -107,7 +101,7 @@ NOT_ENCODED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("sd15", "sdxl"), frozenset({"steps", "guidance_rescale"})),
     "sd3": frozenset({"schedule"}),
     **dict.fromkeys(
-        ("wan21", "wan22", "wan22_ti2v", "wan22_ti2v_i2v", "wan21_i2v", "wan22_i2v"),
+        "wan21 wan22 wan22_ti2v wan22_ti2v_i2v wan21_i2v wan22_i2v".split(),
         frozenset({"guidance_scale_2", "flow_shift"}),
     ),
     "wan21_v2v": frozenset({"guidance_scale_2", "flow_shift", "strength"}),

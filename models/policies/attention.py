@@ -63,10 +63,7 @@ FIXED = frozenset({"sd15", "sdxl", "sd3", "sana", "qwen_image21", "cogvideox"})
 
 #: Families whose tokens diffusers cannot split over ranks.
 UNSPLIT = frozenset(
-    {
-        *("sd15", "sdxl", "sd3", "z_image", "sana", "sana_video", "hunyuan_video15", "qwen_image21", "flux3", "ltx2"),
-        *("minimax_h3", "cogvideox"),
-    }
+    "sd15 sdxl sd3 z_image sana sana_video hunyuan_video15 qwen_image21 flux3 ltx2 minimax_h3 cogvideox".split()
 )
 
 #: Families whose text is padded and masked in every attention.

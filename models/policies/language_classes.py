@@ -19,10 +19,10 @@ from configs.errors import ConfigError
 _RELATIVE = frozenset({"bloom", "mpt", "roformer"})
 #: Cache layers that keep rows separate and ignore padding; a class with other layers is refused.
 _CACHES = frozenset(
-    {
-        *("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer", "LinearAttentionLayer"),
-        *("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"),
-    }
+    (
+        "DynamicLayer DynamicSlidingWindowLayer DynamicIndexedLayer DummyLayer LinearAttentionLayer "
+        "LinearAttentionAndFullAttentionLayer LinearAttentionAndSlidingWindowAttentionLayer"
+    ).split()
 )
 #: Class attributes that declare support of an implementation; all classes have 'eager'.
 _SUPPORTED = {
