@@ -70,7 +70,6 @@ class OpenAI:
     """Address that the path is then posted to; it must answer once the server has the weights; needs `folder`."""
     reload_body: dict[str, Any] = field(default_factory=lambda: {"path": "{path}", "policy": "{policy}"})
     """JSON body of that request, with {path} of the folder and {policy}, a name that changes with the weights."""
-    _client: ServerClient = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Make the client; no request is sent yet. Raises ValueError if ``reload`` is set without ``folder``."""

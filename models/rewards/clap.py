@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -37,9 +37,6 @@ class Clap(Pretrained):
     """Folder, or id on the hub, of a CLAP model."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Dtype of the weights."""
-    _clap: Any = field(init=False, repr=False)
-    _processor: Any = field(init=False, repr=False)
-    _device: torch.device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Load the model; raise ValueError if it has another sample rate."""

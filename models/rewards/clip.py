@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -41,9 +41,6 @@ class ClipEmbeddings(Encoding):
     """Folder, or id on the hub, of a CLIP model."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Dtype of the weights."""
-    _clip: Any = field(init=False, repr=False)
-    _processor: Any = field(init=False, repr=False)
-    _device: torch.device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._device = self.chosen()
@@ -236,7 +233,6 @@ class Aesthetic(ClipEmbeddings):
     model: ModelPlace = CLIP_L
     head: FilePlace
     """Safetensors file of the perceptron."""
-    _layers: nn.Sequential = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

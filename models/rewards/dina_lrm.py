@@ -9,7 +9,7 @@ Legend: B samples, N tokens of an image, M of its prompt, D width of the blocks,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -26,7 +26,6 @@ from models.devices import chosen_device, local_rank
 from models.memory.architectures import architecture_of, meta_denoiser, parameters
 from models.policies.diffusion import DiffusionSettings
 from models.policies.parts import Part
-from models.policies.pipeline import PipelinePolicy
 from models.policies.sd3 import SD3
 from models.rewards.base import Metadata, Needs, Scores
 from models.rewards.pretrained import downloaded
@@ -65,11 +64,6 @@ class DinaLrm:
     """Torch device, or auto."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of all weights."""
-    _policy: PipelinePolicy = field(init=False, repr=False)
-    _backbone: nn.Module = field(init=False, repr=False)
-    _head: RewardHead = field(init=False, repr=False)
-    _sigma: float = field(init=False, repr=False)
-    _timestep: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Load pipeline, adapters and head; raise ConfigError if one does not fit the others, ValueError if the blocks

@@ -8,7 +8,7 @@ and the rules are those of the public ``evaluate_images.py``. The prompt source 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -87,16 +87,11 @@ class GenEval:
     """The rules, as above."""
     device: str = "auto"
     """Torch device, or auto."""
-    _detector: Any = field(init=False, repr=False)
-    _processor: Any = field(init=False, repr=False)
-    _clip: Any = field(init=False, repr=False)
-    _clip_processor: Any = field(init=False, repr=False)
-    _device: torch.device = field(init=False, repr=False)
-    _colors: dict[str, Tensor] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Load detector and CLIP; raise ConfigError if the detector has other classes than COCO's."""
         self._device = chosen_device(self.device, local_rank(), label="device of reward 'geneval'")
+        self._colors: dict[str, Tensor] = {}
         source, revision = self.detector, self.detector_revision
         kind = "Mask2FormerForUniversalSegmentation"
         self._detector = self._ready(load_pretrained(kind, source, revision, reward=self.name))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -38,10 +38,6 @@ class HpsV3(Encoding):
     """Folder or hub id of its base model, for its sizes, tokenizer and image processor."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the weights, except for those of the head, which are float32."""
-    _reader: Backbone = field(init=False, repr=False)
-    _head: nn.Sequential = field(init=False, repr=False)
-    _images: Any = field(init=False, repr=False)
-    _instruction: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Load model and head; raise ConfigError if one cannot be loaded, or the instruction is invalid."""

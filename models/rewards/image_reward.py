@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from configs.path_types import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
@@ -56,12 +56,6 @@ class ImageReward:
     """Commit, tag or branch of the tokenizer."""
     device: str = "auto"
     """Torch device, or auto."""
-    _vision: Any = field(init=False, repr=False)
-    _text: Any = field(init=False, repr=False)
-    _head: nn.Sequential = field(init=False, repr=False)
-    _tokenizer: Any = field(init=False, repr=False)
-    _images: Any = field(init=False, repr=False)
-    _device: torch.device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         from transformers import BlipTextConfig, BlipVisionConfig, CLIPImageProcessor

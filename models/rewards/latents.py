@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -35,7 +35,6 @@ class LatentHead:
     """Safetensors file of the layers."""
     device: str = "auto"
     """Torch device, or auto."""
-    _layers: nn.Sequential = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Load the layers; raise ConfigError if there are none, or they do not fit together."""

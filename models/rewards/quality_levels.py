@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -45,10 +45,6 @@ class QualityLevels(Pretrained):
     """Beginning of its answer; one of the words comes next."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Dtype of the weights."""
-    _processor: Any = field(init=False, repr=False)
-    _vlm: Any = field(init=False, repr=False)
-    _text: str = field(init=False, repr=False)
-    _tokens: list[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Load the model; raise ConfigError if it cannot be loaded without third-party code, or two words have the same

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -44,9 +44,6 @@ class SequenceClassification(Encoding):
     """Date passed to a chat template that needs one, as 2024-07-26; without it such a template is refused."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Dtype of the weights."""
-    _model: Any = field(init=False, repr=False)
-    _tokenizer: Any = field(init=False, repr=False)
-    _column: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Load the model; raise ConfigError if it cannot be loaded, lacks the label, or has no chat template for
@@ -152,7 +149,6 @@ class Lexicon:
 
     part: Literal["compound", "pos", "neu", "neg"] = "compound"
     """The normalized sum over all words, -1 to 1, or the share of positive, neutral or negative words, 0 to 1."""
-    _analyzer: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_extra("text", "vaderSentiment", label="reward 'lexicon'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -103,10 +103,6 @@ class VideoAlign(Encoding):
     """Folder or hub id of its base model, for its sizes and tokenizer."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the weights, except for those of the head, which are float32."""
-    _reader: Backbone = field(init=False, repr=False)
-    _head: Tensor = field(init=False, repr=False)
-    _settings: Settings = field(init=False, repr=False)
-    _instruction: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Load model and head; raise ConfigError if a file cannot be used."""

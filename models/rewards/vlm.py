@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -76,8 +76,6 @@ class Asking:
     """Parallel requests."""
     timeout_s: float = 120.0
     """Seconds for a request."""
-    _client: ServerClient = field(init=False, repr=False)
-    _address: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Make the client; no request is sent yet. Raises ConfigError if the package is not installed, or there is no

@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.errors import ConfigError
 from configs.path_types import RewardOptions
-from models.rewards.base import Batch, Bounds, Metadata, Needs, Reward, Scores, Sources
+from models.rewards.base import Batch, Bounds, Metadata, Needs, Scores, Sources
 from models.rewards.invocation import Handling, score
 from models.rewards.sizes import Takes
 
@@ -29,7 +29,6 @@ class Rank:
     """Its options."""
     device: str | None = None
     """Its device, where it takes one."""
-    _inner: Reward = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         from models.rewards.factory import make_reward
