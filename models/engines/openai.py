@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Address: TypeAlias = Annotated[str, Field(pattern="^https?://"), "Begin it with http:// or https://."]
-
 #: Seconds between two checks for new weights.
 _LOOK_S = 1.0
 #: Maximum bytes of an answer, and additional bytes per token.

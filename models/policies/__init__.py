@@ -44,39 +44,28 @@ POLICIES = Table(
     },
     like="models.policies.base:Policy",
 )
-
 #: Kinds of families other than denoisers.
 FAMILY_KINDS: Mapping[str, str] = {"causal_lm": "tokens"}
-
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.
 EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
-
 #: Families whose guidance is in their weights: there is no scale, and no negative prompt.
 DISTILLED_GUIDANCE = frozenset({"minimax_h3"})
-
 #: Families whose prompts come with an image (``prompts.image``).
 IMAGE_CONDITIONED = frozenset(
     "flux1_kontext qwen_image_edit qwen_image_edit_plus wan21_i2v wan22_i2v wan22_ti2v_i2v wan21_v2v".split()
 )
-
 #: Subset whose prompts come with a clip.
 CLIP_CONDITIONED = frozenset({"wan21_v2v"})
-
 #: Subset that uses the second of two images as the last frame of the clip.
 LAST_FRAME = frozenset({"wan21_i2v", "wan22_i2v"})
-
 #: Families whose option ``references`` is the maximum number of images per prompt, and its default.
 REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
-
 #: Families with modular pipelines: diffusers has no device_map for them.
 MODULAR = frozenset({"flux3", "minimax_h3"})
-
 #: Families with an option that prepends an instruction to prompts but not to negative prompts.
 INSTRUCTED = frozenset({"sana", "sana_video"})
-
 #: Families whose decoding needs more than the denoised latents, so that reward gradients cannot reach them.
 UNFOLLOWED = frozenset({"wan22_ti2v_i2v"})
-
 #: Families that make clips, and the supported numbers of frames.
 VIDEO: Mapping[str, ClipLengths] = {
     **dict.fromkeys(
@@ -86,16 +75,12 @@ VIDEO: Mapping[str, ClipLengths] = {
     **dict.fromkeys(("cogvideox", "ltx2"), ClipLengths(every=8)),
     "minimax_h3": ClipLengths(every=17, beyond=5, least=124, most=345, seconds="5 to 15 seconds"),
 }
-
 #: Frames per second of families with sound; the default of the option ``frame_rate`` if they have it.
 FRAME_RATE: Mapping[str, float] = {"ltx2": 24.0, "minimax_h3": 24.0}
-
 #: Families whose clips have sound.
 HEARD = frozenset({"ltx2", "minimax_h3"})
-
 #: Families whose samples have several modalities with separate log-probs, in the order of their latents.
 MODALITIES: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ltx2", "minimax_h3"), ("video", "audio"))
-
 #: ``model.options`` that embeddings do not depend on; they depend on all others, and on all options of custom families.
 NOT_ENCODED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("sd15", "sdxl"), frozenset({"steps", "guidance_rescale"})),
@@ -108,16 +93,12 @@ NOT_ENCODED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("sana", "sana_video"), frozenset({"flow_shift"})),
     "ltx2": frozenset({"frame_rate", "audio_guidance_scale", "guidance_rescale"}),
 }
-
 #: Families with the number of steps as an option, and its default.
 FIXED_STEPS: Mapping[str, int] = {"sd15": 50, "sdxl": 50}
-
 #: Families whose number of steps must divide this number of timesteps.
 DIVIDED_STEPS: Mapping[str, int] = {"cogvideox": 1000}
-
 #: First and last noise level of published models of families that do not go from 1 to 0; other models may differ.
 NOISE_RANGE: Mapping[str, tuple[float, float]] = {"sd15": (0.93, 0.0283), "sdxl": (0.93, 0.0283)}
-
 #: First and last level of published models of families that were not trained on all levels from 1 to 0. The CogVideoX
 #: value is that of 2B; 5B ends at 0.0283.
 KNOWN_LEVELS: Mapping[str, tuple[float, float]] = {**NOISE_RANGE, "cogvideox": (1.0, 0.0481)}

@@ -30,7 +30,6 @@ class Backend:
 _FLASH = Backend(masks=False, half=True, cuda=True)
 _VARLEN = Backend(half=True, cuda=True)
 _SAGE = Backend(exact=False, trains=False, masks=False, half=True, cuda=True)
-
 BACKENDS: Mapping[str, Backend] = {
     **dict.fromkeys(("native", "_native_math", "_native_efficient"), Backend()),
     "_native_cudnn": Backend(half=True, cuda=True),
@@ -50,22 +49,18 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "sage_varlen": Backend(exact=False, trains=False, half=True, cuda=True),
 }
-
 #: Implementations of transformers, for language models; ``language_classes`` finds which of them a class has.
 LANGUAGE_BACKENDS: Mapping[str, Backend] = {
     **dict.fromkeys(("sdpa", "eager"), Backend()),
     "flex_attention": Backend(cuda=True),
     **dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attention_4"), _VARLEN),
 }
-
 #: Families whose blocks call torch's attention directly, so that a backend would have no effect.
 FIXED = frozenset({"sd15", "sdxl", "sd3", "sana", "qwen_image21", "cogvideox"})
-
 #: Families whose tokens diffusers cannot split over ranks.
 UNSPLIT = frozenset(
     "sd15 sdxl sd3 z_image sana sana_video hunyuan_video15 qwen_image21 flux3 ltx2 minimax_h3 cogvideox".split()
 )
-
 #: Families whose text is padded and masked in every attention.
 MASKED = frozenset({"qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sana_video", "hunyuan_video15", "ltx2"})
 

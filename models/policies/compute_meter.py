@@ -43,8 +43,6 @@ _PEAKS: Mapping[str, float] = {
     "MI300X": 1307.4e12,
     "MI325X": 1307.4e12,
 }
-
-
 _CPU = torch.device("cpu")
 #: A module by identity, and the shapes of its inputs, without the number of rows.
 _Call = tuple[int, Any, Any]

@@ -43,12 +43,10 @@ class TextOptions:
 
 Modules = Mapping[str, nn.Module]
 Rows = Mapping[str, Tensor]
-
 #: Attention projections of both streams, image and text, in transformers with joint attention.
 JOINT_ATTENTION = tuple(
     f"attn.{name}" for name in "to_q to_k to_v to_out.0 add_q_proj add_k_proj add_v_proj to_add_out".split()
 )
-
 #: Projections of self-attention and of cross-attention to text, in transformers that have both.
 APART_ATTENTION = tuple(f"attn{n}.{name}" for n in (1, 2) for name in ("to_q", "to_k", "to_v", "to_out.0"))
 

@@ -19,7 +19,6 @@ _BATCH, _WARMUP, _LEARNING_RATE = 128, 50, 2e-3
 #: Steps between checks for the end of pre-training, and the first step with a check.
 _EVERY, _FROM = 10, 150
 _MOST_STEPS = 2000
-
 #: A prompt and an answer to it.
 Pair = tuple[str, str]
 

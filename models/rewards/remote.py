@@ -25,7 +25,6 @@ from models.rewards.server_client import RefusedError, ServerClient
 from models.rewards.service import wire
 
 T = TypeVar("T")
-
 #: Seconds to wait for a server that has not answered this process yet, before anything is sampled.
 _FIRST_S = 10.0
 #: Bytes of a request in addition to its media: prompts and metadata of a few rows.

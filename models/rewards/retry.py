@@ -10,7 +10,6 @@ from typing import TypeVar
 import tenacity
 
 T = TypeVar("T")
-
 #: Maximum seconds before a retry that a server can ask for.
 _LONGEST_S = 60.0
 

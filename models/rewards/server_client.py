@@ -14,7 +14,6 @@ from models.rewards.http_client import MOST, bounded_client
 from models.rewards.retry import PassingError, Patience
 
 T = TypeVar("T")
-
 #: Seconds to wait for a connection.
 _CONNECT_S = 5.0
 #: Status codes that call for a retry, in addition to those from 500 on.

@@ -21,7 +21,6 @@ from models.rewards.invocation import Handling, needs_of_made, score
 from models.rewards.service import wire
 
 Check = Callable[[Reward, Batch], None]
-
 #: Tolerance between scores of one sample in calls with other rows: kernels depend on the number of rows.
 _TOLERANCE = 1e-5
 

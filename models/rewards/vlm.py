@@ -26,7 +26,6 @@ from models.rewards.server_client import RefusedError, ServerClient, openai_head
 
 T = TypeVar("T")
 Question: TypeAlias = Annotated[str, Field(pattern=r"\{prompt\}"), "Write {prompt} where the prompt goes."]
-
 _ASK_SCORE = (
     "Rate how well this image shows what the text says, and how good it looks, from 1 (nothing is right) to 5 (all is "
     "right). Text: {prompt}\nEnd with one line: Final Score: N"

@@ -23,7 +23,6 @@ CHECKSUM = "x-flowmill-xxh3"
 REWARD = "x-flowmill-reward"
 #: Environment variable with the token, on both sides.
 TOKEN = "FLOWMILL_REWARD_TOKEN"
-
 #: Maximum rows of a message, keys of a mapping, and values in a message; legitimate requests stay below.
 _MOST_ROWS, _MOST_KEYS, _MOST_VALUES = 1 << 16, 1 << 12, 1 << 21
 
