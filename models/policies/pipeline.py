@@ -265,11 +265,11 @@ class PipelinePolicy(FolderPolicy):
         return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 
     def _predict(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        dtype = self.settings.dtype
+        dtype, call = self.settings.dtype, partial(self.call, modules)
         # Trained weights are always float32; autocast converts them to the forward's dtype.
-        autocast = torch.autocast(latents.device.type, dtype, enabled=dtype != torch.float32)
-        with autocast:
-            call = partial(row_by_row, partial(self.call, modules)) if self.one_by_one else partial(self.call, modules)
+        with torch.autocast(latents.device.type, dtype, enabled=dtype != torch.float32):
+            if self.one_by_one:
+                return row_by_row(call, latents.to(dtype), sigma, rows)
             return call(latents.to(dtype), sigma, rows)
 
     def prepare(self, module: Any) -> None:
