@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class HeldPart:
     name: str
     """Its name in the folder's index."""
     file: Path
-    names: Mapping[str, str]
+    names: dict[str, str]
     """Names of its tensors in the file, by the names without the common prefix."""
     prefix: str
     whole: bool
@@ -87,12 +87,6 @@ class HeldPart:
         return found
 
 
-@dataclass(slots=True)
-class _Found:
-    names: dict[str, str] = field(default_factory=dict)
-    prefix: str = ""
-
-
 def unfit(path: Path, found: str, remedy: str) -> ConfigError:
     """Return the error for a file that cannot be a base model, with the reason and the remedy."""
     return ConfigError(f"model.single_file: '{path}' {found}, so no run can start from it. {remedy}.")
@@ -107,19 +101,15 @@ def held_parts(
     parts: dict[str, HeldPart] = {}
     for component, file in files.items():
         path = Path(file).expanduser()
-        held = _by_component(path, component or denoisers[0], texts[-1], strict=not component)
+        held = _by_component(path, component or denoisers[0], texts[-1], whole=not component)
         if component and component not in held:
             known = ", ".join(name or "a denoiser" for name in held)
             raise unfit(path, f"holds {known} and no {component}", "Give another file for it")
-        wanted = {component: held[component]} if component else held
-        parts |= {
-            name: HeldPart(name=name, file=path, names=one.names, prefix=one.prefix, whole=not component)
-            for name, one in wanted.items()
-        }
+        parts |= {component: held[component]} if component else held
     return parts
 
 
-def _by_component(path: Path, alone: str, last_text: str, *, strict: bool) -> dict[str, _Found]:
+def _by_component(path: Path, alone: str, last_text: str, *, whole: bool) -> dict[str, HeldPart]:
     """Return the tensors of a file by component; if no name has a known prefix, all belong to ``alone``."""
     if path.suffix in (".ckpt", ".pt", ".pth", ".bin"):
         remedy = "Convert it where you trust it: safetensors.torch.save_file(torch.load(FILE)['state_dict'], NEW_FILE)"
@@ -130,15 +120,16 @@ def _by_component(path: Path, alone: str, last_text: str, *, strict: bool) -> di
         names = [name for name in sorted(opened.keys()) if not _IGNORED.fullmatch(name)]
     known = {**_PREFIXES, _T5: last_text}
     known[_DENOISER] = "" if alone in known.values() else alone
-    found: dict[str, _Found] = {}
+    found: dict[str, HeldPart] = {}
+    made = partial(HeldPart, file=path, whole=whole)
     if not any(name.startswith(tuple(known)) for name in names):
-        return {alone: _Found({name: name for name in names})}
+        return {alone: made(name=alone, names={name: name for name in names}, prefix="")}
     for name in names:
         prefix = next((each for each in known if name.startswith(each)), None)
         if prefix is not None:
-            one = found.setdefault(known[prefix], _Found(prefix=prefix))
+            one = found.setdefault(known[prefix], made(name=known[prefix], names={}, prefix=prefix))
             one.names[name.removeprefix(prefix)] = name
-        elif strict:
+        elif whole:
             remedy = "Say which of its components to take: model.single_file={COMPONENT: FILE}"
             raise unfit(path, f"holds '{name}', which is of no known component", remedy)
     return found
