@@ -10,7 +10,6 @@ from configs.registry import Table
 
 #: Parameters of a reward function before its options: media, prompts, metadata.
 GIVEN = ("media", "prompts", "metadata")
-
 REWARDS = Table(
     {
         "aesthetic": "models.rewards.clip:Aesthetic",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.maths.precision import widened
+from models.devices import widened
 from models.maths.transitions import Gaussian, expand, gaussian_kl
 from tasks.algorithms.ratios import policy_ratio
 

@@ -22,8 +22,7 @@ from configs.errors import FlowmillError
 from models.rewards.base import Reward, Scores, perfect_score
 from models.rewards.invocation import needs_of_made
 from models.rewards.service import wire
-from models.rewards.service.batching import Batcher, BusyError, Limits
-from models.rewards.service.metrics import Metrics
+from models.rewards.service.batching import Batcher, BusyError, Limits, Metrics
 
 #: Number of request bodies of the maximum size that may be in memory at a time.
 _BODIES = 2
@@ -40,13 +39,11 @@ class Served:
     name: str
     """Name in the table, or an import string."""
     options: Mapping[str, Any]
-    """Its options."""
     token: str | None = None
     """Token of callers; None: any caller is accepted."""
     max_bytes: int = 256_000_000
     """The largest request body."""
     limits: Limits = field(default_factory=Limits)
-    """Limits of calls and of the queue."""
 
 
 class _Room:
