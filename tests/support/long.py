@@ -4,7 +4,9 @@ from __future__ import annotations
 
 #: By file, the tests as pytest names them, with all their parameters where none are named.
 LONG = {
-    "tests/storage/test_checksummed_json.py": ("test_flips_in_records_of_runs_and_artifacts_are_found_and_repaired",),
+    "tests/storage/artifacts/test_checksummed_json.py": (
+        "test_flips_in_records_of_runs_and_artifacts_are_found_and_repaired",
+    ),
     "tests/chaos/test_interruptions.py": (
         "test_a_killed_temporary_server_is_started_again",
         "test_a_second_process_on_the_same_run_is_refused",
@@ -48,11 +50,11 @@ LONG = {
         "test_requests_are_scored_together_and_one_that_fails_fails_alone",
     ),
     "tests/models/weights/test_sharding.py": ("test_groups_of_ranks_add_up_the_gradients_of_all[4]",),
-    "tests/storage/test_maintenance.py": (
+    "tests/storage/maintenance/test_maintenance.py": (
         "test_nothing_is_removed_under_a_run_at_work[command1]",
         "test_policies_and_rollouts_of_a_run_that_is_ahead_stay[optimize]",
     ),
-    "tests/storage/test_s3.py": (
+    "tests/storage/backends/test_s3.py": (
         "test_an_epoch_takes_at_most_56_requests",
         "test_a_run_moves_between_disk_and_s3",
         "test_the_command_line_on_s3",

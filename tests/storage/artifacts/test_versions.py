@@ -26,7 +26,7 @@ from tasks.reports.report import run_report
 from tasks.runs.opening import finished_result, mark_finished, open_run
 from tasks.runs.staleness import State, standings
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 TRAJECTORIES, REWARDED = ArtifactRef("trajectories", "1" * 32), ArtifactRef("rewards", "2" * 32)
 
 
