@@ -262,8 +262,8 @@ def test_tests_of_a_room_have_its_path(package: str) -> None:
     tests = ROOT / "tests" / package
     found = {path.name for path in tests.iterdir() if (path / "__init__.py").exists()}
     assert found <= {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}, "folders that are no room"
-    beside = {path.stem.removeprefix("test_") for path in tests.glob("test_*.py")}
-    assert beside <= {path.stem for path in (ROOT / package).glob("*.py")}, "tests of a room outside of its folder"
+    direct = {path.stem.removeprefix("test_") for path in tests.glob("test_*.py")}
+    assert direct <= {path.stem for path in (ROOT / package).glob("*.py")}, "tests of a room outside of its folder"
 
 
 def test_what_is_left_to_campaigns_as_long_is_there() -> None:

@@ -238,11 +238,11 @@ def test_the_tutorial_works_as_pasted(pasted: Callable[[list[str]], str], tmp_pa
     blocks = re.findall(
         r"(?<!<!-- shown -->\n)```bash\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), re.DOTALL
     )
-    told = [pasted(["bash", "-euo", "pipefail", "-c", block]) for block in blocks]
-    assert "my_rewards:redness" in told[4]
-    assert "learning_rate" in told[7]
+    reported = [pasted(["bash", "-euo", "pipefail", "-c", block]) for block in blocks]
+    assert "my_rewards:redness" in reported[4]
+    assert "learning_rate" in reported[7]
     assert (tmp_path / "my.html").exists()
-    assert "exports/" in told[-1]
+    assert "exports/" in reported[-1]
 
 
 def test_every_public_name_is_documented() -> None:

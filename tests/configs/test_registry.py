@@ -1,4 +1,4 @@
-"""What a config names is looked at before it is called."""
+"""Components that a config names are checked before they are called."""
 
 from __future__ import annotations
 

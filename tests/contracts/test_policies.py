@@ -1,4 +1,4 @@
-"""What every model family must do; parametrized over the table, on tiny real pipelines."""
+"""The contract of every model family; parametrized over the table, on tiny real pipelines."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ class Tiny:
     call: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the pipeline."""
     guidance: str = "guidance_scale"
-    """What the pipeline calls guidance; nothing where it has a guider."""
+    """Name of the pipeline's argument for guidance; empty if it has a guider."""
     guidance_offset: float = 0.0
-    """What the pipeline's guidance is more than ours."""
+    """The pipeline's guidance minus ours."""
     negative: str = ""
     """A negative prompt both take."""
     tolerance: float = 0.0
@@ -94,7 +94,7 @@ class Tiny:
 
 
 def of_length(length: int, **further: Any) -> dict[str, Any]:
-    """Return what the adapter and the pipeline are told about text length."""
+    """Return what the adapter and the pipeline are reported about text length."""
     options = {"max_sequence_length": length}
     return {"options": options, "call": {**options, **further}}
 
@@ -123,7 +123,7 @@ TINY: Mapping[str, Tiny] = {
         negative=" ",
         tolerance=2e-6,
     ),
-    # Its text's keys and values are computed anew at every step, as they are here.
+    # Its text's keys and values are computed again at every step, as they are here.
     "qwen_image21": Tiny(
         options={"max_sequence_length": 64},
         call={"use_kv_cache": False},
@@ -191,7 +191,7 @@ TINY: Mapping[str, Tiny] = {
 }
 
 
-#: Families whose models are called once, whatever the guidance.
+#: Families whose models are called once, regardless of the guidance.
 ONCE = EMBEDDED_GUIDANCE | DISTILLED_GUIDANCE
 #: Families of two denoisers.
 TWO = {"wan22", "wan22_i2v"}
@@ -267,7 +267,7 @@ Load = Callable[..., DiffusionPolicy]
 
 @pytest.fixture(scope="session")
 def loaded() -> dict[str, DiffusionPolicy]:
-    """What was loaded before, as it was then."""
+    """Policies loaded before, in their original state."""
     return {}
 
 
@@ -294,7 +294,7 @@ def load(family: str, folder: Path, loaded: dict[str, DiffusionPolicy]) -> Load:
 
 
 def copyable(policy: DiffusionPolicy) -> DiffusionPolicy:
-    """Let go of the weights that weight norms made when layers were made; forwards make them anew."""
+    """Let go of the weights that weight norms made when layers were made; forwards make them again."""
     for module in policy.modules().values():
         for layer in module.modules():
             if "weight_g" in layer._parameters:
@@ -407,27 +407,27 @@ def set_scheduler(pipeline: Any, call: PipelineCall | None) -> None:
 
 
 def starting(policy: DiffusionPolicy, images: list[list[np.ndarray]] | None, steps: int) -> dict[str, Any]:
-    """Return what a pipeline is told of images or a clip that all prompts start from."""
+    """Return the arguments of a pipeline for the images or the clip that all prompts start from."""
     if images is None or policy.family in REFERENCES:
         return {}
     if not policy.starts_from_clips:
         started = [Image.fromarray(picture) for (picture,) in images]
         return {"image": started[0] if TINY[policy.family].frames > 1 else started}
-    told = policy.pipeline_call(steps, None)
-    assert told is not None
-    film = [Image.fromarray(frame) for frame in images[0][0][: told.clip]]
-    return {"video": film, **{key: told.arguments[key] for key in ("num_inference_steps", "strength")}}
+    reported = policy.pipeline_call(steps, None)
+    assert reported is not None
+    film = [Image.fromarray(frame) for frame in images[0][0][: reported.clip]]
+    return {"video": film, **{key: reported.arguments[key] for key in ("num_inference_steps", "strength")}}
 
 
 def second_guidance(family: str) -> dict[str, Any]:
-    """Return what families of two denoisers are told of the second's guidance."""
+    """Return the guidance of the second denoiser, for families of two."""
     return {"guidance_scale_2": 3.0} if family in TWO else {}
 
 
 def pipeline_call(policy: DiffusionPolicy, folder: Path, steps: int) -> Callable[[str], Any]:
     """Return a call of diffusers' pipeline, where and as the policy is called: kind of output -> four images or clips.
 
-    Pipelines that scale images they start from must have been told not to, see ``small_settings``.
+    Pipelines that scale images they start from must have been set not to, see ``small_settings``.
     """
     family, guidance_scale = policy.family, policy.settings.guidance_scale
     tiny = TINY[family]
@@ -963,7 +963,7 @@ def test_the_exported_lora_gives_our_images_in_plain_diffusers(
     with torch.no_grad():
         for number, parameter in enumerate(trainable.parameters()):
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * 0.05)
-    # Theirs computes adapters beside the weights.
+    # Theirs computes adapters next to the weights.
     assert trainable.merged is not None
     trainable.merged.remove()
     cond, latents, sigma = conditioning(policy, False), noise(policy), torch.full((4,), 0.9)
@@ -1065,7 +1065,7 @@ def test_gradients_pass_through_images_that_are_those_that_are_decoded(family: s
     # What is decoded of a chain's end follows from the level it ends at, which is what is stored of it.
     assert torch.equal(clean, clean_ends(latents, policy.sigmas(4)[-1:]))
     assert torch.equal(clean, latents) is (family not in NOISE_RANGE)
-    # However far a value is beyond white, what is brighter still is told from it.
+    # However far a value is beyond white, a brighter one differs from it.
     far = policy.decode_smoothly(20 * latents)
     (slope,) = torch.autograd.grad(far.flatten(1).sum(), latents)
     assert torch.isfinite(slope).all()

@@ -1,4 +1,4 @@
-"""What every reward must do; parametrized over the table."""
+"""The contract of every reward; parametrized over the table."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_text_score_details() -> None:
 
 
 class Broken:
-    """Returns what it is told to."""
+    """Returns the given values."""
 
     perfect = 7.0
 

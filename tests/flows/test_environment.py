@@ -1,4 +1,4 @@
-"""What a command finds in its environment, and sets of it."""
+"""Variables of the environment that a command reads and sets."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_proxy_that_cannot_be_used_is_named_where_it_is_asked(
 
 
 def test_a_proxy_that_can_be_used_stays(monkeypatch: pytest.MonkeyPatch, unpatched: None) -> None:
-    """Beside one that cannot."""
+    """Together with one that cannot."""
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     prepare_environment()

@@ -1,4 +1,4 @@
-"""Tests that take long and stand beside shorter ones of the same kind: campaigns carry them out, not every change."""
+"""Tests that take long and stand next to shorter ones of the same kind: campaigns carry them out, not every change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = {
         "test_damage_is_noticed[s3 with faults-4194304-_version_1]",
         "test_damage_is_noticed[s3 with faults-4194304-_version_3]",
         "test_damage_is_noticed[s3 with faults-4194304-describe_file]",
-        "TestS3::test_no_answer_is_named_within_seconds[nobody listens]",
+        "TestS3::test_no_answer_is_named_within_seconds[no listener]",
     ),
     "tests/contracts/test_schedulers.py": (
         "test_every_option_is_the_pipelines_or_refused_by_name[sdxl-DDIMScheduler]",

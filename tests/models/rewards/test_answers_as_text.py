@@ -163,12 +163,12 @@ def test_a_search_ends_when_the_request_does() -> None:
 def test_a_chat_completion_is_read_as_the_protocol_says() -> None:
     said = b'{"choices": [{"message": {"content": null}, "logprobs": null}]}'
     assert read_answer(said) == Answer(text="")
-    told = b'{"choices": [{"message": {"content": "Yes"}, "logprobs": {"content": [{"top_logprobs": [%s]}]}}]}'
+    reported = b'{"choices": [{"message": {"content": "Yes"}, "logprobs": {"content": [{"top_logprobs": [%s]}]}}]}'
     tokens = b'{"token": " Yes.", "logprob": 0}, {"token": "yes", "logprob": -0.6931471805599453}'
-    assert first_token(read_answer(told % tokens)) == pytest.approx({"yes": 1.5})
+    assert first_token(read_answer(reported % tokens)) == pytest.approx({"yes": 1.5})
     for token in (b'{"token": 3, "logprob": 0}', b'{"token": "a", "logprob": 1e9}', b'{"token": "a"}', b"3"):
         with pytest.raises(ValueError, match="is no token with its log-prob"):
-            read_answer(told % token)
+            read_answer(reported % token)
     for body in (b"[]", b"{}", b'{"choices": []}', b'{"choices": {}}', b'{"choices": [{"message": "a"}]}'):
         with pytest.raises(ValueError, match="is no chat completion"):
             read_answer(body)

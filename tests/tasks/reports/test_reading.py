@@ -55,8 +55,8 @@ def test_images_and_arrays_are_those_of_the_samples(run: flowmill.Run) -> None:
     latents[:] = 0  # a copy: the store is not touched
     assert run.arrays(1, samples=wanted)[wanted[0]].any()
     assert set(run.images(1, evaluation=True)) == set(run.evaluation(1).to_pandas().sample_id)
-    with pytest.raises(flowmill.FlowmillError, match="has no sample 'nobody'"):
-        run.images(1, ["nobody"])
+    with pytest.raises(flowmill.FlowmillError, match="has no sample 'missing'"):
+        run.images(1, ["missing"])
     with pytest.raises(flowmill.FlowmillError, match="has no nonsense; the rollout did not store any"):
         run.arrays(1, "nonsense")
 

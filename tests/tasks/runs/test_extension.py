@@ -1,4 +1,4 @@
-"""What 'next' and 'latest' mean, and runs that grow."""
+"""The meaning of 'next' and 'latest', and runs that grow."""
 
 from __future__ import annotations
 

@@ -167,17 +167,17 @@ KEEPS: list[tuple[str, str, list[str], str]] = [
 ]
 
 
-def told(row: tuple[str, str, list[str], str]) -> str:
+def reported(row: tuple[str, str, list[str], str]) -> str:
     return f"{row[0]}-{row[1]}-{row[3]}"
 
 
-@pytest.mark.parametrize("row", CHANGES, ids=told)
+@pytest.mark.parametrize("row", CHANGES, ids=reported)
 def test_what_changes_results_is_held(tmp_path: Path, row: tuple[str, str, list[str], str]) -> None:
     stage, family, both, change = row
     assert identity(tmp_path, stage, family, *both) != identity(tmp_path, stage, family, *both, change)
 
 
-@pytest.mark.parametrize("row", KEEPS, ids=told)
+@pytest.mark.parametrize("row", KEEPS, ids=reported)
 def test_what_leaves_results_as_they_are_is_not(tmp_path: Path, row: tuple[str, str, list[str], str]) -> None:
     stage, family, both, change = row
     assert identity(tmp_path, stage, family, *both) == identity(tmp_path, stage, family, *both, change)

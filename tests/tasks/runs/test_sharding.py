@@ -88,13 +88,13 @@ def test_rollouts_of_full_presets_leave_nobody_waiting_but_where_the_docs_say_so
         if idle_share(rollout_cuts(config), batch=config.execution.rollout_batch_size, ranks=ranks) >= 0.1:
             found.append(path.stem)
     assert found == sorted(idle)
-    told = (ROOT / "docs" / "scaling.md").read_text()
-    assert [name for name in idle if f"`{name}`" not in told] == []
+    reported = (ROOT / "docs" / "scaling.md").read_text()
+    assert [name for name in idle if f"`{name}`" not in reported] == []
 
 
 @pytest.mark.parametrize("ranks", [8, 16, 32])
 def test_no_cut_of_a_preset_makes_anyone_wait_whom_whole_batches_would_not(ranks: int) -> None:
-    """What idles then is due to how much there is to do, and in batches of which size."""
+    """Ranks then idle because of the amount of work and the size of its batches alone."""
     assert len(FULL) > 20
     for path in FULL:
         config = load_config(path, [f"execution.processes={ranks}"])

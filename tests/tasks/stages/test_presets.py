@@ -135,7 +135,7 @@ def test_the_snippet_of_the_card_draws_the_evaluated_images(
     usage = json.loads((folder / "generation.json").read_text())
     place = tmp_path / "place"
     shutil.copytree(folder, place)
-    # As the card says of a base that is no repository: it is linked beside it, under its name.
+    # As the card says of a base that is no repository: it is linked there under its name.
     (place / usage["base_model"]).symlink_to(finished.base_folder)
     monkeypatch.chdir(place)
     if model.policy in PROCESSED:
