@@ -60,11 +60,18 @@ def saying(status: int, charset: str, body: bytes) -> Iterator[str]:
         server.server_close()
 
 
+@pytest.fixture(scope="module")
+def hooks() -> list[Callable[[httpx.Response], None]]:
+    """The functions that a client of rewards calls with each answer."""
+    return bounded_client(1.0).event_hooks["response"]
+
+
 @pytest.mark.parametrize("charset", CHARSETS)
-def test_no_codec_but_utf_8_reads_an_answer(charset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_codec_but_utf_8_reads_an_answer(
+    charset: str, hooks: list[Callable[[httpx.Response], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = "é 47 \udcff".encode("utf-8", "surrogateescape")
     answer = httpx.Response(400, content=body, headers={"content-type": f"text/plain; charset={charset}"})
-    hooks = bounded_client(1.0).event_hooks["response"]
     answer.request = httpx.Request("GET", "http://x")
     for hook in hooks:
         hook(answer)

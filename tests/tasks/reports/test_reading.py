@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -89,9 +90,10 @@ def test_another_process_s_work_is_seen_after_a_look(run: flowmill.Run, make_con
     assert (run.epochs, run.config.run.epochs) == ([1, 2], asked + 3)
 
 
-def test_a_mistake_in_a_config_is_said_before_anything_is_made() -> None:
+def test_a_mistake_in_a_config_is_said_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(flowmill.FlowmillError, match=r"appears 2 times.*label"):
-        flowmill.start("tiny_sd3", overrides=["monitors=[{name: jpeg_compressibility}]"])
+        flowmill.start("tiny_sd3", overrides=["monitors=[{name: jpeg_compressibility}]"], root=str(tmp_path / "store"))
+    assert not (tmp_path / "store").exists()
 
 
 def test_reading_imports_nothing_heavy() -> None:
