@@ -37,12 +37,8 @@ from tests.support.inside import make_stage, prepare, run_epoch
 
 
 @pytest.fixture
-def context(make_config: ConfigFactory) -> RunContext:
-    """Two trained epochs, two shards each, of a run named small."""
-    made = prepare(make_config())
-    for epoch in (1, 2):
-        run_epoch(made, epoch)
-    return made
+def context(trained: RunContext) -> RunContext:
+    return trained
 
 
 def folder_of(context: RunContext, stage: str, epoch: int, slot: str = "") -> tuple[ArtifactRef, Path]:
