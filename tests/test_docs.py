@@ -79,6 +79,7 @@ def test_markers_of_a_page_are_replaced(name: str) -> None:
     assert "<!-- built:" not in build.text(name)
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -209,7 +209,6 @@ def test_classes_that_families_share_are_those_of_a_representative() -> None:
     assert bases <= set[type]().union(*(lines[name] for name in representatives(of_families=False)))
 
 
-_EDIT = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit"
 _PLUS = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,16 @@ LORA = "model.lora={rank: 2, alpha: 4}"
 GUIDED = "model.guidance_scale=3"
 
 
-def identity(tmp_path: Path, stage: str, family: str, *overrides: str) -> str:
-    """Return the hash of what a stage of a tiny preset says changes its result, its inputs aside."""
-    config = load_config(ROOT / "configs" / f"tiny_{family}.yaml", [f"store.root={tmp_path}", *overrides])
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of all configs, in which nothing is made."""
+    return tmp_path_factory.mktemp("store")
+
+
+@cache
+def identity(root: Path, stage: str, family: str, *overrides: str) -> str:
+    """Return the hash of the options by which a stage of a tiny preset is named, without its inputs."""
+    config = load_config(ROOT / "configs" / f"tiny_{family}.yaml", [f"store.root={root}", *overrides])
     store = ArtifactStore(config.store)
     context = RunContext(store, config, RunFolder(store, "tiny"))
     slot = config.rewards[0].slot if stage == "score" else ""
@@ -172,15 +180,15 @@ def reported(row: tuple[str, str, list[str], str]) -> str:
 
 
 @pytest.mark.parametrize("row", CHANGES, ids=reported)
-def test_what_changes_results_is_held(tmp_path: Path, row: tuple[str, str, list[str], str]) -> None:
+def test_what_changes_results_is_held(root: Path, row: tuple[str, str, list[str], str]) -> None:
     stage, family, both, change = row
-    assert identity(tmp_path, stage, family, *both) != identity(tmp_path, stage, family, *both, change)
+    assert identity(root, stage, family, *both) != identity(root, stage, family, *both, change)
 
 
 @pytest.mark.parametrize("row", KEEPS, ids=reported)
-def test_what_leaves_results_as_they_are_is_not(tmp_path: Path, row: tuple[str, str, list[str], str]) -> None:
+def test_what_leaves_results_as_they_are_is_not(root: Path, row: tuple[str, str, list[str], str]) -> None:
     stage, family, both, change = row
-    assert identity(tmp_path, stage, family, *both) == identity(tmp_path, stage, family, *both, change)
+    assert identity(root, stage, family, *both) == identity(root, stage, family, *both, change)
 
 
 def test_guidances_that_are_inputs_have_a_fingerprint_each(tmp_path: Path) -> None:
