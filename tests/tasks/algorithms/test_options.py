@@ -238,9 +238,9 @@ def test_what_algorithms_ask_for() -> None:
         assert len(needs.notes) == 2
         assert asked("reward_gradient", target=target, kl_coef=0.1).reference
     assert asked("ram", times={"count": 2, "kind": "grid"}).times == ForwardTimes(count=2, kind="grid")
-    for name in ("nft", "awm", "crd"):
-        assert asked(name, kl_coef=0.1).reference
-    assert asked("awm", kl_coef=0.1).zero_advantages
+    for name in ("nft", "awm", "crd", "dpo", "dgpo"):
+        plain, penalized = asked(name), asked(name, kl_coef=0.1)
+        assert (plain.zero_advantages, penalized.zero_advantages, penalized.reference) == (False, True, True)
 
 
 def test_what_algorithms_ask_for_that_climb_rewards() -> None:
