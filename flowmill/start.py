@@ -38,7 +38,8 @@ def start(
     from tasks.inputs.store_trust import remember
     from tasks.runs.epoch_count import kept_length
 
+    # Before the store is opened, which creates its folder.
+    check_config(loaded, rewards=False)
     given = kept_length(loaded, rewind=rewind)
-    check_config(given, rewards=False)
     remember(given)
     return Run(begin(given))

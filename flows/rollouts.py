@@ -13,7 +13,6 @@ from tasks.inputs.renderer import reads_images
 from tasks.specs.plan import RunPlan
 from tasks.stages.rollout import RolloutStage
 from tasks.stages.score import ScoreStage
-from tasks.stages.stage import Shard
 from tasks.stages.stage_run import StageRun
 
 #: Shards scored in less time than this share a task; slower ones get a task each, so that they run concurrently.
@@ -77,11 +76,9 @@ class EpochRollout:
         self._shards = {shard.name: self._tasks.submit(self._rollout, [shard]) for shard in self._rollout.pending()}
         for run, futures in zip(self._scores, self._scored, strict=True):
             for shard in run.pending():
-                futures[shard.name] = self._tasks.submit(run, [shard], after=self._made_before(run, shard))
-
-    def _made_before(self, run: StageRun, shard: Shard) -> list[Future]:
-        """Return the pending rollouts that a score shard depends on."""
-        return [self._shards[name] for name in cast(ScoreStage, run.stage).parts_of(shard) if name in self._shards]
+                parts = cast(ScoreStage, run.stage).parts_of(shard)
+                after = [self._shards[name] for name in parts if name in self._shards]
+                futures[shard.name] = self._tasks.submit(run, [shard], after=after)
 
     def _work(self) -> None:
         """Roll out here or on the ranks, scoring each shard on threads or processes once it is committed.

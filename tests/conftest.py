@@ -33,7 +33,9 @@ from configs.schema import RunConfig  # noqa: E402
 from models.quickstart.build import DigitsBuilder  # noqa: E402
 from tasks.execution import launch  # noqa: E402
 from tasks.inputs.store_trust import remember  # noqa: E402
+from tasks.runs.context import RunContext  # noqa: E402
 from tests.support.forked_ranks import ForkedAgent  # noqa: E402
+from tests.support.inside import prepare, run_epoch  # noqa: E402
 from tests.support.long import is_long  # noqa: E402
 from tests.support.preloaded import READ_AT_IMPORT, run_forked  # noqa: E402
 from tests.support.s3 import Server, named_or_moto  # noqa: E402
@@ -139,6 +141,25 @@ def make_config(config_file: Path) -> ConfigFactory:
         return load_config(config_file, overrides)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def trained_store(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of the small run after its two epochs, in two shards each; tests take copies of it."""
+    folder = tmp_path_factory.mktemp("trained")
+    config = load_config(write_small(folder, small_data(folder, tiny_base)))
+    remember(config)
+    made = prepare(config)
+    for epoch in (1, 2):
+        run_epoch(made, epoch)
+    return folder / "store"
+
+
+@pytest.fixture
+def trained(trained_store: Path, make_config: ConfigFactory, tmp_path: Path) -> RunContext:
+    """A copy of the small run after its two epochs, in a store of its own."""
+    shutil.copytree(trained_store, tmp_path / "store", symlinks=True)
+    return prepare(make_config())
 
 
 @pytest.fixture(scope="session")

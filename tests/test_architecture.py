@@ -237,6 +237,54 @@ def test_functions_and_files_stay_short() -> None:
     assert not too_long
 
 
+#: Crumbs, as many as there are today: modules of under 40 lines with one importer, and private functions that one
+#: place calls which is such a function itself. Fewer are better; to add one, merge another.
+SMALL_MODULES, CHAINED_FUNCTIONS = 7, 165
+
+
+def test_crumbs_do_not_grow() -> None:
+    names = [name for name in rooms.modules() if name.split(".")[0] in ALLOWED]
+    importers = Counter(
+        other for name in rooms.imports() if not name.startswith("tests.") for other in rooms.imports()[name]
+    )
+    small = [name for name in names if importers[name] == 1 and rooms.lines_of(name) < 40]
+    small = [name for name in small if rooms.modules()[name].name != "__init__.py"]
+    assert len(small) <= SMALL_MODULES, small
+    chained = [f"{name}.{function}" for name in names for function in chained_functions(_code(name))]
+    assert len(chained) <= CHAINED_FUNCTIONS, chained
+
+
+def chained_functions(code: str) -> set[str]:
+    """Return the private functions that one place calls which is such a function itself."""
+    functions = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef)]
+    counts = Counter(node.name for node in functions if node.name.startswith("_") and not node.name.endswith("_"))
+    uses: dict[str, list[str]] = {name: [] for name, count in counts.items() if count == 1}
+
+    def visit(node: ast.AST, inside: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            name = getattr(child, "id", getattr(child, "attr", ""))
+            uses.get(name, []).append(inside)
+            visit(child, child.name if isinstance(child, ast.FunctionDef) else inside)
+
+    visit(ast.parse(code), "")
+    single = {name: callers[0] for name, callers in uses.items() if len(callers) == 1}
+    return {name for name, caller in single.items() if caller in single and caller != name}
+
+
+def test_a_chain_of_private_functions_is_found() -> None:
+    code = "def top():\n    return _one() + _two() + _two()\n\ndef _one():\n    return _below()\n"
+    assert chained_functions(f"{code}\ndef _two():\n    return 2\n\ndef _below():\n    return 1\n") == {"_below"}
+
+
+@pytest.mark.parametrize("package", rooms.ORDER)
+def test_tests_of_a_room_have_its_path(package: str) -> None:
+    tests = ROOT / "tests" / package
+    found = {path.name for path in tests.iterdir() if (path / "__init__.py").exists()}
+    assert found <= {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}, "folders that are no room"
+    direct = {path.stem.removeprefix("test_") for path in tests.glob("test_*.py")}
+    assert direct <= {path.stem for path in (ROOT / package).glob("*.py")}, "tests of a room outside of its folder"
+
+
 def test_what_is_left_to_campaigns_as_long_is_there() -> None:
     for path, names in LONG.items():
         written = (ROOT / path).read_text()

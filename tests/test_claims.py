@@ -1,4 +1,4 @@
-"""What README and docs claim is so: counts and lists are those of the tables, and what is said to be missing is."""
+"""Claims of README and docs hold: counts and lists are those of the tables, and missing parts are missing."""
 
 from __future__ import annotations
 

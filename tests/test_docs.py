@@ -79,6 +79,7 @@ def test_markers_of_a_page_are_replaced(name: str) -> None:
     assert "<!-- built:" not in build.text(name)
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -237,11 +238,11 @@ def test_the_tutorial_works_as_pasted(pasted: Callable[[list[str]], str], tmp_pa
     blocks = re.findall(
         r"(?<!<!-- shown -->\n)```bash\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), re.DOTALL
     )
-    told = [pasted(["bash", "-euo", "pipefail", "-c", block]) for block in blocks]
-    assert "my_rewards:redness" in told[4]
-    assert "learning_rate" in told[7]
+    reported = [pasted(["bash", "-euo", "pipefail", "-c", block]) for block in blocks]
+    assert "my_rewards:redness" in reported[4]
+    assert "learning_rate" in reported[7]
     assert (tmp_path / "my.html").exists()
-    assert "exports/" in told[-1]
+    assert "exports/" in reported[-1]
 
 
 def test_every_public_name_is_documented() -> None:

@@ -15,6 +15,8 @@ from tests.conftest import ROOT
 
 HABITS = re.compile(r"\b(what|whatever|beside|told|anew|nobody|whoever)\b", re.IGNORECASE)
 _LIMIT = 1.0
+#: Of tests, of which older ones have more such words; this number may only fall.
+_LIMIT_OF_TESTS = 9.2
 PACKAGES = ("configs", "storage", "models", "tasks", "flows", "flowmill", "pages")
 _PAGES = (
     "README.md",
@@ -30,12 +32,16 @@ def lines_of(name: str) -> Iterator[str]:
         yield from file.read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("names", [PACKAGES, _PAGES], ids=["source", "docs"])
-def test_words_of_a_dialect_are_rare(names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("names", "limit"),
+    [(PACKAGES, _LIMIT), (_PAGES, _LIMIT), (("tests", "tools"), _LIMIT_OF_TESTS)],
+    ids=["source", "docs", "tests"],
+)
+def test_words_of_a_dialect_are_rare(names: tuple[str, ...], limit: float) -> None:
     lines = [line for name in names for line in lines_of(name)]
     found = [line.strip() for line in lines if HABITS.search(line)]
     assert len(lines) > 1000
-    assert 1000 * len(found) / len(lines) <= _LIMIT, found
+    assert 1000 * len(found) / len(lines) <= limit, found
 
 
 def test_the_check_finds_such_words() -> None:

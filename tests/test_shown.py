@@ -145,7 +145,7 @@ def test_a_text_begins_no_line_of_store_show(text: str) -> None:
 
 @pytest.mark.parametrize("path", [*(ROOT / "flows").rglob("*.py")], ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_else_writes_to_the_terminal(path: Path) -> None:
-    """What is printed goes through the console and the first and last words, which make texts visible."""
+    """Output goes through the console and the first and last words, which make texts visible."""
     if path in (ROOT / "flows/console.py", ROOT / "flows/cli/error_reporting.py"):
         return
     for node in ast.walk(ast.parse(path.read_text())):
@@ -177,7 +177,7 @@ def structure(markdown: str) -> list[str]:
     return found
 
 
-def told(markdown: str) -> str:
+def reported(markdown: str) -> str:
     """Return the text of what a page makes of Markdown."""
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown)
     return " ".join(each.content for token in tokens for each in token.children or [token])
@@ -315,7 +315,7 @@ def test_markdown_says_what_a_text_is_and_is_built_as_without_it(
     written, plain = place(text, monkeypatch), place(PLAIN, monkeypatch)
     assert_harmless(written)
     assert structure(written) == structure(plain)
-    assert visible(text).strip() in told(written)
+    assert visible(text).strip() in reported(written)
     # Addresses become links without any sign that they are some.
     assert not any(address in written.replace("`", "").split("|") for address in ("www.", "http://h.org"))
 

@@ -20,7 +20,7 @@ from tests.support.schemas import closed, misspelled, stored
 
 TEMPLATES = ROOT / "docs" / "templates"
 DEPLOYMENTS = yaml.safe_load((ROOT / "flows" / "prefect.yaml").read_text())["deployments"]
-#: What a worker is told, with what ``flowmill deploy --image`` adds.
+#: The variables of a worker, with those that ``flowmill deploy --image`` adds.
 JOBS = {"process": {}, "docker": {"image": "registry/flowmill:1"}, "kubernetes": {"image": "registry/flowmill:1"}}
 SLURM = stored("slurm")
 
@@ -49,9 +49,9 @@ def read(name: str) -> Any:
 
 
 def job_of(kind: str) -> Any:
-    told = [each["work_pool"]["job_variables"] for each in DEPLOYMENTS]
-    assert told == [told[0]] * len(told)
-    return told[0] | JOBS[kind]
+    reported = [each["work_pool"]["job_variables"] for each in DEPLOYMENTS]
+    assert reported == [reported[0]] * len(reported)
+    return reported[0] | JOBS[kind]
 
 
 def worker(kind: str) -> Takes:
@@ -107,12 +107,12 @@ def unknown_to_slurm(script: str) -> set[str]:
 def test_the_slurm_job_is_what_slurm_knows() -> None:
     script = (TEMPLATES / "slurm.sh").read_text()
     assert unknown_to_slurm(script) == set()
-    for right, wrong, told in (
+    for right, wrong, reported in (
         ("--cpus-per-task=64", "--cpu-per-task=64", "sbatch --cpu-per-task"),
         ("--kill-on-bad-exit", "--kill-on-error", "srun --kill-on-error"),
         ("$SLURM_NNODES", "$SLURM_NODES", "SLURM_NODES"),
     ):
-        assert unknown_to_slurm(script.replace(right, wrong)) == {told}
+        assert unknown_to_slurm(script.replace(right, wrong)) == {reported}
 
 
 def test_the_sky_sets_what_its_task_reads() -> None:

@@ -66,11 +66,16 @@ def test_a_template_starts_a_run_of_sixteen_processes(
     for stub, body in STUBS.items():
         (tmp_path / stub).write_text(body)
         (tmp_path / stub).chmod(0o755)
-    told = tmp_path / "told.json"
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "TOLD": str(told), **variables}
+    reported = tmp_path / "told.json"
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "TOLD": str(reported),
+        **variables,
+    }
     command = ["bash", "-c", script_of(name), name, CONFIG, STORE]
     subprocess.run(command, env={**environment, "CONFIG": CONFIG, "ROOT": STORE}, check=True, timeout=60)
-    verb, config, *rest = json.loads(told.read_text())
+    verb, config, *rest = json.loads(reported.read_text())
     assert (verb, config, rest[:2]) == ("run", CONFIG, ["--root", STORE])
     assert rest[2::2] == ["--set"] * len(rest[3::2])
     found = load_config(config, rest[3::2])

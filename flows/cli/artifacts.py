@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -67,7 +67,8 @@ def _print(found: Sequence[dict[str, Any]], listed: EntryFilter) -> None:
     shown: list[dict[str, Any]] = []
     rest: list[dict[str, Any]] = []
     for item in ordered:
-        (shown if listed.long or not recent.isdisjoint(_uses(item)) else rest).append(item)
+        uses = ((run, epoch) for run, epochs in item["epochs"].items() for epoch in epochs)
+        (shown if listed.long or not recent.isdisjoint(uses) else rest).append(item)
     columns = _LONG if listed.long else _COLUMNS
     names = [item["artifact"] for item in found]
     short = short_names(names) if console.is_terminal and not listed.long else dict(zip(names, names, strict=True))
@@ -79,10 +80,6 @@ def _print(found: Sequence[dict[str, Any]], listed: EntryFilter) -> None:
     print_table(table, cut=("runs",), optional=("rows", "state", "size"), complete=listed.long)
     if rest:
         console.print(f"{len(rest)} artifacts are summarized; --long lists each.")
-
-
-def _uses(item: dict[str, Any]) -> Iterable[tuple[str, int]]:
-    return ((run, epoch) for run, epochs in item["epochs"].items() for epoch in epochs)
 
 
 def _add(table: Table, columns: Sequence[str], item: dict[str, Any], *, whole: bool) -> None:

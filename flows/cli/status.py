@@ -214,7 +214,8 @@ def _print_evaluations(run: dict[str, Any], listed: EntryFilter) -> None:
     table = Table(
         "epoch", "evaluation", "prompts", "reward", "mean", "exact", title="Evaluations", title_justify="left"
     )
-    found = sorted(((int(epoch), splits) for epoch, splits in run["evaluations"].items()), reverse=True, key=_first)
+    evaluations = ((int(epoch), splits) for epoch, splits in run["evaluations"].items())
+    found = sorted(evaluations, reverse=True, key=lambda each: each[0])
     recent = listed.recent(epoch for epoch, _ in found)
     for epoch, splits in found:
         if epoch in recent:
@@ -224,10 +225,6 @@ def _print_evaluations(run: dict[str, Any], listed: EntryFilter) -> None:
         _add_figures(table, named["epoch"], named["name"], named["figures"])
     if table.row_count:
         print_table(table)
-
-
-def _first(pair: tuple[int, Any]) -> int:
-    return pair[0]
 
 
 def _add_figures(table: Table, epoch: int, name: str, splits: Mapping[str, Any]) -> None:

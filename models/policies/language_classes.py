@@ -1,7 +1,7 @@
 """Checks which classes of causal language models can be sampled and trained, and selects their attention.
 
 Rows are padded on the left for sampling and on the right for training: a class's outputs must not depend on padding.
-``tests/models/test_language_classes.py`` compares both for every class of transformers.
+``tests/models/policies/test_language_classes.py`` compares both for every class of transformers.
 """
 
 from __future__ import annotations

@@ -209,24 +209,19 @@ def _entry(store: ArtifactStore, ref: ArtifactRef, uses: Sequence[tuple[str, Lin
         epochs.setdefault(name, set()).add(entry.epoch)
     # Growing artifacts have no manifest.
     named = uses[0][1].stage if uses else ""
+    started = [float(record.producer["started"]) for record in records if "started" in record.producer]
     return {
         "artifact": str(ref),
         "stage": manifest.stage if manifest else named,
         "complete": manifest is not None,
         "removed": store.removed(ref),
-        "age_s": _age(records),
+        "age_s": round(time.time() - max(started), 1) if started else None,
         "shards": len(records),
         "rows": sum(record.rows for record in records),
         "size": sum(file.size for record in records for file in record.files),
         "runs": sorted(epochs),
         "epochs": {name: sorted(epochs[name]) for name in sorted(epochs)},
     }
-
-
-def _age(records: list[ShardRecord]) -> float | None:
-    """Return the seconds since the newest shard was begun, None if no record has the time."""
-    started = [float(record.producer["started"]) for record in records if "started" in record.producer]
-    return round(time.time() - max(started), 1) if started else None
 
 
 def list_refs(store: ArtifactStore) -> list[ArtifactRef]:

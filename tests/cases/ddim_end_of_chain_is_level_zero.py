@@ -1,7 +1,7 @@
 """Stable Diffusion: a chain ends at a noise level above 0, so its latents are shorter than those that are decoded.
 
 (a) ReFL decodes a prediction of clean latents, which is at level 0: it must be decoded as it is.
-(b) Algorithms that noise samples anew must noise the latents that were decoded and scored.
+(b) Algorithms that noise samples again must noise the latents that were decoded and scored.
 """
 
 import os
@@ -39,7 +39,7 @@ decode = policy.decode_scaled
 policy.decode_scaled = lambda latents: (seen.append(latents.detach()), decode(latents))[1]
 draw = torch.Generator().manual_seed(0)
 
-# (a) the last state of a chain, K = 1, beside the scheduler's own prediction of clean latents.
+# (a) the last state of a chain, K = 1, next to the scheduler's own prediction of clean latents.
 level = sigmas[-2].expand(B)
 state = torch.randn(B, 4, 8, 8, generator=draw) * 0.7
 alpha = policy.pipeline.scheduler.alphas_cumprod
@@ -72,7 +72,7 @@ models = Holder(
 ReFL().loss(batch, models)
 refl = float((seen[-1] - predicted).norm() / predicted.norm())
 
-# (b) what a forward-process algorithm gives the UNet, beside a z + b eps of the latents z that are decoded.
+# (b) what a forward-process algorithm gives the UNet, next to a z + b eps of the latents z that are decoded.
 final = torch.randn(B, 4, 8, 8, generator=draw)
 policy.decoded(final)
 scored = seen[-1]

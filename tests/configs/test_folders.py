@@ -1,4 +1,4 @@
-"""What a linked file or folder leads to counts wherever a folder is named; circles and links to too much end."""
+"""Links in a named folder are followed; circles and links to large trees end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports are measured, and seen by nobody."""
+"""Imports are measured, and never visible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a config names is looked at before it is called."""
+"""Components that a config names are checked before they are called."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
 from tasks.training.optimizers import OPTIMIZERS
 from tests.conftest import ConfigFactory
+from tests.support.option_types import option_types, outside, stated
 
 TABLES = {
     "policies": POLICIES,
@@ -100,15 +101,15 @@ def test_a_class_that_lacks_a_method_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_options_have_types_that_can_be_checked_and_that_allow_their_defaults(name: str) -> None:
-    table = TABLES[name]
-    for component in [resolve(table, entry, label="component") for entry in table]:
-        for kind in (component, getattr(component, "options_type", None)):
-            for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
-                if field.init:
-                    assert registry._type_of(kind, field.name)[0] is not Any, f"{kind}: {field.name}"
-                    if field.default is not dataclasses.MISSING:
-                        registry.check_options(kind, "x", {field.name: field.default}, label="component")
+def test_options_have_types_that_allow_their_defaults_and_refuse_values_outside(name: str) -> None:
+    for kind, field, annotation in option_types(TABLES[name]):
+        assert annotation is not Any, f"{kind}: {field.name}"
+        if field.default is not dataclasses.MISSING:
+            registry.check_options(kind, "x", {field.name: field.default}, label="component")
+        if stated(annotation):
+            for value in outside(annotation):
+                with pytest.raises(ConfigError, match=f"component 'x': {field.name}"):
+                    registry.check_options(kind, "x", {field.name: value}, label="component")
 
 
 OWN = """

@@ -37,7 +37,7 @@ def begun(policy: DiffusionPolicy, path: Path, **said: int) -> TrainableDenoiser
         for name, parameter in trainable.named_parameters():
             parameter.copy_(state[name])
     if trainable.merged is not None:
-        # Theirs computes adapters beside the weights.
+        # Theirs computes adapters next to the weights.
         trainable.merged.remove()
     return trainable
 

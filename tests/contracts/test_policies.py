@@ -1,4 +1,4 @@
-"""What every model family must do; parametrized over the table, on tiny real pipelines."""
+"""The contract of every model family; parametrized over the table, on tiny real pipelines."""
 
 from __future__ import annotations
 
@@ -59,10 +59,13 @@ from models.weights.lora import LoraSpec, check_lora_targets
 from models.weights.lora_files import LORA_FILE
 from models.weights.merging import Merged
 from tasks.export.files import store_guider, write_pipeline
-from tests.support.families import PIPELINES, UNPADDED
+from tests.support.families import PIPELINES, UNPADDED, family_params, representatives
 
 ALL = frozenset(Part)
 FLUX2 = ("flux2", "flux2_klein")
+#: Of what no family but a base class has written, tests on one family for each are enough for every change.
+BASE_CLASSES = pytest.mark.parametrize("family", family_params(representatives(of_families=False)))
+EVERY_FAMILY = pytest.mark.parametrize("family", family_params(PIPELINES))
 PROMPTS = ["a red cube", "two cats and a dog in the photo", 'a sign "9"', "a blue circle on a green cube"]
 
 
@@ -85,9 +88,9 @@ class Tiny:
     call: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the pipeline."""
     guidance: str = "guidance_scale"
-    """What the pipeline calls guidance; nothing where it has a guider."""
+    """Name of the pipeline's argument for guidance; empty if it has a guider."""
     guidance_offset: float = 0.0
-    """What the pipeline's guidance is more than ours."""
+    """The pipeline's guidance minus ours."""
     negative: str = ""
     """A negative prompt both take."""
     tolerance: float = 0.0
@@ -99,7 +102,7 @@ class Tiny:
 
 
 def of_length(length: int, **further: Any) -> dict[str, Any]:
-    """Return what the adapter and the pipeline are told about text length."""
+    """Return what the adapter and the pipeline are reported about text length."""
     options = {"max_sequence_length": length}
     return {"options": options, "call": {**options, **further}}
 
@@ -128,7 +131,7 @@ TINY: Mapping[str, Tiny] = {
         negative=" ",
         tolerance=2e-6,
     ),
-    # Its text's keys and values are computed anew at every step, as they are here.
+    # Its text's keys and values are computed again at every step, as they are here.
     "qwen_image21": Tiny(
         options={"max_sequence_length": 64},
         call={"use_kv_cache": False},
@@ -196,7 +199,7 @@ TINY: Mapping[str, Tiny] = {
 }
 
 
-#: Families whose models are called once, whatever the guidance.
+#: Families whose models are called once, regardless of the guidance.
 ONCE = EMBEDDED_GUIDANCE | DISTILLED_GUIDANCE
 #: Families of two denoisers.
 TWO = {"wan22", "wan22_i2v"}
@@ -206,7 +209,14 @@ def test_every_family_of_pipelines_has_a_tiny_one() -> None:
     assert set(TINY) == set(PIPELINES)
 
 
-_EDIT = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit"
+def test_classes_that_families_share_are_those_of_a_representative() -> None:
+    lines = {name: set(resolve(POLICIES, name, label="policy").__mro__) for name in PIPELINES}
+    shared = set[type]().union(*(lines[one] & lines[other] for one, other in itertools.combinations(PIPELINES, 2)))
+    assert shared <= set[type]().union(*(lines[name] for name in representatives()))
+    bases = shared - {resolve(POLICIES, name, label="policy") for name in PIPELINES}
+    assert bases <= set[type]().union(*(lines[name] for name in representatives(of_families=False)))
+
+
 _PLUS = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
 
 
@@ -246,8 +256,7 @@ def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tiny")
 
 
-# What one test of a family has loaded others need not.
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(f"family {name}")) for name in PIPELINES])
+@pytest.fixture(params=family_params(representatives()))
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -265,7 +274,7 @@ Load = Callable[..., DiffusionPolicy]
 
 @pytest.fixture(scope="session")
 def loaded() -> dict[str, DiffusionPolicy]:
-    """What was loaded before, as it was then."""
+    """Policies loaded before, in their original state."""
     return {}
 
 
@@ -292,7 +301,7 @@ def load(family: str, folder: Path, loaded: dict[str, DiffusionPolicy]) -> Load:
 
 
 def copyable(policy: DiffusionPolicy) -> DiffusionPolicy:
-    """Let go of the weights that weight norms made when layers were made; forwards make them anew."""
+    """Let go of the weights that weight norms made when layers were made; forwards make them again."""
     for module in policy.modules().values():
         for layer in module.modules():
             if "weight_g" in layer._parameters:
@@ -405,27 +414,27 @@ def set_scheduler(pipeline: Any, call: PipelineCall | None) -> None:
 
 
 def starting(policy: DiffusionPolicy, images: list[list[np.ndarray]] | None, steps: int) -> dict[str, Any]:
-    """Return what a pipeline is told of images or a clip that all prompts start from."""
+    """Return the arguments of a pipeline for the images or the clip that all prompts start from."""
     if images is None or policy.family in REFERENCES:
         return {}
     if not policy.starts_from_clips:
         started = [Image.fromarray(picture) for (picture,) in images]
         return {"image": started[0] if TINY[policy.family].frames > 1 else started}
-    told = policy.pipeline_call(steps, None)
-    assert told is not None
-    film = [Image.fromarray(frame) for frame in images[0][0][: told.clip]]
-    return {"video": film, **{key: told.arguments[key] for key in ("num_inference_steps", "strength")}}
+    reported = policy.pipeline_call(steps, None)
+    assert reported is not None
+    film = [Image.fromarray(frame) for frame in images[0][0][: reported.clip]]
+    return {"video": film, **{key: reported.arguments[key] for key in ("num_inference_steps", "strength")}}
 
 
 def second_guidance(family: str) -> dict[str, Any]:
-    """Return what families of two denoisers are told of the second's guidance."""
+    """Return the guidance of the second denoiser, for families of two."""
     return {"guidance_scale_2": 3.0} if family in TWO else {}
 
 
 def pipeline_call(policy: DiffusionPolicy, folder: Path, steps: int) -> Callable[[str], Any]:
     """Return a call of diffusers' pipeline, where and as the policy is called: kind of output -> four images or clips.
 
-    Pipelines that scale images they start from must have been told not to, see ``small_settings``.
+    Pipelines that scale images they start from must have been set not to, see ``small_settings``.
     """
     family, guidance_scale = policy.family, policy.settings.guidance_scale
     tiny = TINY[family]
@@ -457,7 +466,14 @@ def pipeline_call(policy: DiffusionPolicy, folder: Path, steps: int) -> Callable
     return run
 
 
-@pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
+@pytest.mark.parametrize(
+    ("family", "guidance_scale"),
+    [
+        pytest.param(*each.values, scale, marks=each.marks)
+        for scale, quick in ((1.0, representatives()), (4.5, PIPELINES))
+        for each in family_params(quick)
+    ],
+)
 def test_ode_equals_the_pipeline(family: str, load: Load, folder: Path, guidance_scale: float) -> None:
     steps, tiny = 4, TINY[family]
     policy = load(guidance_scale, options=second_guidance(family))
@@ -481,7 +497,7 @@ def test_ode_equals_the_pipeline(family: str, load: Load, folder: Path, guidance
         assert np.abs(ours_decoded.astype(int) - images).max() <= 1
 
 
-@pytest.mark.parametrize("family", [pytest.param("qwen_image21", marks=pytest.mark.xdist_group("family qwen_image21"))])
+@pytest.mark.parametrize("family", family_params(PIPELINES, ("qwen_image21",)))
 def test_the_modular_pipeline_of_a_classic_folder_draws_the_same(load: Load, folder: Path) -> None:
     policy = load(4.5)
     pipeline = filled(ModularPipeline.from_pretrained(str(folder)), policy.components(folder, ALL))
@@ -493,7 +509,7 @@ def test_the_modular_pipeline_of_a_classic_folder_draws_the_same(load: Load, fol
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
-@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.xdist_group(f"family {f}")) for f in FLUX2])
+@pytest.mark.parametrize("family", family_params(representatives(), FLUX2))
 def test_flux2_edits_one_two_and_three_images_as_the_pipeline(
     family: str, load: Load, folder: Path, guidance_scale: float
 ) -> None:
@@ -518,7 +534,7 @@ def test_flux2_edits_one_two_and_three_images_as_the_pipeline(
     assert not torch.equal(ours, ode(load(guidance_scale), 4, negative))
 
 
-@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.xdist_group(f"family {f}")) for f in FLUX2])
+@pytest.mark.parametrize("family", family_params(representatives(), FLUX2))
 @pytest.mark.parametrize("lora", [True, False])
 def test_flux2_learns_to_edit(family: str, load: Load, lora: bool) -> None:
     policy = load(options={"references": 3})
@@ -570,7 +586,7 @@ def test_larger_images_are_scaled_down_to_the_area(tiny_folders: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("family", [pytest.param("sana", marks=pytest.mark.xdist_group("family sana"))])
+@pytest.mark.parametrize("family", family_params(PIPELINES, ("sana",)))
 def test_prompts_are_instructed_and_negative_ones_are_not(load: Load) -> None:
     policy = load(4.5, options={"instruction": True})
     call = policy.pipeline_call(2, "")
@@ -589,9 +605,7 @@ def test_prompts_are_instructed_and_negative_ones_are_not(load: Load) -> None:
     assert not torch.equal(plain["prompt_embeds"], cond.positive["prompt_embeds"])
 
 
-MOVING = pytest.mark.parametrize(
-    "family", [pytest.param("wan22_ti2v_i2v", marks=pytest.mark.xdist_group("family wan22_ti2v_i2v"))]
-)
+MOVING = pytest.mark.parametrize("family", family_params(PIPELINES, ("wan22_ti2v_i2v",)))
 
 
 @MOVING
@@ -697,6 +711,7 @@ def test_replay_equals_the_rollout_exactly(load: Load, guidance_scale: float, dt
         assert torch.equal(log_probs.detach(), rollout.log_probs[:, step])
 
 
+@BASE_CLASSES
 def test_the_gradient_of_guidance_is_that_of_the_half_asked_for(family: str, load: Load) -> None:
     if family in ONCE:
         assert conditioning(load(4.5), True).negative is None
@@ -743,6 +758,7 @@ def test_a_known_prediction_without_the_prompt_is_not_computed_again(family: str
         torch.testing.assert_close(found.detach(), expected, rtol=1e-5, atol=1e-5)
 
 
+@BASE_CLASSES
 def test_rows_with_mixed_steps_equal_their_own(load: Load) -> None:
     policy = load(4.5)
     rollout = rollout_of(policy)
@@ -797,6 +813,7 @@ def test_positions_masks_and_lengths_are_whole_numbers(load: Load) -> None:
         assert rows.dtype == (torch.int64 if whole else torch.float32), name
 
 
+@BASE_CLASSES
 def test_text_encoders_and_vae_are_loaded_only_when_asked(family: str, load: Load) -> None:
     texts = load(parts=resolve(POLICIES, family, label="policy").parts_to_encode(TINY[family].options))
     assert len(next(iter(encode(texts, ["a cat"]).values()))) == 1
@@ -814,6 +831,7 @@ def test_published_lora_targets_match(load: Load) -> None:
             check_lora_targets(name, module, ["attn.to_nowhere"])
 
 
+@BASE_CLASSES
 def test_fresh_lora_changes_nothing_and_can_be_switched_off(load: Load) -> None:
     policy = load(4.5)
     cond, latents = conditioning(policy, True), noise(policy)
@@ -828,6 +846,7 @@ def test_fresh_lora_changes_nothing_and_can_be_switched_off(load: Load) -> None:
     assert torch.equal(trainable.reference_velocity(latents, sigma, cond), base)
 
 
+@BASE_CLASSES
 def test_merged_adapters_compute_and_learn_what_adapters_beside_the_weights_do(load: Load) -> None:
     policy = load(4.5)
     trainable = TrainableDenoiser(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
@@ -874,9 +893,9 @@ def test_merged_adapters_compute_and_learn_what_adapters_beside_the_weights_do(l
     assert all(torch.equal(left[name], value) for name, value in weights.items() if "lora" not in name)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("family", ["sd3"])
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_blocks_compute_what_eager_ones_do(load: Load, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the family whose repeated blocks diffusers does not name; of two backends, as inductor takes minutes."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
@@ -899,6 +918,7 @@ def test_compiled_blocks_compute_what_eager_ones_do(load: Load, backend: str, mo
         torch.testing.assert_close(compiled_one, eager, rtol=1e-4, atol=1e-5)
 
 
+@BASE_CLASSES
 def test_half_precision_and_full_weights_merge_nothing(load: Load) -> None:
     policy = load(dtype=torch.bfloat16)
     assert TrainableDenoiser(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1).merged is None
@@ -928,6 +948,7 @@ def test_a_training_step_lowers_the_loss_and_reaches_every_parameter(family: str
     assert all(any(part in name for part in unused) for name in without), without
 
 
+@BASE_CLASSES
 def test_equal_seeds_give_equal_lora_weights_whatever_the_global_generator(load: Load) -> None:
     states = []
     for _ in range(2):
@@ -939,6 +960,7 @@ def test_equal_seeds_give_equal_lora_weights_whatever_the_global_generator(load:
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+@BASE_CLASSES
 def test_gradient_checkpointing_gives_equal_gradients(load: Load) -> None:
     gradients = []
     for checkpointing in (False, True):
@@ -975,7 +997,7 @@ def test_the_exported_lora_gives_our_images_in_plain_diffusers(
     with torch.no_grad():
         for number, parameter in enumerate(trainable.parameters()):
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * 0.05)
-    # Theirs computes adapters beside the weights.
+    # Theirs computes adapters next to the weights.
     assert trainable.merged is not None
     trainable.merged.remove()
     cond, latents, sigma = conditioning(policy, False), noise(policy), torch.full((4,), 0.9)
@@ -996,6 +1018,7 @@ def test_the_exported_lora_gives_our_images_in_plain_diffusers(
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@EVERY_FAMILY
 def test_a_scheduler_that_cannot_be_followed_is_refused(family: str, load: Load, folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "model")
     path = index_file(tmp_path / "model")
@@ -1009,6 +1032,7 @@ def test_a_scheduler_that_cannot_be_followed_is_refused(family: str, load: Load,
         resolve(POLICIES, family, label="policy").load(tmp_path / "model", settings, ALL, tiny.options)
 
 
+@BASE_CLASSES
 def test_an_autoencoder_is_loaded_in_the_dtype_it_computes_in(load: Load, family: str, folder: Path) -> None:
     vae = load(dtype=torch.bfloat16).pipeline.vae
     stored = load_file(folder / "vae" / "diffusion_pytorch_model.safetensors")
@@ -1017,6 +1041,7 @@ def test_an_autoencoder_is_loaded_in_the_dtype_it_computes_in(load: Load, family
     assert all(torch.equal(held[name], stored[name]) for name in stored), "rounded on the way"
 
 
+@BASE_CLASSES
 def test_a_process_that_only_trains_frees_the_decoder(load: Load) -> None:
     policy = load()
     cond, latents, sigma = conditioning(policy, False), noise(policy), torch.full((4,), 0.5)
@@ -1027,6 +1052,7 @@ def test_a_process_that_only_trains_frees_the_decoder(load: Load) -> None:
     assert torch.equal(noise(policy), latents)
 
 
+@BASE_CLASSES
 def test_a_process_that_never_decodes_samples_the_same_latents_without_an_autoencoder(load: Load) -> None:
     whole, without = load(), load(parts=frozenset({Part.DENOISER}))
     assert all(parameter.is_meta for parameter in without.pipeline.vae.parameters())
@@ -1037,6 +1063,7 @@ def test_a_process_that_never_decodes_samples_the_same_latents_without_an_autoen
     without.move_decoder(torch.device("cpu"))
 
 
+@BASE_CLASSES
 def test_an_attention_backend_is_that_of_one_model(load: Load) -> None:
     policy = load()
     cond, latents, sigma = conditioning(policy, False), noise(policy), torch.full((4,), 0.5)
@@ -1045,6 +1072,7 @@ def test_an_attention_backend_is_that_of_one_model(load: Load) -> None:
     assert torch.equal(load().velocity(latents, sigma, cond), before)
 
 
+@BASE_CLASSES
 def test_large_images_are_decoded_in_tiles_and_small_ones_whole(family: str, load: Load) -> None:
     # Some tiles are of 512 pixels; LTX-2's are mirrored at their edges, for which they have two latents at least.
     large, small = 640 if family in ("sana", "ltx2") else 320, 64 if family == "ltx2" else 32
@@ -1071,7 +1099,7 @@ def test_gradients_pass_through_images_that_are_those_that_are_decoded(family: s
     # What is decoded of a chain's end follows from the level it ends at, which is what is stored of it.
     assert torch.equal(clean, clean_ends(latents, policy.sigmas(4)[-1:]))
     assert torch.equal(clean, latents) is (family not in NOISE_RANGE)
-    # However far a value is beyond white, what is brighter still is told from it.
+    # However far a value is beyond white, a brighter one differs from it.
     far = policy.decode_smoothly(20 * latents)
     (slope,) = torch.autograd.grad(far.flatten(1).sum(), latents)
     assert torch.isfinite(slope).all()
@@ -1098,6 +1126,7 @@ def test_ranks_in_step_run_every_denoiser_and_get_the_same(load: Load) -> None:
         assert calls == list(policy.denoisers) * (4 if row_by_row(policy) else 1)
 
 
+@BASE_CLASSES
 def test_a_device_map_places_the_parts(family: str, load: Load) -> None:
     modular = issubclass(resolve(POLICIES, family, label="policy"), ModularPolicy)
     assert modular == (family in MODULAR_FAMILIES)
@@ -1112,7 +1141,7 @@ def test_a_device_map_places_the_parts(family: str, load: Load) -> None:
     torch.testing.assert_close(ode(policy, 2, False), ode(load(), 2, False), rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("family", [pytest.param("flux3", marks=pytest.mark.xdist_group("family flux3"))])
+@pytest.mark.parametrize("family", family_params(PIPELINES, ("flux3",)))
 @pytest.mark.parametrize(
     ("file", "change", "expected"),
     [
@@ -1216,6 +1245,7 @@ def test_stable_diffusion_is_sampled_with_ddim_whatever_its_folder_names(tmp_pat
     assert len(policy.sigmas(4)) == 5
 
 
+@BASE_CLASSES
 def test_another_pipeline_is_refused(family: str, tmp_path: Path) -> None:
     cls = resolve(POLICIES, family, label="policy")
     (tmp_path / cls.index_name).write_text('{"_class_name": "OtherPipeline"}')
@@ -1225,6 +1255,7 @@ def test_another_pipeline_is_refused(family: str, tmp_path: Path) -> None:
         cls.load(tmp_path / "none", DiffusionSettings(height=16, width=32), ALL, {})
 
 
+@BASE_CLASSES
 def test_full_weights_in_bfloat16_start_at_the_base_model(load: Load) -> None:
     # Trained weights are float32 and the frozen ones bfloat16; before the first update a KL between them is exactly 0.
     policy = load(dtype=torch.bfloat16)
@@ -1245,6 +1276,7 @@ def test_full_weights_in_bfloat16_start_at_the_base_model(load: Load) -> None:
     assert sizes[torch.bfloat16] > 5 * sizes[torch.float32]
 
 
+@BASE_CLASSES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lora", [None, LoraSpec(rank=2, alpha=4, targets=())], ids=["full", "lora"])
 def test_a_model_made_empty_reads_the_weights_that_loading_gives(
@@ -1278,6 +1310,7 @@ def test_a_model_made_empty_reads_the_weights_that_loading_gives(
         assert all(torch.equal(targets[name], loaded[name]) for name in targets)
 
 
+@BASE_CLASSES
 def test_a_model_without_safetensors_files_is_refused(load: Load, folder: Path, tmp_path: Path) -> None:
     copied = tmp_path / "model"
     shutil.copytree(folder, copied)
@@ -1287,9 +1320,7 @@ def test_a_model_without_safetensors_files_is_refused(load: Load, folder: Path, 
         load(folder=copied, parts=frozenset({Part.DENOISER}))
 
 
-STARTING = pytest.mark.parametrize(
-    "family", [pytest.param("wan21_v2v", marks=pytest.mark.xdist_group("family wan21_v2v"))]
-)
+STARTING = pytest.mark.parametrize("family", family_params(PIPELINES, ("wan21_v2v",)))
 
 
 @STARTING

@@ -1,4 +1,4 @@
-"""What every root must do; on local disk, and on a real S3 server, reliable or not."""
+"""The contract of every root; on local disk, and on a real S3 server, reliable or not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ described = pytest.mark.parametrize("describe", [describe_file, _version_3, _ver
 Describe = Callable[[Path, str], FileEntry]
 
 
-#: A server is asked beside folders: its tests start one.
+#: Servers are tried in addition to folders: their tests start one.
 SERVED = [pytest.param(name, marks=pytest.mark.slow) for name in [*sorted(set(ROOTS) - {"file"}), "s3 with faults"]]
 
 
@@ -358,7 +358,7 @@ class TestS3:
 
     @pytest.mark.parametrize("prefix", ["x", "x/deep", ""])
     def test_a_store_aborts_its_own_uploads_alone(self, bucket: str, tmp_path: Path, prefix: str) -> None:
-        """Those of stores beside it, below it and above it go on, whatever beginning their prefixes share."""
+        """Those of stores next to it, below it and above it go on, whatever beginning their prefixes share."""
         import s3fs
 
         fs = s3fs.S3FileSystem(use_listings_cache=False)
@@ -405,7 +405,7 @@ class TestS3:
             ("https://", None, "does not answer.*Write http:// where it speaks no TLS"),
             ("", None, "is '127.0.0.1:.*', which is no address. Write it as http"),
         ],
-        ids=["nobody listens", "silence", "no TLS", "no scheme"],
+        ids=["no listener", "silence", "no TLS", "no scheme"],
     )
     def test_no_answer_is_named_within_seconds(
         self, monkeypatch: pytest.MonkeyPatch, s3_server: Server, scheme: str, listening: bool | None, said: str

@@ -105,8 +105,8 @@ PLAIN: Mapping[str, Mapping[str, Any]] = {
     "DPMSolverMultistepScheduler": {"timestep_spacing": "leading"},
     "DDIMScheduler": {"clip_sample": False},
 }
-#: Options that mean something only beside others.
-BESIDE: Mapping[str, Mapping[str, Any]] = {
+#: Options that have a meaning only together with others.
+COMPANIONS: Mapping[str, Mapping[str, Any]] = {
     "rescale_betas_zero_snr": {"prediction_type": "v_prediction", "timestep_spacing": "trailing"},
     "clip_sample_range": {"clip_sample": True},
 }
@@ -122,8 +122,8 @@ def changes(family: str, name: str) -> Iterator[dict[str, Any]]:
     options = list(inspect.signature(getattr(diffusers, name).__init__).parameters)[1:]
     assert set(options) <= set(VALUES), "diffusers has an option that this table has no value of"
     for option in options:
-        beside = {key: value for key, value in BESIDE.get(option, {}).items() if not name.startswith("UniPC")}
-        yield from ({**beside, option: value} for value in VALUES[option])
+        companions = {key: value for key, value in COMPANIONS.get(option, {}).items() if not name.startswith("UniPC")}
+        yield from ({**companions, option: value} for value in VALUES[option])
 
 
 class Folder:

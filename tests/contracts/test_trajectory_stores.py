@@ -1,4 +1,4 @@
-"""What every trajectory store must do; parametrized over the table. Open formats are proven with the real tools."""
+"""The contract of every trajectory store; parametrized over the table. Open formats are proven with the real tools."""
 
 from __future__ import annotations
 

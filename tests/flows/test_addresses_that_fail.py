@@ -21,8 +21,8 @@ from flows.server import local_api
 from models.rewards.remote import RemoteReward
 from storage.backends import open_backend
 
-#: A port where nobody listens, as a proxy and as a server.
-NOBODY = "http://127.0.0.1:9"
+#: A port without a listener, as a proxy and as a server.
+NO_LISTENER = "http://127.0.0.1:9"
 SAID = (
     " of the environment sends this through the proxy 127.0.0.1:9: check that it is right and that it answers, or add "
 )
@@ -97,7 +97,7 @@ def test_a_proxy_before_s3_is_named(no_proxy: None, monkeypatch: pytest.MonkeyPa
         "AWS_ENDPOINT_URL": "http://s3.example",
         "AWS_ACCESS_KEY_ID": "a",
         "AWS_SECRET_ACCESS_KEY": "b",
-        "HTTP_PROXY": NOBODY,
+        "HTTP_PROXY": NO_LISTENER,
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("storage.backends.connection._OPENED_S", 0.5)
@@ -111,7 +111,7 @@ def test_what_is_on_this_machine_goes_through_no_proxy(
     url: str, no_proxy: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.setenv(name.upper(), NOBODY)
+        monkeypatch.setenv(name.upper(), NO_LISTENER)
     monkeypatch.setenv("no_proxy", "")
     prepare_environment()
     assert by_proxy(url) == ""
@@ -123,7 +123,7 @@ def test_what_is_on_this_machine_goes_through_no_proxy(
 def test_a_prefect_server_that_does_not_answer_is_named_before_a_run_begins() -> None:
     where = r"Prefect's server at PREFECT_API_URL=http://127\.0\.0\.1:9/api does not answer"
     with (
-        temporary_settings({PREFECT_API_URL: f"{NOBODY}/api"}),
+        temporary_settings({PREFECT_API_URL: f"{NO_LISTENER}/api"}),
         pytest.raises(ConfigError, match=where),
         local_api(),
     ):

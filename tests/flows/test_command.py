@@ -29,7 +29,7 @@ HEAVY = {"torch", "diffusers", "transformers", "prefect", "mlflow", "pyarrow", "
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return an environment in which this tree is the installed one, whatever the working directory."""
+    """Return an environment in which this tree is the installed one, regardless of the working directory."""
     path = f"{ROOT}{os.pathsep}{os.environ['PYTHONPATH']}" if "PYTHONPATH" in os.environ else str(ROOT)
     return {**os.environ, "PYTHONPATH": path, **more}
 

@@ -1,4 +1,4 @@
-"""What a command finds in its environment, and sets of it."""
+"""Variables of the environment that a command reads and sets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,13 @@ KINDS = ("http://127.0.0.1:9", "127.0.0.1:9", *UNUSABLE)
 PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
+def settings_of(kinds: Sequence[str]) -> pytest.MarkDecorator:
+    """Try each kind of proxy and each variable with every change, and the other pairs of them in campaigns."""
+    quick = [*zip(kinds, cycle(PROXIES), strict=False)]
+    others = [pytest.param(*pair, marks=pytest.mark.campaign) for pair in product(kinds, PROXIES) if pair not in quick]
+    return pytest.mark.parametrize(("proxy", "variable"), [*quick, *others])
+
+
 @pytest.fixture
 def unpatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment without proxies, no package for SOCKS, and clients as they were afterwards."""
@@ -45,8 +54,7 @@ def unpatched(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(kind, "_init_proxy_transport", kind._init_proxy_transport)
 
 
-@pytest.mark.parametrize("variable", PROXIES)
-@pytest.mark.parametrize("proxy", KINDS)
+@settings_of(KINDS)
 def test_no_proxy_captures_what_is_on_this_machine(
     variable: str, proxy: str, monkeypatch: pytest.MonkeyPatch, unpatched: None
 ) -> None:
@@ -54,17 +62,15 @@ def test_no_proxy_captures_what_is_on_this_machine(
     monkeypatch.setenv(variable, proxy)
     prepare_environment()
     assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == "intern.example,127.0.0.1,localhost,::1"
-    for host in ("127.0.0.1", "localhost"):
-        assert urllib.request.proxy_bypass_environment(host)
-        for library in LIBRARIES:
-            with library.Client() as client:
+    hosts = ("127.0.0.1", "localhost")
+    assert all(map(urllib.request.proxy_bypass_environment, hosts))
+    for library in LIBRARIES:
+        for client in (library.Client(), library.AsyncClient()):
+            for host in hosts:
                 assert client._transport_for_url(library.URL(f"http://{host}:4200/api")) is client._transport
-            asked = library.AsyncClient()
-            assert asked._transport_for_url(library.URL(f"http://{host}:4200/api")) is asked._transport
 
 
-@pytest.mark.parametrize("variable", PROXIES)
-@pytest.mark.parametrize("proxy", UNUSABLE)
+@settings_of(UNUSABLE)
 def test_a_proxy_that_cannot_be_used_is_named_where_it_is_asked(
     variable: str, proxy: str, monkeypatch: pytest.MonkeyPatch, unpatched: None
 ) -> None:
@@ -83,7 +89,7 @@ def test_a_proxy_that_cannot_be_used_is_named_where_it_is_asked(
 
 
 def test_a_proxy_that_can_be_used_stays(monkeypatch: pytest.MonkeyPatch, unpatched: None) -> None:
-    """Beside one that cannot."""
+    """Together with one that cannot."""
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     prepare_environment()

@@ -1,4 +1,4 @@
-"""A signal behind an error ends the command as the signal would, whatever the error is."""
+"""A signal behind an error ends the command as the signal would, with any error."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
 ) -> None:
     from flows import pipeline
 
-    told: list[str] = []
+    reported: list[str] = []
     noted: list[str] = []
 
     monkeypatch.setattr(pipeline, "RunCallbacks", lambda context, tracker: None)
@@ -114,9 +114,9 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
     monkeypatch.setattr(pipeline, "executing", lambda context: nullcontext())
     monkeypatch.setattr(pipeline.process_state, "opened", lambda context: nullcontext())
     monkeypatch.setattr(pipeline, "flow_run_tags", dict)
-    monkeypatch.setattr(pipeline, "Tracker", lambda context, orchestrator: SimpleNamespace(close=told.append))
+    monkeypatch.setattr(pipeline, "Tracker", lambda context, orchestrator: SimpleNamespace(close=reported.append))
     context: Any = SimpleNamespace(config=None)
     with pytest.raises(type(behind(cause))), pipeline.training_run(context, PipelineRequest(config="digits")):
         raise behind(cause)
-    assert told == [expected]
+    assert reported == [expected]
     assert noted == ["running", {"KILLED": "stopped", "FAILED": "failed"}[expected]]

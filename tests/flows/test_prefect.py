@@ -263,7 +263,7 @@ def test_what_a_run_shows_and_what_it_tells_of_assets(
                 return client.request("POST", "/events/filter", json=filtered).json()["events"]  # noqa: B023
 
             wait_until(lambda: len(of(events(), "shown/policies")) >= 3, 60)
-            told = events()
+            reported = events()
         if expected:
             assert set(shown) >= {
                 "shown-epochs",
@@ -276,11 +276,11 @@ def test_what_a_run_shows_and_what_it_tells_of_assets(
             assert [row["epoch"] for row in rows] == [1, 2]
             assert {"reward/mean", "time/rollout_s"} <= set(rows[0])
             assert shown["shown-images"].data.count("](data:image/webp;base64,") == 2
-    # Each epoch materializes the assets anew; what is found committed is no news.
-    assert len(of(told, "shown/trajectories")) == 2
-    assert len(of(told, "shown/policies")) == 3
+    # Each epoch materializes the assets again; what is found committed is no news.
+    assert len(of(reported, "shown/trajectories")) == 2
+    assert len(of(reported, "shown/policies")) == 3
     run = open_run(str(make_config().store.root), "shown", reads=True)
-    newest = of(told, "shown/trajectories")[0]
+    newest = of(reported, "shown/trajectories")[0]
     assert newest["payload"]["artifact"] == run.chain.require(2, "rollout").artifact
     upstream = {each["prefect.resource.id"] for each in newest["related"] if each["prefect.resource.role"] == "asset"}
     assert upstream == {"flowmill://shown/policies", "flowmill://shown/prompts"}

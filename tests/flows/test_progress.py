@@ -1,4 +1,4 @@
-"""What a log shows of a run."""
+"""The lines of a run in a log."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ WIDTH = 80
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What a terminal of 80 columns is sent."""
+    """The output to a terminal of 80 columns."""
     file = io.StringIO()
     terminal = consoles._Console(file=file, width=WIDTH, force_terminal=True, color_system=None)
     # Modules that were imported before hold the console itself.
@@ -77,7 +77,7 @@ def test_empty_cells_are_left_out(shown: io.StringIO) -> None:
 
 
 def test_every_table_is_printed_so() -> None:
-    """Rich cuts what is wider than the terminal, whatever it is told."""
+    """Rich cuts what is wider than the terminal, regardless of its settings."""
     for path in (ROOT / "flows").rglob("*.py"):
         tree = ast.parse(path.read_text())
         made = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == "Table"]

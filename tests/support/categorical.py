@@ -1,4 +1,4 @@
-"""A second kind of policy, as a user would add one: it chooses one of a few words, whatever the prompt.
+"""A second kind of policy, as a user would add one: it chooses one of a few words, regardless of the prompt.
 
 The whole kind is here: policy, identity, rows, algorithm and reward. Nothing else of the project knows of it.
 """

@@ -1,4 +1,4 @@
-"""An endpoint that speaks OpenAI's chat protocol, for tests: it answers as it is told to."""
+"""An endpoint that speaks OpenAI's chat protocol, for tests: its answers are set by the test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Endpoint(ThreadingHTTPServer):
-    """Answers chat requests as it is told to, and keeps them."""
+    """Answers chat requests as set by the test, and keeps them."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -296,7 +296,7 @@ def _faults(algorithm: str, update: Mapping[str, float] | None, *, changed: bool
 
 @dataclass(slots=True)
 class Tally:
-    """What became of combinations."""
+    """The results of combinations."""
 
     refused: Counter[str]
     """Messages by shape: names and numbers left out."""

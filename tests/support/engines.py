@@ -1,4 +1,4 @@
-"""A server of OpenAI's completions for tests: it draws with a model of ours, and lies when it is told to."""
+"""A server of OpenAI's completions for tests: it draws with a model of ours, and lies on request."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Engine(ThreadingHTTPServer):
         if asked.get("echo"):
             choice["logprobs"]["token_logprobs"] = [*said, *log_probs]
         if asked.get("prompt_logprobs") is not None:
-            told = [{str(token): {"logprob": each}} for token, each in zip(prompt[1:], said[1:], strict=True)]
-            choice["prompt_logprobs"] = [None, *told]
+            reported = [{str(token): {"logprob": each}} for token, each in zip(prompt[1:], said[1:], strict=True)]
+            choice["prompt_logprobs"] = [None, *reported]
         return {"object": "text_completion", "model": asked["model"], "choices": [choice]}
 
     def log_probs(self, ids: Sequence[int]) -> list[float]:

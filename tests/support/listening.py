@@ -1,4 +1,4 @@
-"""What listens in a tree of processes, and which foreign requests it answers: of pages elsewhere, by another name."""
+"""Sockets of a tree of processes, and their answers to foreign requests: from other pages, by another name."""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
-"""Tests that take long and stand beside shorter ones of the same kind: campaigns carry them out, not every change."""
+"""Tests that take long and stand next to shorter ones of the same kind: campaigns carry them out, not every change."""
 
 from __future__ import annotations
 
-import re
-
 #: By file, the tests as pytest names them, with all their parameters where none are named.
 LONG = {
-    "tests/storage/test_checksummed_json.py": ("test_flips_in_records_of_runs_and_artifacts_are_found_and_repaired",),
+    "tests/storage/artifacts/test_checksummed_json.py": (
+        "test_flips_in_records_of_runs_and_artifacts_are_found_and_repaired",
+    ),
     "tests/chaos/test_interruptions.py": (
         "test_a_killed_temporary_server_is_started_again",
         "test_a_second_process_on_the_same_run_is_refused",
     ),
-    "tests/contracts/test_policies.py": ("test_compiled_blocks_compute_what_eager_ones_do",),
     "tests/contracts/test_roots.py": (
         "TestS3::test_no_answer_is_named_within_seconds[silence]",
         "test_damage_is_noticed[s3 with faults-1048576-_version_1]",
@@ -20,7 +19,7 @@ LONG = {
         "test_damage_is_noticed[s3 with faults-4194304-_version_1]",
         "test_damage_is_noticed[s3 with faults-4194304-_version_3]",
         "test_damage_is_noticed[s3 with faults-4194304-describe_file]",
-        "TestS3::test_no_answer_is_named_within_seconds[nobody listens]",
+        "TestS3::test_no_answer_is_named_within_seconds[no listener]",
     ),
     "tests/contracts/test_schedulers.py": (
         "test_every_option_is_the_pipelines_or_refused_by_name[sdxl-DDIMScheduler]",
@@ -51,11 +50,11 @@ LONG = {
         "test_requests_are_scored_together_and_one_that_fails_fails_alone",
     ),
     "tests/models/weights/test_sharding.py": ("test_groups_of_ranks_add_up_the_gradients_of_all[4]",),
-    "tests/storage/test_maintenance.py": (
+    "tests/storage/maintenance/test_maintenance.py": (
         "test_nothing_is_removed_under_a_run_at_work[command1]",
         "test_policies_and_rollouts_of_a_run_that_is_ahead_stay[optimize]",
     ),
-    "tests/storage/test_s3.py": (
+    "tests/storage/backends/test_s3.py": (
         "test_an_epoch_takes_at_most_56_requests",
         "test_a_run_moves_between_disk_and_s3",
         "test_the_command_line_on_s3",
@@ -148,47 +147,6 @@ LONG = {
     "tests/tasks/reports/test_report.py": ("test_the_command_writes_and_logs_it",),
     "tests/tasks/runs/test_extension.py": ("test_the_command_line_trains_on",),
     "tests/tasks/runs/test_chain.py": ("test_a_thousand_epochs_are_planned_without_recursion",),
-    "tests/tasks/stages/test_presets.py": (
-        "test_a_whole_run[qwen_image_edit_plus]",
-        "test_the_snippet_of_the_card_draws_the_evaluated_images[qwen_image_edit_plus]",
-        "test_a_whole_run[sdxl]",
-        "test_a_whole_run[flux2_klein_edit]",
-        "test_a_whole_run[wan22_ti2v]",
-        "test_a_whole_run[sana_video]",
-        "test_a_whole_run[wan22_ti2v_i2v]",
-        "test_a_whole_run[wan21_v2v]",
-        "test_a_store_gives_back_what_prompts_start_from[wan21_v2v]",
-        "test_a_store_gives_back_what_prompts_start_from[qwen_image_edit_plus]",
-        "test_the_snippet_of_the_card_draws_the_evaluated_images[wan21_v2v]",
-        "test_the_snippet_of_the_card_draws_the_evaluated_images[wan22_ti2v_i2v]",
-        "test_a_store_gives_back_what_prompts_start_from[wan22_ti2v_i2v]",
-        "test_a_whole_run[hunyuan_video15]",
-        "test_a_whole_run[flux3]",
-        "test_a_store_gives_back_what_prompts_start_from[flux3]",
-        "test_the_snippet_of_the_card_draws_the_evaluated_images[flux3]",
-        "test_a_whole_run[qwen_image21]",
-        "test_a_store_gives_back_what_prompts_start_from[qwen_image21]",
-        "test_the_snippet_of_the_card_draws_the_evaluated_images[qwen_image21]",
-        "test_a_store_gives_back_what_prompts_start_from[hunyuan_video15]",
-        "test_the_snippet_of_the_card_draws_the_evaluated_images[hunyuan_video15]",
-        "test_a_store_gives_back_what_prompts_start_from[sana_video]",
-        "test_the_snippet_of_the_card_draws_the_evaluated_images[sana_video]",
-        "test_a_whole_run[cogvideox]",
-        "test_a_store_gives_back_what_prompts_start_from[cogvideox]",
-        "test_the_snippet_of_the_card_draws_the_evaluated_images[cogvideox]",
-        "test_a_whole_run[ltx2]",
-        "test_a_whole_run[minimax_h3]",
-        "test_a_store_gives_back_what_prompts_start_from[ltx2]",
-        "test_a_store_gives_back_what_prompts_start_from[minimax_h3]",
-        "test_the_snippet_of_the_card_draws_the_evaluated_images[ltx2]",
-        "test_the_snippet_of_the_card_draws_the_evaluated_images[minimax_h3]",
-        "test_a_whole_run[z_image]",
-        "test_a_whole_run[wan22_i2v]",
-        "test_a_whole_run[wan21_i2v]",
-        "test_a_store_gives_back_what_prompts_start_from[flux2_klein_edit]",
-        "test_a_store_gives_back_what_prompts_start_from[sdxl]",
-        "test_a_store_gives_back_what_prompts_start_from[wan22_ti2v]",
-    ),
     "tests/tasks/stages/test_stages.py": (
         "test_every_algorithm_trains_and_equal_runs_are_equal[awm]",
         "test_every_algorithm_trains_and_equal_runs_are_equal[crd]",
@@ -216,69 +174,8 @@ LONG = {
     ),
 }
 
-#: Families that others stand for, and of their contract what is tried with every change.
-_ALIKE = (
-    "cogvideox",
-    "flux1_kontext",
-    "flux2_klein",
-    "flux3",
-    "hunyuan_video15",
-    "ltx2",
-    "minimax_h3",
-    "qwen_image21",
-    "qwen_image_edit",
-    "qwen_image_edit_plus",
-    "sana_video",
-    "sdxl",
-    "wan21_i2v",
-    "wan21_v2v",
-    "wan22_i2v",
-    "wan22_ti2v",
-    "wan22_ti2v_i2v",
-)
-_BY_FAMILY = tuple(f"tests/contracts/test_{name}.py" for name in ("policies", "lora_start", "sizes"))
-_SELDOM = re.compile(rf"\[(?:.*-)?(?:{'|'.join(_ALIKE)})(?:-.*)?\]$")
-_ALWAYS = (
-    "test_ode_equals_the_pipeline",
-    "test_what_the_family_exports_",
-    "test_a_scheduler_that_cannot_be_followed_is_refused",
-    "test_a_training_step_lowers_the_loss_and_reaches_every_parameter[wan22_ti2v_i2v",
-    "test_log_probs_of_image_to_video_",
-    "test_gradients_of_log_probs_of_image_to_video_",
-    "test_the_published_folder_names_",
-    "test_a_clip_of_the_image_alone_",
-    "test_a_share_of_a_schedule_",
-    "test_the_higher_the_strength_",
-    "test_an_image_is_a_clip_that_",
-    "test_a_modular_folder_",
-    "test_the_modular_pipeline_of_a_classic_folder_",
-)
-
-
-#: Of what is written once for all families, these are tried on others than the first of each kind in campaigns alone.
-_OTHERS = re.compile(r"\[(?:.*-)?(?:flux1|flux2|qwen_image|sana|wan21|z_image)(?:-.*)?\]$")
-_ONCE = (
-    "test_a_device_map_places_the_parts",
-    "test_a_model_made_empty_reads_the_weights_that_loading_gives",
-    "test_an_attention_backend_is_that_of_one_model",
-    "test_equal_seeds_give_equal_lora_weights_whatever_the_global_generator",
-    "test_full_weights_in_bfloat16_start_at_the_base_model",
-    "test_gradient_checkpointing_gives_equal_gradients",
-    "test_half_precision_and_full_weights_merge_nothing",
-    "test_large_images_are_decoded_in_tiles_and_small_ones_whole",
-    "test_merged_adapters_compute_and_learn_what_adapters_beside_the_weights_do",
-    "test_rows_with_mixed_steps_equal_their_own",
-    "test_text_encoders_and_vae_are_loaded_only_when_asked",
-    "test_the_gradient_of_guidance_is_that_of_the_half_asked_for",
-)
-
 
 def is_long(nodeid: str) -> bool:
     """Return whether a test is one of them."""
     path, _, name = nodeid.partition("@")[0].partition("::")
-    if path in _BY_FAMILY and _SELDOM.search(name):
-        # Of those with and without guidance, the ones with.
-        return not name.startswith(_ALWAYS) or name.endswith("-1.0]")
-    if path in _BY_FAMILY and _OTHERS.search(name) and name.startswith(_ONCE):
-        return True
     return any(name == each or name.startswith(f"{each}[") for each in LONG.get(path, ()))

@@ -120,7 +120,7 @@ def ask(
 
 
 class Forked:
-    """A command line in a session of its own that goes on beside the test, as ``subprocess.Popen`` has it."""
+    """A command line in a session of its own that goes on next to the test, as ``subprocess.Popen`` has it."""
 
     #: Those of this process, as their environment does not show in the system.
     all: ClassVar[list[Forked]] = []

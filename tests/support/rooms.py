@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("configs", "storage", "models", "tasks", "flows", "flowmill", "pages", "tests", "tools")
-#: Rooms inside a package, lowest first: each imports only those before it. Files beside rooms stand among them by name.
+#: Rooms inside a package, lowest first: each imports only those before it. Single files have a place among them.
 ORDER: Mapping[str, tuple[str, ...]] = {
     "storage": ("names", "layout", "backends", "artifacts", "trajectories", "maintenance"),
     "models": (

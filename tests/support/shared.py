@@ -1,4 +1,4 @@
-"""What all processes of a test run share: one Prefect API server, and one process that forks command lines.
+"""Servers that all processes of a test run share: one Prefect API server, and one process that forks command lines.
 
 Each is started when somebody first asks for it, by the process that pytest was called in, and ends with it.
 """

@@ -28,7 +28,7 @@ def write_sentiment(folder: Path) -> str:
     config = BertConfig(
         **_LAYERS, vocab_size=len(_WORDS), max_position_embeddings=24, id2label={0: "NEGATIVE", 1: "POSITIVE"}
     )
-    # A head starts at almost nothing: scores could not be told apart.
+    # A head starts at almost nothing: scores could not be distinguished.
     model = BertForSequenceClassification(config)
     torch.nn.init.normal_(model.classifier.weight, std=10)
     return _save(folder, model, tokenizer)

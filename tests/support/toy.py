@@ -70,7 +70,7 @@ def liking(latents: Tensor, subjects: Subjects, questions: Sequence[Question]) -
 
 
 def subjects_of(rows: int, first: int = 0) -> Subjects:
-    """Return what rewards are told of rows; their draws are whole numbers in order."""
+    """Return what rewards are given of rows; their draws are whole numbers in order."""
     names = tuple("abcdefgh"[: row + 1] for row in range(rows))
     return Subjects(prompts=names, metadata=({},) * rows, samples=names, draws=tuple(range(first, first + rows)))
 

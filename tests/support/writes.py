@@ -1,4 +1,4 @@
-"""What this process does to a folder, as the interpreter tells it; and disks that refuse it."""
+"""Records the operations of this process on a folder, by an audit hook; and disks that refuse them."""
 
 from __future__ import annotations
 

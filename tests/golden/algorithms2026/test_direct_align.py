@@ -41,7 +41,7 @@ def test_recovered_images_and_their_gradient(vectors: Open, branch: str, dtype: 
     check(batch.latents, data, f"{branch}_noisy")
     seen: list[Tensor] = []
 
-    def rewards(latents: Tensor, told: Subjects, questions: Sequence[Question]) -> Tensor:
+    def rewards(latents: Tensor, reported: Subjects, questions: Sequence[Question]) -> Tensor:
         seen.append(latents)
         # Of the two branches the one in question counts.
         counts = float((len(seen) == 2) is inverting)
@@ -63,7 +63,7 @@ def test_relative_scores(vectors: Open) -> None:
     rows, k = len(image), float(meta["k"])
     texts = {"Real. a cat": positive, "Oil. a cat": negative}
 
-    def rewards(latents: Tensor, told: Subjects, questions: Sequence[Question]) -> Tensor:
+    def rewards(latents: Tensor, reported: Subjects, questions: Sequence[Question]) -> Tensor:
         return torch.stack([each.factor * (image * texts[each.prompts[0]]).sum(1) for each in questions]).sum(0)
 
     batch = noised(torch.zeros(rows, 2), torch.zeros(rows, 2), torch.full((rows,), 0.5), torch.ones(rows))

@@ -1,4 +1,4 @@
-"""Flow-OPD: distillation (gkd) and the reward alone (task_only), beside a KL to the base model.
+"""Flow-OPD: distillation (gkd) and the reward alone (task_only), next to a KL to the base model.
 
 Its modes kl_only and mixed are not compared: there an advantage of (B, 1) meets a ratio of (B,), so that every sample
 gets the mean KL of all, and advantages keep their gradient.

@@ -23,7 +23,7 @@ def test_steps(vectors: Open, dtype: torch.dtype, name: str) -> None:
     eta = meta["eta"][name]
     kernels: dict[str, Kernel] = {"flow": FlowSDE(eta), "cps": CPS(eta, "squared"), "dance": DanceSDE(eta)}
     sigma, following = data.tensor("sigma", dtype), data.tensor("sigma_next", dtype)
-    # At sigma 1 theirs has 0.99 in the denominator, whatever the grid: the second value of a grid that fine.
+    # At sigma 1 theirs has 0.99 in the denominator, regardless of the grid: the second value of a grid that fine.
     places = Grid(sigma, following, torch.full_like(sigma, 0.99))
     step = kernels[name].step(data.tensor(f"{name}_x", dtype), data.tensor(f"{name}_v", dtype), places)
     check(step.mean, data, f"{name}_mean")

@@ -1,4 +1,4 @@
-"""Write the schemas beside this file anew, from packages and manual pages that know them.
+"""Write the schemas next to this file again, from packages and manual pages that know them.
 
     python -m venv v; v/bin/pip install kubeflow-trainer-api; v/bin/python tests/golden/schemas/collect.py trainjob
     ... skypilot (skypilot), kubernetes (prefect-kubernetes), docker (prefect-docker), one environment each
@@ -23,8 +23,8 @@ HERE = Path(__file__).parent
 def without_prose(schema: Any) -> Any:
     """Leave out titles and descriptions."""
     if isinstance(schema, dict):
-        told = {name for name in ("title", "description") if isinstance(schema.get(name), str)}
-        return {name: without_prose(value) for name, value in schema.items() if name not in told}
+        reported = {name for name in ("title", "description") if isinstance(schema.get(name), str)}
+        return {name: without_prose(value) for name, value in schema.items() if name not in reported}
     return [without_prose(each) for each in schema] if isinstance(schema, list | tuple) else schema
 
 

@@ -56,7 +56,7 @@ def cases(folder: Path, file: str, *beginnings: str) -> dict[str, Case]:
 
 
 class Given:
-    """What an algorithm asks of a model: log-probs of given logits, position by position."""
+    """The interface of a model for an algorithm: log-probs of given logits, position by position."""
 
     def __init__(self, case: Case) -> None:
         self.logits = case.tensor("logits").requires_grad_()

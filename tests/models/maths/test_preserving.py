@@ -1,4 +1,4 @@
-"""What models of a variance-preserving schedule predict, as velocities of a flow and in training."""
+"""Predictions of models of a variance-preserving schedule, as velocities of a flow and in training."""
 
 from __future__ import annotations
 

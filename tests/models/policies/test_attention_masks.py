@@ -1,4 +1,4 @@
-"""What is picked by masks on tensors without content."""
+"""Selections by masks on tensors without content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted of the models: their FLOPs by hand, the time of forwards and backwards, and that nothing changes."""
+"""Counts of the work of models: their FLOPs by hand, the time of forwards and backwards, and that nothing changes."""
 
 from __future__ import annotations
 

@@ -60,11 +60,18 @@ def saying(status: int, charset: str, body: bytes) -> Iterator[str]:
         server.server_close()
 
 
+@pytest.fixture(scope="module")
+def hooks() -> list[Callable[[httpx.Response], None]]:
+    """The functions that a client of rewards calls with each answer."""
+    return bounded_client(1.0).event_hooks["response"]
+
+
 @pytest.mark.parametrize("charset", CHARSETS)
-def test_no_codec_but_utf_8_reads_an_answer(charset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_codec_but_utf_8_reads_an_answer(
+    charset: str, hooks: list[Callable[[httpx.Response], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = "é 47 \udcff".encode("utf-8", "surrogateescape")
     answer = httpx.Response(400, content=body, headers={"content-type": f"text/plain; charset={charset}"})
-    hooks = bounded_client(1.0).event_hooks["response"]
     answer.request = httpx.Request("GET", "http://x")
     for hook in hooks:
         hook(answer)
@@ -163,12 +170,12 @@ def test_a_search_ends_when_the_request_does() -> None:
 def test_a_chat_completion_is_read_as_the_protocol_says() -> None:
     said = b'{"choices": [{"message": {"content": null}, "logprobs": null}]}'
     assert read_answer(said) == Answer(text="")
-    told = b'{"choices": [{"message": {"content": "Yes"}, "logprobs": {"content": [{"top_logprobs": [%s]}]}}]}'
+    reported = b'{"choices": [{"message": {"content": "Yes"}, "logprobs": {"content": [{"top_logprobs": [%s]}]}}]}'
     tokens = b'{"token": " Yes.", "logprob": 0}, {"token": "yes", "logprob": -0.6931471805599453}'
-    assert first_token(read_answer(told % tokens)) == pytest.approx({"yes": 1.5})
+    assert first_token(read_answer(reported % tokens)) == pytest.approx({"yes": 1.5})
     for token in (b'{"token": 3, "logprob": 0}', b'{"token": "a", "logprob": 1e9}', b'{"token": "a"}', b"3"):
         with pytest.raises(ValueError, match="is no token with its log-prob"):
-            read_answer(told % token)
+            read_answer(reported % token)
     for body in (b"[]", b"{}", b'{"choices": []}', b'{"choices": {}}', b'{"choices": [{"message": "a"}]}'):
         with pytest.raises(ValueError, match="is no chat completion"):
             read_answer(body)

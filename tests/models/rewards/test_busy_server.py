@@ -1,4 +1,4 @@
-"""A reward server that is asked for too much, too slowly, by a page, or while it is told to stop."""
+"""A reward server that is asked for too much, too slowly, by a page, or while it is stopped."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_body_that_drips_is_given_up_and_its_room_is_free_again(monkeypatch: p
 
 
 def test_bodies_wait_outside_and_not_in_memory() -> None:
-    """Two of the largest size may be on their way; a third is told to come again, and one that is small has room."""
+    """Two of the largest size may be on their way; a third is asked to come again, and one that is small has room."""
 
     async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
         begun = [asyncio.create_task(client.post(wire.SCORE, content=drip(for_s=1), headers=HEADERS)) for _ in range(2)]
@@ -251,7 +251,7 @@ def test_a_signal_ends_a_server_that_is_scoring(number: signal.Signals) -> None:
 
 
 def test_scores_are_those_asked_for() -> None:
-    """What is refused above is refused for what it is: the same request in order is answered."""
+    """The faults above are the reason of the refusals: the same request without them is answered."""
     body = _packed()
     headers = {wire.CHECKSUM: wire.checksum(body), wire.REWARD: wire.identity(NAME, {})}
 

@@ -33,7 +33,7 @@ def images() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def reference(folder: str, images: np.ndarray) -> Any:
-    """What model and processor give in their plainest call."""
+    """The results of model and processor in their plainest call."""
     model, processor = CLIPModel.from_pretrained(folder), CLIPProcessor.from_pretrained(folder)
     pictures = [Image.fromarray(image) for image in images]
     inputs = processor(text=PROMPTS, images=pictures, return_tensors="pt", padding=True, truncation=True)

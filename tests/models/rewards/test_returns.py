@@ -1,4 +1,4 @@
-"""What rewards return: anything that is one number per sample is taken, anything else is said as what it is."""
+"""Return values of rewards: one number per sample in any form; everything else is refused by name."""
 
 from __future__ import annotations
 

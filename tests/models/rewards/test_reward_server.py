@@ -354,7 +354,7 @@ def test_a_server_needs_nothing_of_the_reward_here() -> None:
 
 
 def test_a_server_loads_no_more_than_its_reward_needs(tmp_path: Path) -> None:
-    """What is not installed in a server's own environment cannot be imported there."""
+    """A server cannot import packages that its own environment lacks."""
     for name in ("torch", "prefect", "mlflow", "diffusers", "transformers", "pyarrow", "httpx", "sqlalchemy"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} was imported')")
     batch = samples(2)

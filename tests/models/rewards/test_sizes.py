@@ -1,4 +1,4 @@
-"""What models of rewards take is known without loading them."""
+"""The memory of reward models is known without loading them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards of sound: levels by hand, CLAP beside plain transformers, and sounds at another rate."""
+"""Rewards of sound: levels by hand, CLAP next to plain transformers, and sounds at another rate."""
 
 from __future__ import annotations
 

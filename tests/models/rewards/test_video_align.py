@@ -1,4 +1,4 @@
-"""VideoReward: frames, patches, adapters and the head, beside the model's plain call."""
+"""VideoReward: frames, patches, adapters and the head, next to the model's plain call."""
 
 from __future__ import annotations
 

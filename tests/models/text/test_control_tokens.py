@@ -96,14 +96,14 @@ def test_prompts_without_marks_have_the_ids_they_had(kind: str) -> None:
 
 def test_a_person_cannot_mark_texts_as_this_does() -> None:
     made = tokenizer()
-    (told,), (first, last) = marked(made, ["\ue000</s>\ue001"])
+    (reported,), (first, last) = marked(made, ["\ue000</s>\ue001"])
     assert (first, last) == ("\ue002", "\ue003")
-    assert told == "\ue000\ue002</s>\ue003\ue001"
+    assert reported == "\ue000\ue002</s>\ue003\ue001"
     assert chat_ids(made, "a\ue002</s>\ue003</s>", ("\ue002", "\ue003")) == [*made.convert_tokens_to_ids([*"a</s>"]), 2]
 
 
 class Deaf:
-    """Reads control tokens whatever it is told, as tokenizers of others may."""
+    """Reads control tokens with any settings, as tokenizers of others may."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""Checkpoints of torch that others wrote: read whoever wrote them, and obeyed in nothing."""
+"""Checkpoints of torch that others wrote: read regardless of the writer, and obeyed in nothing."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_a_step_beyond_the_image_ends_in_it() -> None:
     theta, rows = vector(START), noised([0.0] * 4, [0, 1, 2, 3])
     seen: list[Tensor] = []
 
-    def rewards(latents: Tensor, told: Subjects, questions: Sequence[Question]) -> Tensor:
+    def rewards(latents: Tensor, reported: Subjects, questions: Sequence[Question]) -> Tensor:
         seen.append(latents)
         return latents.flatten(1).sum(1)
 
@@ -149,7 +149,7 @@ def test_words_are_drawn_for_each_row() -> None:
     theta, rows = vector(START), noised([0.0] * 4, [0, 1, 2, 3])
     asked: list[tuple[str, ...]] = []
 
-    def rewards(latents: Tensor, told: Subjects, questions: Sequence[Question]) -> Tensor:
+    def rewards(latents: Tensor, reported: Subjects, questions: Sequence[Question]) -> Tensor:
         asked.extend(tuple(each.prompts) for each in questions)
         return latents.flatten(1).sum(1)
 

@@ -1,4 +1,4 @@
-"""What has no size or spread has no direction: everything that divides by data's own size gives numbers, and says 0."""
+"""Data of no size or spread has no direction: divisions by the size of the data give finite numbers, and 0."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_slopes_of_usual_sizes_keep_their_bits() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_rewards_that_cancel_leave_no_slope(dtype: str) -> None:
-    """What is left of two opposite slopes is the rounding they were stored with."""
+    """The sum of two opposite slopes is the rounding of their storage."""
     one = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
     noise = np.random.default_rng(1).uniform(-0.4, 0.4, SHAPE).astype(np.float32) * np.finfo(dtype).eps
     opposite = -2 * one * (1 + noise)

@@ -11,10 +11,11 @@ import torch
 from configs.errors import ConfigError
 from configs.registry import create, resolve
 from models.maths import KERNELS, PLANS
-from tasks.algorithms import ALGORITHMS
+from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tasks.algorithms.base import BehaviorDecay, ForwardTimes, Requirements
 from tasks.algorithms.crd import crd_error
 from tasks.algorithms.objectives import awm_log_prob, nft_loss
+from tests.support.option_types import option_types, owner, stated
 
 KL = {"kl_coef": 0.0, "kl": "gaussian", "kl_reference": "base"}
 RATIO = {**KL, "clip_range": 1e-4, "surrogate": "clip", "reduce": "mean", "from_means": False}
@@ -95,73 +96,82 @@ def test_defaults_of_levels_and_decay() -> None:
     assert dataclasses.asdict(BehaviorDecay()) == {"flat": 0, "rate": 0.0, "maximum": 0.0, "start": 0.0}
 
 
-KINDS = ("gaussian", "flow_grpo", "velocity", "mean")
-#: Component, option, values that are taken, values that are refused.
-BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
-    ("algorithm", "grpo", "clip_range", [1e-9, 0.999], [0.0, -0.1, 1.0, 1.5]),
-    ("algorithm", "grpo", "reduce", ["mean", "sum"], ["max"]),
-    *[
-        ("algorithm", name, "surrogate", ["clip", "spo"], ["x"])
-        for name in ("grpo", "tempflow", "grpo_guard", "awm", "v_grpo")
-    ],
-    *[("algorithm", name, "kl_coef", [0.0, 0.1], [-0.1]) for name in ("grpo", "flow_dppo", "nft", "awm")],
-    *[
-        ("algorithm", name, "kl", ["gaussian", "flow_grpo", "velocity", "mean"], ["x"])
-        for name in ("grpo", "flow_dppo")
-    ],
-    ("algorithm", "grpo", "kl_reference", ["base", "average"], ["x"]),
-    ("algorithm", "flow_dppo", "threshold", [1e-12], [0.0, -1.0]),
-    *[("algorithm", name, "beta", [1e-9, 9.0], [0.0, -1.0]) for name in ("nft", "dpo", "dgpo", "crd")],
-    *[("algorithm", name, "scale", [1e-9, 9.0], [0.0, -1.0]) for name in ("nft", "crd")],
-    *[("algorithm", name, "clip_range", [1e-9, 9.0], [0.0, -1.0]) for name in ("awm", "dgpo")],
-    ("algorithm", "awm", "power", [0.1], [0.0, -1.0]),
-    ("algorithm", "awm", "weighting", ["uniform", "t", "t2", "huber", "ghuber", "adaptive"], ["x"]),
-    ("algorithm", "crd", "distance", ["mse", "bce"], ["x"]),
-    *[
-        ("algorithm", name, "times", [{}, {"count": 1}, {"low": 0.1, "high": 0.2}], bad)
-        for name in ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient", "direct_align")
-        for bad in (
-            [{"count": 0}, {"low": 0.0}, {"high": 1.0}, {"low": 0.5, "high": 0.5}, {"low": 0.6, "high": 0.5}],
-            [{"kind": "power", "power": -0.1}, {"kind": "grid", "power": 2.0}],
-            [{"kind": "x"}, {"speed": 1}, {"low": -0.1}, {"high": 1.5}],
-        )
-    ],
+#: Bounds of numbers and choices by the types of options: of numbers without a bound, any value has a meaning.
+STATED = {
+    "> 0": """
+        AWM.clip_range AWM.power BranchEveryStep.branches CRD.beta CRD.scale DAPO.clip_high DGPO.beta DGPO.clip_range
+        DPO.beta DanceSDE.eta DirectAlign.scale FDFO.clip_range FlowDPPO.threshold FlowSDE.noise_level GSPO.clip_high
+        LateStates.count NFT.beta NFT.scale PPO.value_clip Precise.noise_level RAM.multiplier ReFL.scale ReFL.steps
+        RewardGradient.strength Subset.count TokenDPO.beta TokenGRPO.clip_high Window.epochs_per_shift Window.size
+        Window.stride""",
+    ">= 0": """
+        FDFO.kl_coef KL.kl_coef LateStates.low TokenDPO.likelihood TokenGRPO.kl_coef VelocityKL.ema_kl_coef
+        VelocityKL.kl_coef Window.low""",
+    "> 0, < 1": "GRPO.clip_range GRPOGuard.clip_range GSPO.clip_low TokenGRPO.clip_low",
+    "> 0, <= 1": "DirectAlign.step FlowDDIM.eta RandomFraction.fraction",
+    "> 0, <= 2": "CPS.noise_level",
+    ">= 0, <= 1": "DPO.winner_margin",
+    ">= 0, < 0.5": "TokenDPO.label_smoothing",
+    "any number": """
+        BranchEveryStep.steps CRD.temperature DirectAlign.denoising DirectAlign.inverting DirectAlign.margin
+        LateStates.high ReFL.margin Subset.candidates TokenGRPO.constant TokenGRPO.tis TokenGRPO.tis_low Window.high""",
+    "base | average": "KL.kl_reference",
+    "bounded | linear": "RewardGradient.target",
+    "clip": "RLOO.surrogate",
+    "clip | cispo | spo": "CISPO.surrogate TokenGRPO.surrogate",
+    "clip | mask | mask_rows": "TokenGRPO.tis_outside",
+    "clip | spo": "AWM.surrogate GRPO.surrogate",
+    "constant": "DrGRPO.normalization",
+    "flow | dance": "Precise.noise",
+    "gaussian | flow_grpo | velocity | mean": "KL.kl",
+    "gaussian | squared": "CPS.log_prob",
+    "k1 | k2 | k3": "TokenGRPO.kl",
+    "mean | sum": "GRPO.reduce",
+    "mse | bce": "CRD.distance",
+    "ode | sde": "RandomFraction.last",
+    "ode | sde | train": "AllSteps.last",
+    "product": "RLOO.ratio",
+    "random | fixed | progressive": "Window.mode",
+    "sequence_mean": "RLOO.normalization",
+    "sigmoid | hinge | ipo": "TokenDPO.form",
+    "token | sequence | product": "GSPO.ratio TokenGRPO.ratio",
+    "token_mean | sequence_mean | constant": """
+        CISPO.normalization DAPO.normalization PPO.normalization ReinforcePP.normalization TokenGRPO.normalization""",
+    "uniform | t | t2 | huber | ghuber | adaptive": "AWM.weighting VGRPO.weighting",
+}
+
+
+def test_types_of_options_state_their_bounds_and_choices() -> None:
+    found: dict[str, set[str]] = {}
+    for table in (*TABLES.values(), TOKEN_ALGORITHMS):
+        for kind, field, annotation in option_types(table):
+            if limits := stated(annotation):
+                found.setdefault(limits, set()).add(owner(kind, field.name))
+    assert found == {limits: set(names.split()) for limits, names in STATED.items()}
+
+
+FORWARD_ALGORITHMS = ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient", "direct_align")
+#: Rules that no type states: component, option, values that are allowed, values that are refused.
+RULES: list[tuple[str, str, str, list[Any], list[Any]]] = [
     *[("algorithm", name, "decay", [{"flat": 1}], [{"speed": 1}]) for name in ("nft", "crd", "ram")],
-    ("algorithm", "fdfo", "clip_range", [1e-9, 9.0], [0.0, -1.0]),
-    ("algorithm", "fdfo", "kl_coef", [0.0, 0.1], [-0.1]),
-    ("algorithm", "dpo", "winner_margin", [0.0, 0.5, 1.0], [-0.1, 1.1]),
-    ("algorithm", "reward_gradient", "target", ["bounded", "linear"], ["x"]),
-    ("algorithm", "reward_gradient", "strength", [1e-9, 9.0], [0.0, -1.0]),
-    ("algorithm", "refl", "steps", [1, 3], [0, -1]),
     ("algorithm", "refl", "truncate", [False], [True]),
-    ("algorithm", "refl", "scale", [1e-3, 1.0], [0.0, -1.0]),
-    ("algorithm", "direct_align", "step", [1e-3, 1.0], [0.0, -0.1, 1.1]),
-    ("algorithm", "direct_align", "scale", [1e-3, 1.0], [0.0, -1.0]),
     ("algorithm", "direct_align", "positive", [()], [("Real",)]),
     ("algorithm", "direct_align", "negative", [()], [("Oil",)]),
     ("algorithm", "direct_align", "denoising", [(0.1, 0.2)], [(0.1,)]),
-    ("algorithm", "refl", "kl_coef", [0.0, 0.1], [-0.1]),
-    ("algorithm", "ram", "multiplier", [1e-9, 1e3], [0.0, -1.0]),
-    ("kernel", "flow_sde", "noise_level", [1e-9, 2.0], [0.0, -0.1]),
-    ("kernel", "dance_sde", "eta", [1e-9, 1.0], [0.0, -0.1]),
-    ("kernel", "ddim", "eta", [1e-9, 1.0], [0.0, -0.1]),
-    ("kernel", "cps", "noise_level", [1e-9, 0.9], [0.0, -0.1]),
-    ("kernel", "precise", "noise_level", [1e-9, 2.0], [0.0, -0.1]),
-    ("kernel", "precise", "noise", ["flow", "dance"], ["x"]),
-    ("kernel", "cps", "log_prob", ["gaussian", "squared"], ["x"]),
-    ("plan", "all", "last", ["ode", "sde", "train"], ["x"]),
-    ("plan", "window", "mode", ["random", "fixed", "progressive"], ["x"]),
-    *[("plan", "window", option, [1, 2], [0, -1]) for option in ("size", "stride", "epochs_per_shift")],
-    ("plan", "window", "low", [0, 1], [-1]),
-    ("plan", "branch", "branches", [1, 2], [0, -1]),
-    ("plan", "late", "count", [1, 2], [0, -1]),
-    ("plan", "late", "low", [0, 1, None], [-1]),
+]
+TIMES: list[dict[str, Any]] = [
+    *({"count": 0}, {"low": 0.0}, {"high": 1.0}, {"low": 0.5, "high": 0.5}, {"low": 0.6, "high": 0.5}),
+    *({"kind": "power", "power": -0.1}, {"kind": "grid", "power": 2.0}),
+    *({"kind": "x"}, {"speed": 1}, {"low": -0.1}, {"high": 1.5}),
+]
+RULES += [
+    ("algorithm", name, "times", [{}, {"count": 1}, {"low": 0.1, "high": 0.2}], TIMES) for name in FORWARD_ALGORITHMS
 ]
 
 
-@pytest.mark.parametrize(("label", "name", "option", "taken", "refused"), BOUNDS)
-def test_bounds(label: str, name: str, option: str, taken: list[Any], refused: list[Any]) -> None:
-    for value in taken:
+@pytest.mark.parametrize(("label", "name", "option", "allowed", "refused"), RULES)
+def test_rules_that_no_type_states(label: str, name: str, option: str, allowed: list[Any], refused: list[Any]) -> None:
+    for value in allowed:
         assert getattr(create(TABLES[label], name, {option: value}, label=label), option) == value
     for value in refused:
         with pytest.raises(ConfigError):
@@ -228,9 +238,9 @@ def test_what_algorithms_ask_for() -> None:
         assert len(needs.notes) == 2
         assert asked("reward_gradient", target=target, kl_coef=0.1).reference
     assert asked("ram", times={"count": 2, "kind": "grid"}).times == ForwardTimes(count=2, kind="grid")
-    for name in ("nft", "awm", "crd"):
-        assert asked(name, kl_coef=0.1).reference
-    assert asked("awm", kl_coef=0.1).zero_advantages
+    for name in ("nft", "awm", "crd", "dpo", "dgpo"):
+        plain, penalized = asked(name), asked(name, kl_coef=0.1)
+        assert (plain.zero_advantages, penalized.zero_advantages, penalized.reference) == (False, True, True)
 
 
 def test_what_algorithms_ask_for_that_climb_rewards() -> None:

@@ -1,4 +1,4 @@
-"""What every algorithm does to a policy: up with what was rewarded, down with the rest, towards the reference.
+"""Effects of every algorithm on a policy: up with rewarded samples, down with the rest, towards the reference.
 
 All through the algorithms' own ``loss``, on a policy with a closed form (tests/support/toy.py).
 """
@@ -74,17 +74,6 @@ def scores(rows: DiffusionBatch, theta: Tensor) -> Tensor:
     return -((velocity - rows.target) ** 2).flatten(1).mean(1)
 
 
-def test_every_algorithm_is_here() -> None:
-    assert {name for name, _ in STEPS + SAMPLES} | {
-        "opd",
-        "fdfo",
-        "reward_gradient",
-        "refl",
-        "direct_align",
-        "sft",
-    } == set(ALGORITHMS)
-
-
 @pytest.mark.parametrize(("name", "options"), STEPS + SAMPLES, ids=str)
 def test_what_was_rewarded_becomes_likelier_and_what_was_not_less_likely(name: str, options: Options) -> None:
     algorithm, theta = make(name, options), vector(START)
@@ -121,7 +110,7 @@ def test_gradient_equals_finite_differences_in_every_parameter(name: str, option
     # Wide clips: no row sits at a kink.
     wide = {name: {"clip_range": 0.9} for name in ("grpo", "tempflow", "flash_grpo", "grpo_guard")}
     wide |= {"flow_dppo": {"threshold": 1e6}, "awm": {"clip_range": 10.0}, "v_grpo": {"clip_range": 10.0}}
-    # The group weight of DGPO has no gradient by definition; with this beta it is 1/2 whatever the policy.
+    # The group weight of DGPO has no gradient by definition; with this beta it is 1/2 regardless of the policy.
     wide |= {"dgpo": {"beta": 1e-13, "clip_range": 1e6}}
     algorithm, theta = make(name, {**options, **wide.get(name, {})}), vector(START)
     advantages, units = [1.5, -0.5, 0.7, -1.2], [0, 0, 1, 1]
@@ -528,7 +517,7 @@ def test_samples_go_where_their_reward_rises(target: str) -> None:
     def reward(at: Tensor) -> Tensor:
         moved = reached(at)
         if target == "bounded":
-            # What it is told is where to, not how much the reward is.
+            # It holds the direction, not the size of the reward.
             scale = slope_of(rows) / (slope_of(rows) ** 2).flatten(1).mean(1).sqrt().reshape(-1, 1, 1)
             wanted = rows.clean + 0.3 * scale
             return -((moved - wanted) ** 2 / rows.grid.sigma.reshape(-1, 1, 1)).mean()

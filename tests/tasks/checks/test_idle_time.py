@@ -1,4 +1,4 @@
-"""What processes are told of their waiting before a run begins."""
+"""The forecast of idle ranks before a run begins."""
 
 from __future__ import annotations
 

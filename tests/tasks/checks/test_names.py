@@ -1,4 +1,4 @@
-"""What options name outside the config is looked for before anything is loaded."""
+"""Files and repositories named by options are looked for before anything is loaded."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_a_killed_caller_leaves_no_process(module: Callable[[str], str], tmp_pat
 
 
 def free_port() -> int:
-    """Return a port nobody listens at."""
+    """Return a port without a listener."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -516,8 +516,8 @@ def test_two_nodes_equal_one_process(make_config: Callable[..., RunConfig], tmp_
 
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> None:
-    told: list[str] = []
-    two.reporter.message = told.append  # type: ignore[method-assign]
+    reported: list[str] = []
+    two.reporter.message = reported.append  # type: ignore[method-assign]
     killed: list[int] = []
 
     def kill_one() -> None:
@@ -532,7 +532,7 @@ def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> 
     execute(two, "rollout", 1, on_look=kill_one)
     assert len(killed) == 1
     assert execution_of(two).executor(RankExecutor).starts == 2
-    assert any("was ended from outside by SIGKILL" in text for text in told)
+    assert any("was ended from outside by SIGKILL" in text for text in reported)
     assert two.store.require(two.chain.require(1, "rollout").ref).rows == 16
 
 

@@ -98,7 +98,7 @@ def test_agents_are_numbered_and_strangers_refused() -> None:
     assert first.world_size == 3
     with pytest.raises(RendezvousConnectionError, match="More than 3 agents"):
         Rendezvous("127.0.0.1", port, 3, "start", 20).next_rendezvous()
-    # Of another start: numbered anew.
+    # Of another start: numbered again.
     assert Rendezvous("127.0.0.1", port, 2, "next", 20).next_rendezvous().rank == 1
 
 
@@ -170,13 +170,13 @@ def test_a_name_that_stands_for_loopback_is_resolved_past_it(monkeypatch: pytest
     [(["10.0.0.7", "192.168.1.7"], "has 10.0.0.7, 192.168.1.7: use the one"), ([], "has no other address")],
 )
 def test_a_name_that_stands_for_loopback_alone_is_refused(
-    monkeypatch: pytest.MonkeyPatch, addresses: list[str], told: str
+    monkeypatch: pytest.MonkeyPatch, addresses: list[str], reported: str
 ) -> None:
     known_as(monkeypatch, node1=["127.0.1.1"])
     has(monkeypatch, *addresses)
     with pytest.raises(ConfigError, match=r"the endpoint's host 'node1' is 127\.0\.1\.1 on this machine") as refused:
         reachable("node1", 2)
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.1.1"])

@@ -1,4 +1,4 @@
-"""What ranks that hold weights together leave behind: any other number of ranks, or one process, goes on with it."""
+"""Checkpoints of ranks that share the weights: any other number of ranks, or one process, goes on with it."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ def test_a_checkpoint_of_several_ranks_goes_on_with_any_number(
         root = tmp_path / f"on {ranks}"
         shutil.copytree(tmp_path / "broken", root)
         again = open_run(str(root), "small", overrides=[f"execution.processes={ranks}"])
-        told: list[str] = []
-        again.reporter.message = told.append  # type: ignore[method-assign]
+        reported: list[str] = []
+        again.reporter.message = reported.append  # type: ignore[method-assign]
         execute(again, "optimize", 1)
         execution_of(again).close()
-        assert [line for line in told if "training resumes after update" in line], told
+        assert [line for line in reported if "training resumes after update" in line], reported
         for file, tensors in expected.items():
             found = stored(again, 1, file)
             assert found.keys() == tensors.keys()

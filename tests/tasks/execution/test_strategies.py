@@ -293,7 +293,7 @@ class Torn(ClipScore):
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
 def test_ranks_that_hold_a_reward_together_score_as_one_process(crew: RankExecutor, tmp_path: Path) -> None:
-    """Three shards on two ranks; where one rank fails, its error is told, not that of those that waited for it."""
+    """Three shards on two ranks; where one rank fails, its error is reported, not that of those that waited for it."""
     (tmp_path / "clip").mkdir()
     options = {"model": write_clip(tmp_path / "clip")}
 

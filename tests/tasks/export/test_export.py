@@ -281,13 +281,13 @@ def test_a_model_without_t5_is_given_one_that_says_nothing(tmp_path: Path) -> No
     assert policy.missing_parts(tmp_path / "base") == ("text_encoder_3", "tokenizer_3")
     write_pipeline(policy, tmp_path / "base", tmp_path / "export")
     pipe = DiffusionPipeline.from_pretrained(tmp_path / "export")
-    told = DiffusionPipeline.from_pretrained(tmp_path / "base", text_encoder_3=None, tokenizer_3=None)
+    reported = DiffusionPipeline.from_pretrained(tmp_path / "base", text_encoder_3=None, tokenizer_3=None)
     for length in (1, 7):
         ours, theirs = (
             one.encode_prompt(
                 ["a cat", "ä\n"], None, None, do_classifier_free_guidance=False, max_sequence_length=length
             )
-            for one in (pipe, told)
+            for one in (pipe, reported)
         )
         assert torch.equal(ours[0], theirs[0])
         assert torch.equal(ours[2], theirs[2])

@@ -1,4 +1,4 @@
-"""What is loaded of a hub repository: what diffusers itself loads, and no pickle; one commit for all files."""
+"""Files loaded of a hub repository: those that diffusers loads, no pickle, one commit for all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a store says is not carried out."""
+"""Code that only a store names is not executed."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_what_runs_code_or_commands_must_have_been_given_here(
     check_trusted(plain, plain, run="small")
     with pytest.raises(TrustError, match=r"no config given on this machine has named:\n  .*(mine:|touch|os\.system)"):
         check_trusted(stored, stored, run="small")
-    # Given now, in place of what the store says or beside it.
+    # Given now, in place of what the store says or next to it.
     check_trusted(plain, stored, run="small")
     remember(stored)
     check_trusted(stored, stored, run="small")
@@ -260,7 +260,7 @@ def _refused(stored: RunConfig) -> str | None:
 
 
 def _with(config: RunConfig, setting: str, text: str) -> RunConfig:
-    """Return a config with a text in a setting, whatever the schema says of it."""
+    """Return a config with a text in a setting, also where the schema refuses it."""
     head, *rest = setting.split(".")
     annotation = type(config).model_fields[head].annotation
     return config.model_copy(update={head: _placed(getattr(config, head), annotation, rest, text)})

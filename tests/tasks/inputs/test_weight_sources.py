@@ -1,4 +1,4 @@
-"""Several prompt sources: mixed by weight, scored by rewards of their own, told apart in figures."""
+"""Several prompt sources: mixed by weight, scored by rewards of their own, distinguished in figures."""
 
 from __future__ import annotations
 
@@ -169,5 +169,5 @@ def test_a_run_over_sources_works_on_the_command_line(mixed: Make, flowmill: Flo
     ended = flowmill("run", str(tmp_path / "mixed.yaml"), "--root", str(tmp_path / "cli"))
     assert ended.returncode == 0, ended.stderr
     assert "jpeg" in ended.stdout
-    told = flowmill("status", "small", "--root", str(tmp_path / "cli"))
-    assert told.returncode == 0, told.stderr
+    reported = flowmill("status", "small", "--root", str(tmp_path / "cli"))
+    assert reported.returncode == 0, reported.stderr

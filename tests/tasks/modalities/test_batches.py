@@ -1,4 +1,4 @@
-"""What a micro-batch holds, row by row, against the samples it was made of."""
+"""The content of a micro-batch, row by row, against its samples."""
 
 from __future__ import annotations
 

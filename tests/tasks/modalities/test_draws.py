@@ -1,4 +1,4 @@
-"""What draws texts is what is trained and exported: log-probs, positions, stop texts, and settings of generation."""
+"""Texts are drawn by the model of training and export: log-probs, positions, stop texts, and generation settings."""
 
 from __future__ import annotations
 

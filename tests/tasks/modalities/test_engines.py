@@ -81,8 +81,8 @@ def test_a_server_draws_what_is_trained_with_ratios_of_1_and_gets_the_weights(tm
 
 def less_likely(answer: dict[str, Any]) -> dict[str, Any]:
     """Return an answer of a server whose kernels round otherwise."""
-    told = answer["choices"][0]["logprobs"]
-    told["token_logprobs"] = [each - 5e-4 for each in told["token_logprobs"]]
+    reported = answer["choices"][0]["logprobs"]
+    reported["token_logprobs"] = [each - 5e-4 for each in reported["token_logprobs"]]
     return answer
 
 

@@ -1,4 +1,4 @@
-"""PPO through the stages: a critic beside the policy, values of tokens, and advantages estimated from them."""
+"""PPO through the stages: a critic next to the policy, values of tokens, and advantages estimated from them."""
 
 from __future__ import annotations
 

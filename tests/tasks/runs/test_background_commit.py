@@ -1,4 +1,4 @@
-"""Shards are written and committed while the next are worked on; what fails there is told like any other failure."""
+"""Shards are written and committed while the next are worked on; failures there are reported like others."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_a_shard_is_committed_while_the_next_is_worked_on(store: ArtifactStore) 
         assert not later or began[later[0].name].wait(30), "the next shard waits for this one"
 
     run = StageRun(Numbers(store, next_began, lambda shard: began[shard.name].set()))
-    told: list[str] = []
-    assert run.run_shards(SHARDS, on_commit=told.extend) == [shard.name for shard in SHARDS]
-    assert store.committed(run.ref) == told == [shard.name for shard in SHARDS]
+    reported: list[str] = []
+    assert run.run_shards(SHARDS, on_commit=reported.extend) == [shard.name for shard in SHARDS]
+    assert store.committed(run.ref) == reported == [shard.name for shard in SHARDS]
     assert not list((Path(store.root.uri) / ".staging").iterdir())
 
 
@@ -96,9 +96,9 @@ def test_what_fails_behind_is_raised_and_named(store: ArtifactStore) -> None:
             raise OSError(5, "a bad sector")
 
     run = StageRun(Numbers(store, full, lambda shard: None))
-    with pytest.raises(OSError, match="a bad sector") as told:
+    with pytest.raises(OSError, match="a bad sector") as reported:
         run.run_shards(SHARDS)
-    assert run.failed(told.value) is SHARDS[1]
+    assert run.failed(reported.value) is SHARDS[1]
     assert store.committed(run.ref) == [SHARDS[0].name, SHARDS[2].name], "what was made meanwhile is not thrown away"
     assert run.pending() == [SHARDS[1]]
     assert not list((Path(store.root.uri) / ".staging").iterdir())
@@ -110,9 +110,9 @@ def test_what_was_begun_is_committed_though_the_next_fails(store: ArtifactStore)
             raise ValueError("a bug")
 
     run = StageRun(Numbers(store, lambda shard: None, broken))
-    with pytest.raises(ValueError, match="a bug") as told:
+    with pytest.raises(ValueError, match="a bug") as reported:
         run.run_shards(SHARDS)
-    assert run.failed(told.value) is SHARDS[1]
+    assert run.failed(reported.value) is SHARDS[1]
     assert store.committed(run.ref) == [SHARDS[0].name]
 
 
@@ -129,18 +129,18 @@ def test_of_two_failures_the_earlier_is_told(store: ArtifactStore) -> None:
             raise ValueError("a bug")
 
     run = StageRun(Numbers(store, full, broken))
-    with pytest.raises(OSError, match="a bad sector") as told:
+    with pytest.raises(OSError, match="a bad sector") as reported:
         run.run_shards(SHARDS)
-    assert run.failed(told.value) is SHARDS[0]
+    assert run.failed(reported.value) is SHARDS[0]
 
 
 def test_committed_shards_are_passed_on(store: ArtifactStore) -> None:
     began: list[str] = []
     run = StageRun(Numbers(store, lambda shard: None, lambda shard: began.append(shard.name)))
     run.run_shard(SHARDS[0])
-    told: list[str] = []
-    assert run.run_shards(iter(SHARDS), on_commit=told.extend) == [shard.name for shard in SHARDS]
-    assert told == began == [shard.name for shard in SHARDS]
+    reported: list[str] = []
+    assert run.run_shards(iter(SHARDS), on_commit=reported.extend) == [shard.name for shard in SHARDS]
+    assert reported == began == [shard.name for shard in SHARDS]
 
 
 def test_samples_are_written_behind_and_errors_are_not_lost(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What of a run counts: the chain derived from its config, what is stale and why, and what stands beside it."""
+"""The chain derived from the config of a run, stale artifacts with their causes, and side results."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_forcing_what_comes_out_equal_makes_nothing_due(make_config: Make) -> No
 
 
 def made_anew(context: RunContext, node: Node, ref: ArtifactRef) -> ArtifactRef:
-    """Lose an attempt and have it made anew; return which one the run goes by then."""
+    """Lose an attempt and have it made again; return which one the run goes by then."""
     context.store.root.remove(layout.manifest(ref))
     fresh = open_run(context.store.root.uri, "small", trusted=True)
     records = len(fresh.run.entries())

@@ -1,4 +1,4 @@
-"""What local files hold is part of what is made with them: others at the same path make scores anew, rollouts stay."""
+"""The content of local files is part of the results: other files at the same path make scores again, rollouts stay."""
 
 from __future__ import annotations
 

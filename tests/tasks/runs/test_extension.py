@@ -1,4 +1,4 @@
-"""What 'next' and 'latest' mean, and runs that grow."""
+"""The meaning of 'next' and 'latest', and runs that grow."""
 
 from __future__ import annotations
 
@@ -103,22 +103,6 @@ def test_presets_have_names() -> None:
     assert load_config("digits").run.name == "digits"
     with pytest.raises(ConfigError, match="nothing-like-it"):
         load_config("nothing-like-it")
-
-
-@pytest.mark.parametrize("preset", presets())
-def test_a_preset_is_copied_whole(preset: str, tmp_path: Path) -> None:
-    copy, *_ = copy_preset(preset, tmp_path)
-    ours, theirs = (load_config(path).model_dump(mode="json") for path in (preset, copy))
-    for section in (ours["prompts"], theirs["prompts"]):
-        lists = (section, *section["sources"])
-        found = [each.pop(split) for each in lists for split in ("train", "heldout") if each[split]]
-        assert found
-        assert all(Path(file).is_file() for file in found), found
-    assert ours == theirs
-    assert copy_preset(preset, tmp_path)[0] == copy, "again"
-    copy.write_text("run: {}")
-    with pytest.raises(ConfigError, match="exists and is another file"):
-        copy_preset(preset, tmp_path)
 
 
 def test_an_unknown_preset_is_named() -> None:

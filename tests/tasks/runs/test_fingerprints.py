@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName
+from pydantic import BaseModel
 
 from configs.fingerprint import fingerprint
 from configs.load import load_config
@@ -40,9 +42,16 @@ LORA = "model.lora={rank: 2, alpha: 4}"
 GUIDED = "model.guidance_scale=3"
 
 
-def identity(tmp_path: Path, stage: str, family: str, *overrides: str) -> str:
-    """Return the hash of what a stage of a tiny preset says changes its result, its inputs aside."""
-    config = load_config(ROOT / "configs" / f"tiny_{family}.yaml", [f"store.root={tmp_path}", *overrides])
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of all configs, in which nothing is made."""
+    return tmp_path_factory.mktemp("store")
+
+
+@cache
+def identity(root: Path, stage: str, family: str, *overrides: str) -> str:
+    """Return the hash of the options by which a stage of a tiny preset is named, without its inputs."""
+    config = load_config(ROOT / "configs" / f"tiny_{family}.yaml", [f"store.root={root}", *overrides])
     store = ArtifactStore(config.store)
     context = RunContext(store, config, RunFolder(store, "tiny"))
     slot = config.rewards[0].slot if stage == "score" else ""
@@ -67,29 +76,16 @@ CHANGES: list[tuple[str, str, list[str], str]] = [
     ],
     ("preprocess", "sd3", [], "model.guidance_scale=1"),
     ("preprocess", "sd3", [GUIDED], "model.negative_prompt=blurry"),
-    *[("policy", "sd3", [LORA], change) for change in ("model.lora.rank=4", "run.seed=1")],
     *[
         ("rollout", "sd3", [], change)
         for change in (
-            "model.height=96",
-            "model.width=96",
-            "model.dtype=bfloat16",
             "model.options.schedule=linear",
-            "model.guidance_scale=2",
+            "optimize.algorithm={name: grpo_guard}",
             "model.attention=sage",
             "model.attention=my_backend",
-            "run.seed=1",
-            "rollout.steps=5",
-            "rollout.group_size=6",
-            "rollout.prompts_per_epoch=1",
-            "rollout.same_noise=true",
-            "rollout.own_noise=0.5",
-            "rollout.latents_dtype=float16",
             "rollout.sampler.options={noise_level: 0.5}",
             "rollout.plan.options={last: train}",
             "rollout.store=parquet",
-            "advantage.kl_coef=0.1",
-            "optimize.algorithm={name: grpo_guard}",
         )
     ],
     *[
@@ -99,27 +95,19 @@ CHANGES: list[tuple[str, str, list[str], str]] = [
         for scale in (0, 0.5, 1)
     ],
     *[(stage, "sd3", [GUIDED], "model.negative_prompt=blurry") for stage in ("rollout", "evaluate")],
+    ("evaluate", "sd3", [], "evaluate.steps=9"),
     *[("rollout", family, [], "model.frames=17") for family in sorted(VIDEO)],
     ("score", "sd3", [], "rewards.0.options={scale: 1}"),
-    *[("advantage", "sd3", [], change) for change in ("rewards.0.weight=2", "advantage.std=global")],
+    ("advantage", "sd3", [], "rewards.0.weight=2"),
     ("advantage", "sd3", ["advantage.std=global"], "advantage.mean=global"),
     ("advantage", "sd3", [], "advantage.clip=[-2, 5]"),
     ("advantage", "sd3", [], "advantage.soft_clip=3"),
     ("advantage", "sd3", ["monitors=[{name: digits}]"], "advantage.diversity=digits"),
-    *[
-        ("optimize", "sd3", [], change)
-        for change in ("optimize.learning_rate=1e-5", "optimize.algorithm={name: tempflow}", "run.seed=1")
-    ],
+    ("optimize", "sd3", [], "optimize.algorithm={name: tempflow}"),
     *[("optimize", "sd3", ["optimize.replay={epochs: 1}"], f"optimize.replay.{c}") for c in ("share=0.5", "steps=1")],
-    *[("evaluate", "sd3", [], change) for change in ("model.height=96", "evaluate.seed=1", "evaluate.steps=9")],
 ]
 EXECUTION = (
     "execution.device=cpu",
-    "execution.rollout_batch_size=2",
-    "execution.micro_batch_size=2",
-    "execution.encode_batch_size=2",
-    "model.compile=true",
-    "model.gradient_checkpointing=true",
     "model.attention=native",
     "model.attention=flash",
     "model.device_map=balanced",
@@ -147,40 +135,79 @@ KEEPS: list[tuple[str, str, list[str], str]] = [
         for stage in ("rollout", "evaluate")
         for change in ("model.guidance_scale=0", "model.guidance_scale=0.5", "model.negative_prompt=blurry")
     ],
-    *[
-        ("rollout", "sd3", [], change)
-        for change in (
-            "rollout.groups_per_shard=1",
-            "rewards.0.weight=2",
-            "optimize.learning_rate=1e-5",
-            "optimize.algorithm={name: tempflow}",
-            "evaluate.every=3",
-            "advantage.std=global",
-        )
-    ],
-    *[("score", "sd3", [], change) for change in ("rewards.0.weight=2", "rollout.groups_per_shard=1")],
-    *[("advantage", "sd3", [], change) for change in ("optimize.learning_rate=1e-5", "execution.score_workers=2")],
+    *[("rollout", "sd3", [], change) for change in ("rewards.0.weight=2", "optimize.algorithm={name: tempflow}")],
+    ("score", "sd3", [], "rewards.0.weight=2"),
+    ("advantage", "sd3", [], "execution.score_workers=2"),
     *[("advantage", "sd3", [], change) for change in ("advantage.mean=group", "advantage.clip=5")],
-    *[("policy", "sd3", ["model.lora=null"], change) for change in ("run.seed=1", "optimize.learning_rate=1e-5")],
-    ("preprocess", "sd3", [], "run.seed=1"),
+    ("policy", "sd3", ["model.lora=null"], "run.seed=1"),
     ("preprocess", "sd3", ["model.guidance_scale=1"], "model.negative_prompt=blurry"),
 ]
 
 
-def told(row: tuple[str, str, list[str], str]) -> str:
+#: Stages whose result a setting of a section changes, with the settings that differ from the rest of their section.
+SECTIONS = {
+    "model": "rollout evaluate",
+    "rollout": "rollout",
+    "advantage": "advantage",
+    "optimize": "optimize",
+    "evaluate": "evaluate",
+    **dict.fromkeys(("critic", "execution", "export", "store", "tracking"), ""),
+}
+DIFFERENT = {
+    "run.epochs": "",
+    "run.seed": "policy rollout optimize",
+    "model.dtype": "encode rollout evaluate",
+    "model.frames": "rollout score evaluate",
+    **dict.fromkeys(("model.lora.rank", "model.lora.alpha"), "policy"),
+    **dict.fromkeys(("model.compile", "model.gradient_checkpointing", "rollout.groups_per_shard"), ""),
+    "rollout.steps": "rollout evaluate",
+    **{f"rollout.media.{name}": "rollout evaluate" for name in ("format", "fps", "latents", "lossless")},
+    "advantage.kl_coef": "rollout advantage",
+    **dict.fromkeys(("evaluate.every", "evaluate.images"), ""),
+}
+ALL_STAGES = ("base", "encode", "preprocess", "policy", "rollout", "score", "advantage", "optimize", "evaluate")
+
+
+def plain_settings(section: type[BaseModel], value: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each switch, number and choice of a config that is set, with another value."""
+    for name, field in section.model_fields.items():
+        key, now = f"{prefix}{name}", getattr(value, name)
+        choices = [each for kind in (field.annotation, *get_args(field.annotation)) for each in get_args(kind)]
+        if isinstance(now, BaseModel):
+            yield from plain_settings(type(now), now, f"{key}.")
+        elif isinstance(now, bool):
+            yield key, not now
+        elif isinstance(now, int | float):
+            yield key, now + 1 if isinstance(now, int) else now / 2 + 0.25
+        elif isinstance(now, str) and now in (others := [*get_args(field.annotation), *choices]):
+            yield key, next(each for each in others if each != now and isinstance(each, str))
+
+
+def test_every_plain_setting_changes_the_stages_of_its_section_alone(root: Path) -> None:
+    settings = dict(plain_settings(RunConfig, load_config(ROOT / "configs" / "tiny_sd3.yaml")))
+    assert len(settings) > 70
+    found = {
+        key: [s for s in ALL_STAGES if identity(root, s, "sd3") != identity(root, s, "sd3", f"{key}={other}")]
+        for key, other in settings.items()
+    }
+    expected = {key: SECTIONS.get(key.partition(".")[0], "") for key in settings} | DIFFERENT
+    assert found == {key: stages.split() for key, stages in expected.items()}
+
+
+def reported(row: tuple[str, str, list[str], str]) -> str:
     return f"{row[0]}-{row[1]}-{row[3]}"
 
 
-@pytest.mark.parametrize("row", CHANGES, ids=told)
-def test_what_changes_results_is_held(tmp_path: Path, row: tuple[str, str, list[str], str]) -> None:
+@pytest.mark.parametrize("row", CHANGES, ids=reported)
+def test_what_changes_results_is_held(root: Path, row: tuple[str, str, list[str], str]) -> None:
     stage, family, both, change = row
-    assert identity(tmp_path, stage, family, *both) != identity(tmp_path, stage, family, *both, change)
+    assert identity(root, stage, family, *both) != identity(root, stage, family, *both, change)
 
 
-@pytest.mark.parametrize("row", KEEPS, ids=told)
-def test_what_leaves_results_as_they_are_is_not(tmp_path: Path, row: tuple[str, str, list[str], str]) -> None:
+@pytest.mark.parametrize("row", KEEPS, ids=reported)
+def test_what_leaves_results_as_they_are_is_not(root: Path, row: tuple[str, str, list[str], str]) -> None:
     stage, family, both, change = row
-    assert identity(tmp_path, stage, family, *both) == identity(tmp_path, stage, family, *both, change)
+    assert identity(root, stage, family, *both) == identity(root, stage, family, *both, change)
 
 
 def test_guidances_that_are_inputs_have_a_fingerprint_each(tmp_path: Path) -> None:

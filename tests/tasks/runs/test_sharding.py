@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.load import load_config
+from configs.schema import RunConfig
 from models.rewards.factory import needs_of
 from tasks.runs.sharding import costs, cover, evaluation_cuts, idle_share, makespan, planned_cuts, rollout_cuts
 from tests.conftest import ROOT
@@ -80,24 +83,33 @@ def test_cuts_cover_everything(total: int, size: int, batch: int, ranks: int) ->
     assert all(start < end <= start + 4 * size for start, end in pairwise((0, *ends)))
 
 
+loaded = cache(load_config)
+
+
+def on_ranks(path: Path, ranks: int) -> RunConfig:
+    """Return a preset for a number of ranks."""
+    config = loaded(path)
+    return config.model_copy(update={"execution": config.execution.model_copy(update={"processes": ranks})})
+
+
 @pytest.mark.parametrize(("ranks", "idle"), [(8, ON_8), (32, ON_32)])
 def test_rollouts_of_full_presets_leave_nobody_waiting_but_where_the_docs_say_so(ranks: int, idle: list[str]) -> None:
     found = []
     for path in FULL:
-        config = load_config(path, [f"execution.processes={ranks}"])
+        config = on_ranks(path, ranks)
         if idle_share(rollout_cuts(config), batch=config.execution.rollout_batch_size, ranks=ranks) >= 0.1:
             found.append(path.stem)
     assert found == sorted(idle)
-    told = (ROOT / "docs" / "scaling.md").read_text()
-    assert [name for name in idle if f"`{name}`" not in told] == []
+    reported = (ROOT / "docs" / "scaling.md").read_text()
+    assert [name for name in idle if f"`{name}`" not in reported] == []
 
 
 @pytest.mark.parametrize("ranks", [8, 16, 32])
 def test_no_cut_of_a_preset_makes_anyone_wait_whom_whole_batches_would_not(ranks: int) -> None:
-    """What idles then is due to how much there is to do, and in batches of which size."""
+    """Ranks then idle because of the amount of work and the size of its batches alone."""
     assert len(FULL) > 20
     for path in FULL:
-        config = load_config(path, [f"execution.processes={ranks}"])
+        config = on_ranks(path, ranks)
         batch = config.execution.rollout_batch_size
         # A reward that compares the samples of a group has them in one shard.
         together = any(needs_of(section.name, section.options).groupwise for section in config.scored)

@@ -1,4 +1,4 @@
-"""What a process holds in memory, on which device, and when it lets go of it."""
+"""Models and weights that a process holds in memory: on which device, and until when."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def test_settings_of_precision_are_those_of_the_moment() -> None:
     ],
 )
 def test_memory_in_pieces_is_told_of(
-    monkeypatch: pytest.MonkeyPatch, reserved: float, allocated: float, conf: str, told: str | None
+    monkeypatch: pytest.MonkeyPatch, reserved: float, allocated: float, conf: str, reported: str | None
 ) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", conf)
     monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda device: int(reserved))
     monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: int(allocated))
     advice = allocator_advice(torch.device("cuda"))
-    assert advice == "" if told is None else told in advice
+    assert advice == "" if reported is None else reported in advice
     assert allocator_advice(torch.device("cpu")) == ""
 
 

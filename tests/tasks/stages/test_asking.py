@@ -82,7 +82,7 @@ def held(config: RunConfig) -> tuple[HeldRewards, Any]:
     return HeldRewards(config, host), host
 
 
-def told(prompts: Sequence[str], sources: Sequence[str] = ()) -> Subjects:
+def reported(prompts: Sequence[str], sources: Sequence[str] = ()) -> Subjects:
     metadata = [{SOURCE: name} for name in sources] or [{}] * len(prompts)
     return Subjects(
         prompts=tuple(prompts), metadata=tuple(metadata), samples=tuple(prompts), draws=tuple(range(len(prompts)))
@@ -100,7 +100,7 @@ def test_what_is_said_of_latents_and_their_slope_are_those_of_decoder_and_reward
         Question(prompts=prompts, factor=torch.tensor([2.0, 1.0, 1.0])),
         Question(prompts=['"11"'] * 3, factor=torch.tensor([-1.0, 0.0, -0.5])),
     ]
-    found = asked(latents, told(prompts), questions)
+    found = asked(latents, reported(prompts), questions)
     reward, policy = host.rewards.of(config.rewards[0]), host.decoding()
     images = policy.decode_smoothly(latents)
     parts = [each.factor * reward.differentiable(images, each.prompts, [{}] * 3) for each in questions]
@@ -114,7 +114,7 @@ def test_what_is_said_of_latents_and_their_slope_are_those_of_decoder_and_reward
     # A decoder whose blocks are computed again leads back the same way.
     recompute_decoder(policy.pipeline.vae)
     assert policy.pipeline.vae.is_gradient_checkpointing
-    (again,) = torch.autograd.grad(asked(latents, told(prompts), questions)[0], latents)
+    (again,) = torch.autograd.grad(asked(latents, reported(prompts), questions)[0], latents)
     assert torch.equal(again, of_one)
     assert bool(of_one[0].any())
     assert not bool(of_one[1:].any())
@@ -128,14 +128,16 @@ def test_rewards_are_weighed_and_say_nothing_of_other_sources(make_config: Make)
     config = config.model_copy(update={"rewards": (first, second.model_copy(update={"sources": ("one",)}))})
     asked, host = held(config)
     latents = torch.ones(3, 2, 2, requires_grad=True)
-    own = told(["a", "bb", "ccc"], ["one", "two", "two"])
+    own = reported(["a", "bb", "ccc"], ["one", "two", "two"])
     found = asked(latents, own, [Question(prompts=own.prompts, factor=torch.ones(3))])
     torch.testing.assert_close(found, torch.tensor([0.5 - 2, 0.5 * 2, 0.5 * 3]))
     (slope,) = torch.autograd.grad(found.sum(), latents)
     torch.testing.assert_close(slope[:, 0, 0], 2 / 4 * torch.tensor([0.5 - 2, 1.0, 1.5]))
     assert host.loads["vae"] == 0
     none = config.model_copy(update={"rewards": (config.rewards[1],)})
-    quiet = HeldRewards(none, host)(latents, told(["a"] * 3, ["two"] * 3), [Question(prompts=["a"] * 3, factor=found)])
+    quiet = HeldRewards(none, host)(
+        latents, reported(["a"] * 3, ["two"] * 3), [Question(prompts=["a"] * 3, factor=found)]
+    )
     assert not quiet.any()
 
 

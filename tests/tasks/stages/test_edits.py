@@ -1,4 +1,4 @@
-"""What starts from images learns from a reward that sees them."""
+"""Editing models learn from a reward that sees the source images."""
 
 from __future__ import annotations
 

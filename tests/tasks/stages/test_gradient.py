@@ -262,7 +262,7 @@ def test_damage_is_found_and_named(make_config: Make) -> None:
     with pytest.raises(CorruptError, match=PAYLOADS):
         StoredGradients(context.store, [ref]).of(samples(context)[0][0])
     with pytest.raises(CorruptError, match="no gradient of sample nobody"):
-        StoredGradients(context.store, [ref]).rms("nobody")
+        StoredGradients(context.store, [ref]).rms("missing")
 
 
 class Spreading:
@@ -363,7 +363,7 @@ def test_of_clips_the_frames_are_followed_that_are_scored(
 
 
 class Broken(Ink):
-    """What its gradient is, a test says."""
+    """The test defines its gradient."""
 
     def __init__(self, differentiable: Callable[[Tensor], Any]) -> None:
         self._made = differentiable

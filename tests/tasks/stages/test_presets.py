@@ -32,7 +32,7 @@ from tasks.runs.seeds import generator
 from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
-from tests.support.families import PIPELINES, UNPADDED
+from tests.support.families import PIPELINES, UNPADDED, family_params, representatives
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 pytestmark = pytest.mark.slow
@@ -41,12 +41,7 @@ pytestmark = pytest.mark.slow
 PROCESSED = ("qwen_image_edit", "qwen_image_edit_plus", "qwen_image21", "flux3", "minimax_h3")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=pytest.mark.xdist_group(f"preset {name}")) for name in (*PIPELINES, "flux2_klein_edit")
-    ],
-)
+@pytest.fixture(scope="module", params=family_params(representatives(), (*PIPELINES, "flux2_klein_edit")))
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     """One trained, evaluated and exported epoch of a family's tiny preset, which tests only look at."""
     quiet_libraries()
@@ -140,7 +135,7 @@ def test_the_snippet_of_the_card_draws_the_evaluated_images(
     usage = json.loads((folder / "generation.json").read_text())
     place = tmp_path / "place"
     shutil.copytree(folder, place)
-    # As the card says of a base that is no repository: it is linked beside it, under its name.
+    # As the card says of a base that is no repository: it is linked there under its name.
     (place / usage["base_model"]).symlink_to(finished.base_folder)
     monkeypatch.chdir(place)
     if model.policy in PROCESSED:

@@ -64,7 +64,7 @@ def weights(context: RunContext, epoch: int = 1) -> dict[str, torch.Tensor]:
 
 
 def stored(context: RunContext, epoch: int, file: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of one file of a policy, whole, whoever wrote it."""
+    """Return the tensors of one file of a policy, whole, regardless of the writer."""
     files = TensorFiles(tensor_files(policy_folder(context.store, context.policy_ref(epoch)), file))
     tensors = {name: torch.empty(shape) for name, shape in files.shapes.items()}
     files.read_into(tensors)
@@ -130,7 +130,7 @@ def test_digests_do_not_depend_on_shards(make_config: Make, tmp_path: Path, stor
 
 
 def test_runs_of_other_batch_sizes_make_attempts_of_their_own(make_config: Make) -> None:
-    """What is unfinished is gone on with in batches of the same sizes; what is complete is found by all."""
+    """Unfinished artifacts are continued in batches of the same sizes; all runs find complete ones."""
     first = prepare(make_config())
     begun = StageRun(make_stage(first, "rollout", 1))
     begun.run_shard(begun.pending()[0])
@@ -260,10 +260,10 @@ def test_training_resumes_from_the_checkpoint_within_the_epoch(make_config: Make
     with pytest.raises(Stop):
         run_epoch(broken, 1)
     again = open_run(broken.store.root.uri, "small")
-    told: list[str] = []
-    again.reporter.message = told.append  # type: ignore[method-assign]
+    reported: list[str] = []
+    again.reporter.message = reported.append  # type: ignore[method-assign]
     run_epoch(again, 1)
-    assert told == ["epoch 1: training resumes after update 2."]
+    assert reported == ["epoch 1: training resumes after update 2."]
     assert again.chain.digest() == whole.chain.digest()
     policy = policy_folder(again.store, again.policy_ref(1))
     assert (policy / "ema.safetensors").exists() == (trained == "ema")
@@ -271,7 +271,7 @@ def test_training_resumes_from_the_checkpoint_within_the_epoch(make_config: Make
 
 
 def test_one_kernel_for_a_whole_step_trains_the_adapters_that_compute(make_config: Make, tmp_path: Path) -> None:
-    """It leaves no trace on parameters, and sums of weights and adapters must be made anew all the same."""
+    """It leaves no trace on parameters, and sums of weights and adapters must be made again all the same."""
     made = []
     for fused in ("false", "true"):
         lora = ["model.lora={rank: 2, alpha: 4}", "optimize.learning_rate=1e-2", "optimize.updates_per_epoch=4"]
@@ -624,12 +624,12 @@ def test_force_makes_a_new_attempt_and_says_so(make_config: Make) -> None:
 
 def test_zero_advantages_cost_no_forward_and_leave_the_policy(make_config: Make) -> None:
     context = prepare(make_config("rewards=[{name: 'tests.support.rewards:Constant'}]"))
-    told: list[str] = []
-    context.reporter.message = told.append  # type: ignore[method-assign]
+    reported: list[str] = []
+    context.reporter.message = reported.append  # type: ignore[method-assign]
     run_epoch(context, 1)
     assert context.store.require(context.chain.require(1, "advantage").ref).summary["zero_std_ratio"] == 1.0
     assert context.store.require(context.policy_ref(1)).summary["updates"] == []
-    assert "nothing to learn" in told[-1]
+    assert "nothing to learn" in reported[-1]
     run_epoch(context, 2)
 
 

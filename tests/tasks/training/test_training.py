@@ -221,7 +221,7 @@ def test_the_scale_survives_a_kill_and_the_end_of_an_epoch(
     assert [update["update"] for update in updates] == list(range(1, 9))
     kept = [json.loads((policy_folder(w.store, w.policy_ref(2)) / "metrics.json").read_text()) for w in (whole, again)]
     assert kept[0]["loss_scale"] == kept[1]["loss_scale"]
-    # A scale that began anew would overflow again in the second epoch.
+    # A scale that began again would overflow again in the second epoch.
     assert kept[0]["loss_scale"]["exponent"] < 28
     assert updates[4]["overflows"] < updates[0]["overflows"]
     assert len({update["loss_scale"] for update in updates}) > 1

@@ -1,4 +1,4 @@
-"""What a training stage hands to the loop: its inputs, its plan, the behavior policy, and when it saves."""
+"""Arguments passed by a training stage to the loop: its inputs, its plan, the behavior policy, and when it saves."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ RATIOS = torch.tensor([1.5, 0.5, 1.0, 1.1, 0.9, 2.0, 1.0])
 
 
 class _Rated:
-    """What training asks of an optimizer beside torch's own methods."""
+    """The interface that training needs of an optimizer in addition to torch's methods."""
 
     moment_bytes, fuses = 4.0, False
     param_groups: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""What CogVideoX has that other families lack: DDIM on clips from pure noise, and two kinds of positions."""
+"""CogVideoX alone has DDIM on clips from pure noise, and two kinds of positions."""
 
 from __future__ import annotations
 

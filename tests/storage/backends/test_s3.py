@@ -1,4 +1,4 @@
-"""Whole runs on S3: the same digest as on disk, whatever the server and the network do."""
+"""Whole runs on S3: the same digest as on disk, with any fault of server and network."""
 
 from __future__ import annotations
 
@@ -101,15 +101,15 @@ def test_the_command_line_on_s3(
     assert f"flowmill ui --root {root}" in first.stdout
     again = flowmill("run", str(config_file), "--root", root, "--set", tracking, **environment)
     assert "No model was run" in again.stdout
-    told = {"the console": (first.stdout + first.stderr + again.stdout + again.stderr).encode()}
+    reported = {"the console": (first.stdout + first.stderr + again.stdout + again.stderr).encode()}
     for folder in (tmp_path, Path(os.environ["PREFECT_HOME"])):
         # Caches, MLflow's database, Prefect's with the parameters and logs of every flow.
-        told |= {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        reported |= {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     server = s3fs.S3FileSystem(use_listings_cache=False)
-    told |= {name: server.cat_file(name) for name in server.find(bucket)}
-    assert any(name.endswith("prefect.db") for name in told)
+    reported |= {name: server.cat_file(name) for name in server.find(bucket)}
+    assert any(name.endswith("prefect.db") for name in reported)
     for secret in (*secrets.values(), environment["AWS_SECRET_ACCESS_KEY"]):
-        assert [name for name, content in told.items() if secret.encode() in content] == []
+        assert [name for name, content in reported.items() if secret.encode() in content] == []
     missing = flowmill("store", "ls", "--root", "s3://flowmill-absent/x", **environment)
     assert missing.returncode == 1
     assert "there is no bucket 'flowmill-absent'" in missing.stderr + missing.stdout

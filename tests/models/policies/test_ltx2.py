@@ -1,4 +1,4 @@
-"""What clips with sound have that other families lack: a second medium in the same chain."""
+"""Clips with sound alone have a second medium in the same chain."""
 
 from __future__ import annotations
 

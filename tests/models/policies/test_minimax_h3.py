@@ -1,4 +1,4 @@
-"""What MiniMax-H3 has that other families lack: two schedules, sound and clips of seconds, and no guidance at all."""
+"""MiniMax-H3 alone has two schedules, sound and clips of seconds, and no guidance at all."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_both_media_move_both(folder: Path) -> None:
 
 
 def test_tokens_are_laid_out_once_for_the_steps_of_a_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And anew for other lengths and sizes; old ones are let go."""
+    """And again for other lengths and sizes; old ones are let go."""
     made: list[int] = []
     build = MiniMaxH3PrepareLayoutStep.build_packed_sequence
 

@@ -1,4 +1,4 @@
-"""Equal clips give equal bytes, whatever the process encoded before."""
+"""Equal clips give equal bytes, regardless of earlier encodings of the process."""
 
 from __future__ import annotations
 

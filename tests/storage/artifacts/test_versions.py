@@ -26,7 +26,7 @@ from tasks.reports.report import run_report
 from tasks.runs.opening import finished_result, mark_finished, open_run
 from tasks.runs.staleness import State, standings
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 TRAJECTORIES, REWARDED = ArtifactRef("trajectories", "1" * 32), ArtifactRef("rewards", "2" * 32)
 
 
@@ -78,7 +78,7 @@ def released(tmp_path: Path) -> str:
 def test_a_run_of_0_1_0_is_read_and_whole(released: str) -> None:
     assert verify_store(ArtifactStore(released), deep=True)["problems"] == []
     context = open_run(released, "tiny", reads=True)
-    # Its export had a LoRA whose scale was only in metadata, and is the one thing that is made anew.
+    # Its export had a LoRA whose scale was only in metadata, and is the one thing that is made again.
     stale = [each for each in standings(context.chain) if each.state is not State.FRESH]
     assert [(each.node.stage, each.causes[0].text) for each in stale] == [("export", "stage version 2 -> 3")]
     assert len(context.chain.entries()) == 12

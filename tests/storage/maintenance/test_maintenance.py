@@ -37,12 +37,8 @@ from tests.support.inside import make_stage, prepare, run_epoch
 
 
 @pytest.fixture
-def context(make_config: ConfigFactory) -> RunContext:
-    """Two trained epochs, two shards each, of a run named small."""
-    made = prepare(make_config())
-    for epoch in (1, 2):
-        run_epoch(made, epoch)
-    return made
+def context(trained: RunContext) -> RunContext:
+    return trained
 
 
 def folder_of(context: RunContext, stage: str, epoch: int, slot: str = "") -> tuple[ArtifactRef, Path]:
@@ -129,7 +125,7 @@ def test_damage_is_found_set_aside_and_made_anew(
 def test_orphans_are_named_and_set_aside(context: RunContext) -> None:
     _, folder = folder_of(context, "rollout", 1)
     (folder / "000000-000009-0123456789ab").mkdir()
-    (folder / "000000-000009-0123456789ab" / "samples.tar").write_bytes(b"left by nobody")
+    (folder / "000000-000009-0123456789ab" / "samples.tar").write_bytes(b"left by an unknown writer")
     (problem,) = find_problems(context.store, deep=False)
     assert (problem.kind, problem.shard) == ("orphaned", None)
     quarantine(context.store, problem)
@@ -388,7 +384,7 @@ def test_a_run_is_exported_as_one_table(context: RunContext, tmp_path: Path) -> 
 def test_the_recipe_of_the_docs_keeps_runs_attempts_and_monitors_apart(
     context: RunContext, make_config: ConfigFactory, tmp_path: Path
 ) -> None:
-    """What it says of each artifact of rewards is what the run's export says."""
+    """Its rows for each artifact of rewards equal those of the run's export."""
     import duckdb
 
     other = prepare(make_config("run.name=other", "run.seed=1", "monitors=[{name: jpeg_incompressibility}]"))
@@ -455,10 +451,10 @@ def test_a_sample_is_followed_to_its_updates(context: RunContext) -> None:
     assert len(advantages) == 16
     # Two updates per epoch; those of the second epoch go on counting.
     assert sorted(entered) == [3, 4]
-    with pytest.raises(StoreError, match="has no sample 'nobody'"):
-        trace_sample(context.store, ref, "nobody", [])
+    with pytest.raises(StoreError, match="has no sample 'missing'"):
+        trace_sample(context.store, ref, "missing", [])
     with pytest.raises(StoreError, match="holds no samples"):
-        trace_sample(context.store, context.policy_ref(1), "nobody", [])
+        trace_sample(context.store, context.policy_ref(1), "missing", [])
 
 
 @pytest.mark.slow

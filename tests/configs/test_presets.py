@@ -1,0 +1,103 @@
+"""Every preset, loaded once: it survives a round trip and a copy, and says the same as its publication."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from configs.errors import ConfigError
+from configs.load import dump_yaml, load_config, parse_config
+from configs.presets import copy_preset, presets
+from configs.registry import resolve
+from configs.schema import RunConfig
+from models.memory.architectures import meta_denoiser
+from models.memory.published import PUBLISHED as ARCHITECTURES
+from models.policies import POLICIES
+from pages.preset_page import ABSENT, deviations, resolved, shown
+from tasks.checks.check import check_config
+from tests.conftest import ROOT
+from tools.published import PUBLISHED
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_preset(name: str, tmp_path: Path) -> None:
+    config = load_config(name)
+    assert config.run.name == name
+    assert parse_config(yaml.safe_load(dump_yaml(config)), where="dump") == config
+    lists = config.prompts.lists("train").values()
+    assert lists
+    assert all(Path(each).is_absolute() for each in lists)
+    check_copy(name, config, tmp_path)
+    # Every preset of a full-size model has a publication.
+    assert (name in PUBLISHED) == (config.model.path is not None)
+    if name in PUBLISHED:
+        check_values(name, config)
+        check_head(name)
+        check_cost(name, config)
+        check_targets(config)
+
+
+def check_copy(name: str, config: RunConfig, folder: Path) -> None:
+    """Check that a copied preset is the same config, with prompt lists of its own that exist."""
+    copy, *_ = copy_preset(name, folder)
+    ours, theirs = (each.model_dump(mode="json") for each in (config, load_config(copy)))
+    for section in (ours["prompts"], theirs["prompts"]):
+        lists = (section, *section["sources"])
+        found = [each.pop(split) for each in lists for split in ("train", "heldout") if each[split]]
+        assert found
+        assert all(Path(file).is_file() for file in found), found
+    assert ours == theirs
+    assert copy_preset(name, folder)[0] == copy, "again"
+    copy.write_text("run: {}")
+    with pytest.raises(ConfigError, match="exists and is another file"):
+        copy_preset(name, folder)
+
+
+def check_values(name: str, config: RunConfig) -> None:
+    """Check that a preset equals its source except for the differences that its head names."""
+    listed, values = deviations(ROOT / "configs" / f"{name}.yaml"), PUBLISHED[name].values()
+    found = {key: shown(resolved(config, key)) for key in values}
+    different = {key for key, (value, _) in values.items() if found[key] != shown(value)}
+    assert different == set(listed), "named in the head and not different, or different and not named"
+    for key, line in listed.items():
+        assert line.published == shown(values[key][0]), key
+        # The head says in words what no config can express; once it can, the value is due.
+        assert found[key] in (line.ours, ABSENT), key
+
+
+def check_head(name: str) -> None:
+    """Check that a head names its source, and that every cited file has an address."""
+    publication, text = PUBLISHED[name], (ROOT / "configs" / f"{name}.yaml").read_text()
+    assert set(publication.settings) <= set(publication.files)
+    (source,) = (line for line in text.splitlines() if line.startswith("# source: "))
+    assert publication.paper is None or f"arXiv {publication.paper}" in source
+    owner = source.removeprefix("# source: ").split("; ")[-1].split()[0]
+    assert any(f"github.com/{owner}/" in address for address in publication.files.values())
+
+
+def check_cost(name: str, config: RunConfig) -> None:
+    """Check that a preset passes the check as it lies here, with the samples of its groups."""
+    cost = check_config(config, rewards=False)
+    branches = {"flux1_tempflow": 9 * 6, "qwen_image_tempflow": 9 * 6}.get(name, 1)
+    assert cost.samples_per_epoch == config.rollout.prompts_per_epoch * config.rollout.group_size * branches
+    assert cost.prompts["train"] >= config.rollout.prompts_per_epoch
+
+
+@cache
+def linear_layers(model: str) -> tuple[str, ...]:
+    """Return the names of the linear layers of a published model."""
+    modules = meta_denoiser(ARCHITECTURES[model]).named_modules()
+    return tuple(layer for layer, found in modules if isinstance(found, torch.nn.Linear))
+
+
+def check_targets(config: RunConfig) -> None:
+    """Check that the targets of adapters are layers of the published model."""
+    if config.model.lora is None:
+        return
+    family = resolve(POLICIES, config.model.policy, label="policy")
+    for target in config.model.lora.targets or family.lora_targets:
+        assert any(layer.endswith(f".{target}") for layer in linear_layers(str(config.model.path))), target
