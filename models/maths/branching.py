@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from models.devices import moved
 from models.maths.conditioning import Conditioning, GivesVelocity
 from models.maths.sampling import Sampler, grid_at
 from models.maths.schedules import Steps
 from models.maths.transitions import ODE
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

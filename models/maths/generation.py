@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
-from torch import Tensor
 
 from models.devices import moved
 from models.maths.tokens import draw
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Finish = Literal["eos", "length", "stop"]
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
 
 from models.maths.transitions import expand, predictions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def flow_sigma(alpha_bar: Tensor) -> Tensor:

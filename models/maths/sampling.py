@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from models.devices import moved
 from models.maths.conditioning import Conditioning, GivesVelocity
 from models.maths.schedules import Steps
 from models.maths.solvers import Solver
 from models.maths.transitions import Gaussian, Grid, Kernel, gaussian_kl
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

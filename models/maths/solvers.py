@@ -3,12 +3,14 @@ Legend: B rows, ... latent dims. Conventions as in ``models.maths.transitions``.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
 
 from models.maths.transitions import ODE, Grid, expand, predictions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Solver(Protocol):

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from models.devices import moved, widened
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Widths of training batches are multiples of this: a row's log-probs are then bitwise independent of its neighbors.
 WIDTH = 16

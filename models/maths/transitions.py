@@ -16,11 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol, TypeAlias
 
 import torch
 from pydantic import PositiveFloat
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Noise option of a kernel.
 Noise: TypeAlias = Annotated[PositiveFloat, "Use sampler 'ode' for no noise."]

@@ -6,10 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import nn
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig
@@ -18,6 +17,9 @@ from models.policies.compute_meter import Meter
 from models.policies.parts import Part
 from models.policies.tokenization import Reader
 from models.weights.stored_weights import StoredWeights
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

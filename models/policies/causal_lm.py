@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from configs.registry import build
 from configs.schema import RunConfig
@@ -48,6 +47,9 @@ from models.weights.lora_files import sorted_sets
 from models.weights.lora_start import StartAdapter, peft_adapter
 from models.weights.pretrained_loading import auto_from_config, load_pretrained
 from models.weights.stored_weights import StoredWeights, empty_model, on_meta
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 #: The trained module by its name.
 MODEL = "model"

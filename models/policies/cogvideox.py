@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from configs.errors import ConfigError
 from models.library_loading import read_json
@@ -24,6 +23,9 @@ from models.policies.diffusion import DiffusionSettings, Images
 from models.policies.pipeline import Modules, Rows
 from models.policies.pipeline_configs import Fields, whole
 from models.policies.tokenization import Reader
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Every published schedule starts from pure noise and ends without noise; the two schedulers have the same options.
 _SCHEDULE = Fields(

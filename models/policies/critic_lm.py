@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from configs.schema import RunConfig
 from models.policies.base import Policy, PolicySettings
@@ -18,6 +18,9 @@ from models.policies.parts import Part
 from models.policies.trainable import Trainable
 from models.weights.lora import LoraSpec
 from models.weights.pretrained_loading import load_pretrained
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: The trained module by its name.
 CRITIC = "critic"

@@ -10,11 +10,10 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import PositiveInt
-from torch import Tensor
 
 from configs.errors import ConfigError
 from configs.option_types import Share
@@ -25,6 +24,9 @@ from models.maths.preserving import PREDICTIONS, Preserving, clean_ends, flow_le
 from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
 from models.policies.pipeline_configs import DISCRETE, Fields, read_index, scheduler_of, whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

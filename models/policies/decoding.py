@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
 
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from models.policies.nan_checks import pixels
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 #: Largest decoder output, relative to [-1, 1], whose gradient is kept: a power of two, so that scaling is exact.
 _HEADROOM = 16.0

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig
@@ -21,6 +20,9 @@ from models.policies.base import Policy, PolicySettings
 from models.policies.parts import Part
 from models.policies.trainable import Trainable
 from models.weights.lora import LoraSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

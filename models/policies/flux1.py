@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from PIL import Image
-from torch import Tensor
 
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.parts import Part
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, TextOptions, thousandths
 from models.policies.tokenization import CLIP_LIMIT, Reader
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Flux1(PipelinePolicy):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from configs.errors import ConfigError
 from models.image_files import within
@@ -21,6 +20,9 @@ from models.policies.pipeline import JOINT_ATTENTION, Rows, joined
 from models.policies.pipeline_configs import Fields
 from models.policies.reference_images import check_references, check_shape, grids_of, padded, room_of, tokens_of
 from models.policies.tokenization import Reader, asked
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Pixels to which the pipeline scales larger images down, and the minimum of their sides.
 _PIPELINE_AREA, _SMALLEST = 1024 * 1024, 64

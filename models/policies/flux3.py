@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from configs.errors import ConfigError
 from models.library_loading import read_json
@@ -24,6 +23,9 @@ from models.policies.parts import Part
 from models.policies.pipeline import Modules, Rows, padded_text, thousandths
 from models.policies.pipeline_configs import SHIFT_ALONE, Fields
 from models.policies.tokenization import Reader, asked
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

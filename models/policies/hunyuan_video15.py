@@ -9,11 +9,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from models.library_loading import read_json
 from models.policies.clips import ClipPolicy
@@ -22,6 +21,9 @@ from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows
 from models.policies.pipeline_configs import SHIFT_ALONE, Fields, check_guider
 from models.policies.tokenization import Reader
 from models.weights.lora_files import save_lora
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Tokens that the pipeline reads, and tokens of its template, which it drops.
 _LENGTH, _TEMPLATE = 1000, 108

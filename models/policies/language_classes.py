@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from configs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Classes without a position argument whose attention depends on distances only, so that padding has no effect.
 _RELATIVE = frozenset({"bloom", "mpt", "roformer"})

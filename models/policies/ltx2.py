@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import PositiveFloat
-from torch import Tensor
 
 from configs.errors import ConfigError
 from configs.option_types import Share
@@ -30,6 +29,9 @@ from models.policies.nan_checks import waves
 from models.policies.pipeline import Modules, Rows
 from models.policies.pipeline_configs import FLOW, Fields
 from models.policies.tokenization import Reader
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: The pipeline's defaults for a scheduler's bounds.
 _BOUNDS = {"base_image_seq_len": 1024, "max_image_seq_len": 4096, "base_shift": 0.95, "max_shift": 2.05}

@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from configs.errors import ConfigError
 from models.devices import moved
@@ -33,6 +32,9 @@ from models.policies.nan_checks import pixels, waves
 from models.policies.parts import Part
 from models.policies.pipeline import Modules, Rows, TextOptions, padded_text
 from models.policies.pipeline_configs import Fields, check_scheduler, whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Number of text encoder layers before the hidden state that the pipeline reads; it must not be the last layer.
 _TEXT_LAYER = 50

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from configs.errors import ConfigError
 from models.maths.guidance import norm_preserving_guided
 from models.policies.flux1 import Flux1
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, thousandths
 from models.policies.tokenization import Reader
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: ``prompt_template_encode`` of QwenImagePipeline, with 34 tokens before the prompt.
 _TEMPLATE = (

@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from configs.errors import ConfigError
 from models.policies.diffusion import PipelineCall
 from models.policies.parts import Part
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions, padded_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class QwenImage21(PipelinePolicy):

@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from models.policies.diffusion import PipelineCall
 from models.policies.parts import Part
 from models.policies.pipeline import Rows
 from models.policies.qwen_image import QwenImage
 from models.policies.reference_images import check_references, check_shape, grids_of, padded, room_of, tokens_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Pixels to which the pipeline always scales the image to edit.
 _PIPELINE_AREA = 1024 * 1024

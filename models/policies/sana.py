@@ -12,11 +12,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from configs.errors import ConfigError
 from models.policies.clips import ClipPolicy
@@ -24,6 +23,9 @@ from models.policies.euler_grid import EulerGridPolicy
 from models.policies.pipeline import APART_ATTENTION, Modules, Rows
 from models.policies.pipeline_configs import DPM_FLOW, Fields
 from models.policies.tokenization import Reader
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from models.policies.ddim import UNetPolicy
 from models.policies.diffusion import Images
 from models.policies.pipeline import Rows
 from models.policies.pipeline_configs import Fields
 from models.policies.tokenization import CLIP_LIMIT, Reader
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SD15(UNetPolicy):

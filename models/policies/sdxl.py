@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from models.policies.ddim import UNetPolicy
 from models.policies.diffusion import Images, PipelineCall
@@ -21,6 +20,9 @@ from models.policies.parts import Part
 from models.policies.pipeline import Rows
 from models.policies.pipeline_configs import DISCRETE, Fields
 from models.policies.tokenization import CLIP_LIMIT, Reader
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _DDIM = DISCRETE["DDIMScheduler"]
 #: This pipeline clips if its scheduler's config says so.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from configs.errors import CorruptError
 from models.policies.base import Policy
@@ -16,6 +17,9 @@ from models.weights.lora import LoraSpec, add_lora
 from models.weights.merging import Merged
 from models.weights.sharding import Sharding, exchange, gather, scatter, whole
 from models.weights.tensor_files import TensorFiles
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Trainable:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from configs.extras import require_extra
@@ -27,6 +26,9 @@ from models.policies.pipeline import APART_ATTENTION, Modules, Rows
 from models.policies.pipeline_configs import Fields
 from models.policies.tokenization import Reader
 from models.weights.lora_files import save_lora
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
 
 from configs.errors import ConfigError, PromptError
 from models.library_loading import read_json
@@ -27,6 +26,9 @@ from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.parts import Part
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN, Wan, Wan22TI2V
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class _ImageToVideo(Wan):

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from configs.errors import ConfigError
 from configs.option_types import PositiveShare
@@ -23,6 +22,9 @@ from models.maths.transitions import expand
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.parts import Part
 from models.policies.wan import Wan, WanOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

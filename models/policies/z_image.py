@@ -6,15 +6,17 @@ The guidance scale is one more than in the pipeline, where 0 turns it off, so th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from models.policies.diffusion import Images
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
 from models.policies.tokenization import Reader, asked
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ZImage(PipelinePolicy):

@@ -6,13 +6,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from configs.option_types import OpenShare
 from models.quickstart.pretrain import Report
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PAD, BOS, EOS = 0, 1, 2
 _BATCH, _WARMUP, _LEARNING_RATE = 128, 50, 2e-3

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL, StableDiffusion3Pipeline
-from torch import Tensor, nn
+from torch import nn
 
 from models.quickstart.pipeline import MAX_TOKENS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Report = Callable[[str, int, int], None]
 _BATCH = 64

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jinja2 import TemplateError
-from torch import Tensor, nn
+from torch import nn
 
 from configs.errors import ConfigError
 from models.rewards.device_placement import settled
@@ -17,6 +17,9 @@ from models.rewards.pretrained import load_pretrained
 from models.rewards.weight_files import WeightsFile
 from models.text.chat_templates import render_chat
 from models.text.control_tokens import as_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PROMPT = "{text_prompt}"
 #: Side in pixels of the square that becomes one token.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from configs.path_types import ModelPlace
 from models.rewards.base import Metadata, Needs, Scores
@@ -16,6 +16,9 @@ from models.rewards.device_placement import settled
 from models.rewards.pretrained import Pretrained
 from models.rewards.sizes import BYTES, Takes
 from models.text.control_tokens import as_texts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Sample rate of published models, in Hz.
 _RATE = 48_000

@@ -9,15 +9,17 @@ Legend: B rows, H W image pixels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
 
 from configs.errors import RewardError
 from models.rewards.base import Batch, Metadata
 from models.rewards.errors import describe, log_traceback
 from models.rewards.returned import described
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Pillow's number of bicubic interpolation, which image processors name.
 _BICUBIC = 3

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from configs.path_types import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
@@ -20,6 +19,9 @@ from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import Encoder, Takes
 from models.rewards.weight_files import WeightsFile
 from models.text.control_tokens import as_texts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Mean and standard deviation of ImageReward's scores on its own data (``ImageReward.py``).
 _MEAN, _STD = 0.16717362830052426, 1.0333394966054072

@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import PositiveFloat
-from torch import Tensor
 from torch.nn.functional import interpolate
 
 from configs.errors import ConfigError
@@ -21,6 +20,9 @@ from models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, tok
 from models.rewards.base import Metadata, Needs, Scores
 from models.rewards.pretrained import Encoding
 from models.rewards.weight_files import WeightsFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ASPECTS = ("VQ", "MQ", "TA")
 _MARKS = [f"<|{aspect}_reward|>" for aspect in ASPECTS]

@@ -20,12 +20,13 @@ from jinja2 import Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import do_format
-from jinja2.runtime import Context, Undefined
+from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 if TYPE_CHECKING:
     from jinja2.parser import Parser
+    from jinja2.runtime import Context
 
 #: Maximum characters of a template; the longest published ones have about 20,000.
 _MOST_SOURCE = 1 << 18

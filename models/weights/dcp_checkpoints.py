@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -29,6 +28,7 @@ from models.weights.coverage import MAX_DIMENSIONS, check_covered
 from models.weights.plain_pickle import MAX_BYTES, PERSISTENT, Record, read_records
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed.checkpoint.metadata import MetadataIndex
 
 METADATA = ".metadata"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from models.weights.sharding import local
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Ema:

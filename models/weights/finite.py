@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from configs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_finite(loaded: Any, label: str) -> None:

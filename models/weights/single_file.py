@@ -14,16 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from configs.errors import ConfigError
 from models.library_loading import diffusers_class, read_json
 from models.weights.pretrained_loading import load_pretrained
 from models.weights.stored_weights import on_meta
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Prefix of a denoiser's names; files with only a denoiser may have no prefix.
 _DENOISER = "model.diffusion_model."

@@ -6,16 +6,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from configs.errors import ConfigError, CorruptError
 from models.library_loading import read_weight_index
 from models.weights.finite import check_tensors
 from models.weights.tensor_files import TensorFiles
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: File names of a component in diffusers and transformers; several files have an index next to them.
 _NAMES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
