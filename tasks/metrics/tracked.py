@@ -45,8 +45,6 @@ _PARAMETERS = (
 #: Maximum number of logged settings.
 _MOST = 20
 _MAX_LENGTH = 500
-#: Columns in a table of epochs, in addition to rewards and monitors.
-_IN_TABLE = ("advantage/filtered_ratio", "time/rollout_s", "time/optimize_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +119,6 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
     identity = fingerprint([[*key[1:], manifest.digest] for key, manifest in made.items()])[:8]
     time_ms = committed_at(chain, [ArtifactRef(manifest.kind, manifest.id) for manifest in made.values()])
     return EpochContent(epoch=epoch, identity=identity, time_ms=time_ms, points=scores_first(points))
-
-
-def epoch_row(chain: Chain, epoch: int) -> dict[str, float]:
-    """Return the figures of a trained epoch for a table row: rewards, monitors, seconds of stages."""
-    figures = _epoch_figures(chain, _made(chain, epoch) or {})
-    means = [key for key in figures if key.startswith(("reward/", "monitor/")) and key.endswith("_mean")]
-    shown = [key for key in ("reward/mean", "reward/std", *means, *_IN_TABLE) if key in figures]
-    return {"epoch": epoch, **{key: round(figures[key], 4) for key in shown}}
 
 
 def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
