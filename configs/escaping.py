@@ -21,8 +21,6 @@ _ADDRESS = re.compile(r"https?://[\w.~:/?#@!$&*+,;=%-]+|\w[\w.-]*", re.ASCII)
 #: Characters that start a formula in spreadsheets, including their full-width forms.
 _FORMULA = frozenset("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
-#: Characters that Markdown takes literally after a backslash.
-
 
 def visible(text: str, *, keep: str = "") -> str:
     """Return a text with terminal control and direction-changing characters replaced by escapes like ``\\x1b``.

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
-
-    from storage.artifacts.commit import ArtifactStore
-    from storage.layout import ArtifactRef
-
-
-def pictures(store: ArtifactStore, ref: ArtifactRef, samples: Collection[str] | None) -> dict[str, Image | list[Image]]:
-    """Return the images, or frames of clips, of an artifact by sample id; all samples when None."""
-    from tasks.reports.reading import media_of
-
-    return {sample: picture(media) for sample, media in media_of(store, ref, samples).items()}
 
 
 def picture(media: np.ndarray) -> Image | list[Image]:

@@ -17,7 +17,7 @@ from tasks.metrics.describe import describe_result
 from tasks.metrics.evaluations import evaluation_texts
 from tasks.reports.dataset import export_run
 from tasks.reports.report import run_report
-from tasks.reports.report.content import read_run
+from tasks.reports.report.reading import read_run
 from tasks.runs.context import RunContext
 from tasks.tracking.tracker import Tracker
 from tests.conftest import ROOT
