@@ -24,13 +24,14 @@ def print_runs(uri: str, runs: Sequence[Mapping[str, Any]], *, complete: bool) -
     table = Table("run", "epochs", "state", "last evaluation")
     for run in runs:
         if run["benchmark"] is not None:
-            table.add_row(run["run"], "", "benchmark", run["benchmark"])
-            continue
-        if run["epochs"] is None:
-            table.add_row(run["run"], "", run["state"], "")
-            continue
-        epochs = f"{run['finished_epochs']} of {run['epochs']}"
-        table.add_row(run["run"], epochs, _state(run), _last_figures(run))
+            cells = ["", "benchmark", run["benchmark"]]
+        elif run["epochs"] is None:
+            cells = ["", run["state"], ""]
+        else:
+            stale = counts(run["stages"]).get("stale")
+            state = f"{run['state']}, {stale} stale" if stale else run["state"]
+            cells = [f"{run['finished_epochs']} of {run['epochs']}", state, _last_figures(run)]
+        table.add_row(run["run"], *cells)
     print_table(table, cut=("state", "last evaluation"), complete=complete)
 
 
@@ -142,11 +143,6 @@ def counts(stages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Return the numbers of stale, missing and fresh stages."""
     states = [stage["state"] for stage in stages]
     return {state: states.count(state) for state in _WORST if state in states}
-
-
-def _state(run: Mapping[str, Any]) -> str:
-    stale = counts(run["stages"]).get("stale")
-    return str(run["state"]) + (f", {stale} stale" if stale else "")
 
 
 def _last_figures(run: Mapping[str, Any]) -> str:
