@@ -24,7 +24,8 @@ class Shown:
 
 def evaluation_images(view: RunView, epoch: int, split: str, count: int) -> list[Shown]:
     """Return the first images of a split; empty if the epoch was not evaluated, or samples are not decoded."""
-    if view.chain.find(epoch, "evaluate") is None or not view.config.rollout.media.decodes:
+    entry = view.chain.find(epoch, "evaluate")
+    if entry is None or view.store.manifest(entry.ref) is None or not view.config.rollout.media.decodes:
         return []
     label, rows = view.config.rewards[0].slot, view.samples(epoch, evaluation=True).to_pylist()
     chosen = [row for row in rows if row["list"] == split][:count]

@@ -31,6 +31,7 @@ from tasks.metrics.tracked import epoch_content, evaluation_content
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.staleness import standings
+from tasks.specs.graph import Node
 
 #: Columns that say which sample a score is of.
 _IDS = ("sample_id", "prompt_id", "group_id")
@@ -121,39 +122,32 @@ class RunView:
 
         Columns: sample_id, prompt_id, group_id; of an evaluation 'list', the prompt list; 'reward.<label>' and
         'note.<label>' of each reward, and of each monitor or judge; after the advantage stage 'reward' (the optimized
-        sum), 'advantage', and the lists of advantages per token or per modality.
+        sum) and 'advantage'.
 
         Args:
             epoch: the epoch.
             evaluation: the run's evaluation of the epoch, not its rollout.
         """
-        scored = (*self.config.rewards, *self.config.evaluate.judges) if evaluation else self.config.scored
-        found: pa.Table | None = None
-        for slot in (section.slot for section in scored):
-            entry = self.chain.find(epoch, "judge" if evaluation else "score", slot)
-            if entry is not None:
-                rows = read_rows(self.store, entry.ref)
-                if found is None:
-                    found = rows.select(_IDS)
-                    found = self._with_list(found, entry.ref) if evaluation else found
-                found = joined(found, rows, {"reward": f"reward.{slot}", "note": f"note.{slot}"})
-        found = found if evaluation else self._with_advantages(found, epoch)
-        return pa.table({name: pa.array([], pa.string()) for name in _IDS}) if found is None else found
+        stage, scored = "score", self.config.scored
+        if evaluation:
+            stage, scored = "judge", (*self.config.rewards, *self.config.evaluate.judges)
+        nodes = {section.slot: Node(epoch, stage, section.slot) for section in scored}
+        parts = [(node, {"reward": f"reward.{slot}", "note": f"note.{slot}"}) for slot, node in nodes.items()]
+        parts += [] if evaluation else [(Node(epoch, "advantage"), {"reward": "reward", "advantage": "advantage"})]
+        table = pa.table({name: pa.array([], pa.string()) for name in _IDS})
+        for node, columns in parts:
+            ref = self._complete(node)
+            if ref is not None:
+                rows = read_rows(self.store, ref)
+                if not table.num_rows:
+                    table = self._with_list(rows.select(_IDS), ref) if evaluation else rows.select(_IDS)
+                table = joined(table, rows, columns)
+        return table
 
-    def _with_advantages(self, table: pa.Table | None, epoch: int) -> pa.Table | None:
-        entry = self.chain.find(epoch, "advantage")
-        if entry is None:
-            return table
-        rows = read_rows(self.store, entry.ref)
-        found = joined(rows.select(_IDS) if table is None else table, rows, {n: n for n in ("reward", "advantage")})
-        parts = {
-            "token_advantages": self.chain.plan.estimator.per_token,
-            "modality_advantages": any(reward.modality is not None for reward in self.config.rewards),
-        }
-        for name in (name for name, is_there in parts.items() if is_there):
-            part = read_rows(self.store, entry.ref, name)
-            found = joined(found, part, {column: column for column in part.column_names[1:]})
-        return found
+    def _complete(self, node: Node) -> ArtifactRef | None:
+        """Return the artifact of a stage if it counts and is complete."""
+        entry = self.chain.find(*node)
+        return None if entry is None or self.store.manifest(entry.ref) is None else entry.ref
 
     def _with_list(self, table: pa.Table, ref: ArtifactRef) -> pa.Table:
         """Return a table of an evaluation with the prompt list of each row."""
@@ -163,7 +157,8 @@ class RunView:
     def samples(self, epoch: int, *, evaluation: bool = False) -> pa.Table:
         """Return the samples of an epoch with their ``scores``; notes only of rewards that left any.
 
-        For rendered texts 'media_format' is the format of their images.
+        Of a rollout also the lists of advantages per token, or per modality, where the run has them. For rendered texts
+        'media_format' is the format of their images.
 
         Args:
             epoch: the epoch.
@@ -178,7 +173,18 @@ class RunView:
             table = table.set_column(table.column_names.index("media_format"), "media_format", formats)
         plain = [name for name in scores.column_names if name not in (*_IDS, "list") and not name.startswith("note.")]
         notes = [name for name in scores.column_names if name.startswith("note.") and any(scores[name].to_pylist())]
-        return joined(table, scores, {name: name for name in (*plain, *notes)})
+        table = joined(table, scores, {name: name for name in plain})
+        for part in () if evaluation else self._advantage_lists(epoch):
+            table = joined(table, part, {column: column for column in part.column_names[1:]})
+        return joined(table, scores, {name: name for name in notes})
+
+    def _advantage_lists(self, epoch: int) -> Iterator[pa.Table]:
+        """Yield the tables of advantages per token or per modality."""
+        ref = self._complete(Node(epoch, "advantage"))
+        if ref is not None and self.chain.plan.estimator.per_token:
+            yield read_rows(self.store, ref, "token_advantages")
+        if ref is not None and any(reward.modality is not None for reward in self.config.rewards):
+            yield read_rows(self.store, ref, "modality_advantages")
 
     def shown(
         self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
