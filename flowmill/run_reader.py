@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from configs.schema import RunConfig
-from flowmill.images import picture
 from storage.layout import ArtifactRef
 from tasks.metrics.evaluations import finished_evaluations
 from tasks.metrics.samples import arrays_of, artifact_table
@@ -21,6 +20,13 @@ if TYPE_CHECKING:
 
     from tasks.reports.states import States
     from tasks.runs.context import RunContext
+
+
+def picture(media: np.ndarray) -> Image | list[Image]:
+    """Return (H, W, 3) uint8 as an image, or (F, H, W, 3) as the frames of a clip."""
+    from PIL.Image import fromarray
+
+    return [fromarray(frame) for frame in media] if media.ndim == 4 else fromarray(media)
 
 
 class RunReader:

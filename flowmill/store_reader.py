@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from flowmill.images import picture
-from flowmill.run_reader import RunReader
+from flowmill.run_reader import RunReader, picture
 from flows.environment import existing_root
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import list_runs
