@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from configs.errors import StoreError
 from storage.artifacts.commit import ArtifactStore
@@ -120,7 +119,10 @@ def film_of(shard: TrajectoryShard, row: int, *, fps: int) -> bytes | None:
 
 def joined(table: pa.Table, other: pa.Table, columns: dict[str, str]) -> pa.Table:
     """Return a table with columns of another one under new names, joined by sample id; null where it has no row."""
-    places = pc.index_in(table.column("sample_id"), value_set=other.column("sample_id"))
+    # Imported late: it imports Arrow, which commands that only describe runs do without.
+    from pyarrow.compute import index_in
+
+    places = index_in(table.column("sample_id"), value_set=other.column("sample_id"))
     for column, name in columns.items():
         table = table.append_column(name, other.column(column).take(places))
     return table
