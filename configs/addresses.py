@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,11 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def holds_token(authorization: str, token: str | None) -> bool:
+    """Return whether the value of a request's header ``Authorization`` is the bearer of a token, if one is wanted."""
+    return token is None or secrets.compare_digest(authorization.encode(), f"Bearer {token}".encode())
 
 
 def check_passwords(name: str, value: Any) -> None:

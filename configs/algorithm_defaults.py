@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 #: Algorithms that add fresh noise to final latents and need no other part of a rollout; a test checks the list.
-FORWARD = frozenset({"nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient", "direct_align"})
+FORWARD = frozenset(
+    {"nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient", "direct_align", "sft", "kto"}
+)
 #: Algorithms that continue from stored states; a test checks the list.
 STATES = frozenset({"refl"})
 #: Algorithms whose advantages are per token, and the estimator each is defined with; a test checks the list.

@@ -3,6 +3,7 @@
     FlowmillError
     ├── ConfigError            a setting, or a combination of settings, that cannot work
     ├── PromptError            a prompt file that cannot be used
+    ├── DataError              given samples that cannot be used
     ├── TrustError             a store names code or commands that no config here has named
     ├── RunConflictError       a run of this name exists with other settings, or is being executed
     ├── StoreError             the store cannot be used as asked
@@ -34,6 +35,10 @@ class ConfigError(FlowmillError):
 
 class PromptError(FlowmillError):
     """A prompt source that is missing, empty, malformed or holds a prompt twice."""
+
+
+class DataError(FlowmillError):
+    """Given samples that are missing, malformed, or cannot be trained on."""
 
 
 class TrustError(FlowmillError):

@@ -35,13 +35,17 @@ FREE_TO_CHANGE = (
     "rewards.*.spread",
     "rewards.*.server",
     "export",
+    "data.train",
+    "data.rows_per_shard",
+    "data.bad_rows",
     "prompts.train",
     "prompts.heldout",
     "prompts.sources.*.train",
     "prompts.sources.*.heldout",
 )
 #: Prefixes of settings that do not change the results,
-_CARRYING_OUT = ("store.", "execution.", "tracking.", "rollout.groups_per_shard", "critic.device")
+_SHARDS = ("rollout.groups_per_shard", "data.rows_per_shard")
+_CARRYING_OUT = ("store.", "execution.", "tracking.", *_SHARDS, "critic.device")
 #: and the exception among them.
 _DECIDES = ("execution.ahead",)
 
@@ -62,7 +66,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: the file is missing or malformed, a key is unknown, or a value is not allowed.
     """
     source = config_file(path)
-    data = _read(source)
+    data = read_config(source)
     own = _mistakes(data)
     if overrides:
         given, data = data, _with_defaults(data)
@@ -184,7 +188,16 @@ def _is_below(parts: Sequence[str], free: Sequence[str]) -> bool:
     return len(parts) >= len(free) and all(name in ("*", part) for name, part in zip(free, parts, strict=False))
 
 
-def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_config(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return the data of a config file, merged over those that it extends.
+
+    Args:
+        path: the file.
+        seen: the files that extend it.
+
+    Raises:
+        ConfigError: the file is missing or malformed.
+    """
     try:
         with path.open("rb") as file:
             # A device may be endless.
@@ -208,7 +221,7 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         return data
     if path.resolve() in (seen := (*seen, path.resolve()))[:-1]:
         raise ConfigError(f"Config file '{path}' extends itself through {' -> '.join(p.name for p in seen)}.")
-    return _merge(_read(path.parent / str(parent), seen), data)
+    return _merge(read_config(path.parent / str(parent), seen), data)
 
 
 def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from configs.advantages import AdvantageSection, ReplaySection
 from configs.algorithm_defaults import with_followers
 from configs.base import Component, Later, Section
 from configs.critic import CriticSection
+from configs.data import DataSection
 from configs.execution import ExecutionSection
 from configs.model import ModelSection
 from configs.optimizer import EmaSection, ScheduleSection
@@ -71,7 +72,7 @@ class PromptsSection(Section):
 
     @model_validator(mode="after")
     def _one_way(self) -> PromptsSection:
-        if (self.train is None) == (not self.sources) or (self.sources and self.heldout is not None):
+        if self.sources and (self.train is not None or self.heldout is not None):
             raise ValueError("prompts needs either 'train' (and maybe 'heldout') or 'sources', each with its own")
         names = [source.name for source in self.sources]
         if len(set(names)) < len(names):
@@ -80,9 +81,8 @@ class PromptsSection(Section):
 
     def lists(self, split: Literal["train", "heldout"]) -> dict[str, str]:
         """Return the lists of a split by setting, in order."""
-        if self.train is not None:
-            found = {f"prompts.{split}": getattr(self, split)}
-        else:
+        found = {f"prompts.{split}": getattr(self, split)}
+        if self.sources:
             found = {f"prompts.sources.{n}.{split}": getattr(each, split) for n, each in enumerate(self.sources)}
         return {setting: source for setting, source in found.items() if source is not None}
 
@@ -241,6 +241,8 @@ class RunConfig(Section):
     """The base model."""
     prompts: PromptsSection
     """The prompts."""
+    data: DataSection | None = None
+    """Given samples to train on, instead of rollouts; their prompts are the prompts to train on."""
     rollout: RolloutSection = RolloutSection()
     """Trajectory generation."""
     rewards: tuple[RewardSection, ...] = Field(min_length=1)
@@ -287,7 +289,24 @@ class RunConfig(Section):
     def _as_the_algorithm_needs(cls, data: Any) -> Any:
         return with_followers(data)
 
+    @model_validator(mode="after")
+    def _prompts_to_train_on(self) -> Self:
+        prompts = self.prompts
+        named = prompts.train is not None or bool(prompts.sources)
+        if self.data is None and not named:
+            raise ValueError("prompts needs either 'train' (and maybe 'heldout') or 'sources', each with its own")
+        if self.data is not None and named:
+            raise ValueError("prompts.train and prompts.sources do not go with 'data', whose rows have the prompts")
+        return self
+
     @property
     def scored(self) -> tuple[RewardSection, ...]:
         """The rewards and monitors, which score every rollout."""
         return (*self.rewards, *self.monitors)
+
+    @property
+    def samples_per_group(self) -> int:
+        """The number of samples of one prompt that training can compare."""
+        if self.data is None:
+            return self.rollout.group_size
+        return 2 if self.data.paired or self.data.rating is not None else 1

@@ -31,17 +31,17 @@ def relevant(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     ]
 
 
-def explain(item: Mapping[str, Any]) -> str:
-    """Return one error item of pydantic as a sentence or two, without its origin."""
+def explain(item: Mapping[str, Any], schema: type[BaseModel] = RunConfig) -> str:
+    """Return one error item of pydantic, about data of a schema, as a sentence or two, without its origin."""
     location = ".".join(str(part) for part in place(item))
     if item["type"] == "extra_forbidden":
-        return f"unknown setting '{location}'. {_suggest(item['loc'])}"
+        return f"unknown setting '{location}'. {_suggest(item['loc'], schema)}"
     if item["type"] == "missing":
         return f"setting '{location}' is required and missing."
     if item["type"] == "value_error":
         return f"'{location or 'config'}': {item['msg'].removeprefix('Value error, ')}."
     message = wanted(item)
-    section = _section_at(item["loc"])
+    section = _section_at(item["loc"], schema=schema)
     if item["type"] in ("model_type", "dict_type") and section is not None and issubclass(section, Component):
         message = "it must be a name with options; give the name alone, or {name: ..., options: {...}}"
     return f"'{location or 'config'}' is {item['input']!r}; {message}."
@@ -70,10 +70,10 @@ _REMEDIES = {
 }
 
 
-def _suggest(location: Sequence[int | str]) -> str:
+def _suggest(location: Sequence[int | str], schema: type[BaseModel]) -> str:
     """Suggest the setting of the same name in another section, else the most similar one in this section."""
-    leaf, valid = str(location[-1]), list(_section_at(location[:-1], RunConfig).model_fields)
-    elsewhere = [name for name in _settings(RunConfig) if name.rpartition(".")[2] == leaf]
+    leaf, valid = str(location[-1]), list(_section_at(location[:-1], schema, schema=schema).model_fields)
+    elsewhere = [name for name in _settings(schema) if name.rpartition(".")[2] == leaf]
     if elsewhere:
         return f"Did you mean {' or '.join(repr(name) for name in elsewhere[:2])}? Valid: {', '.join(valid)}."
     return did_you_mean(leaf, valid)
@@ -88,9 +88,9 @@ def _settings(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from _settings(inner, f"{prefix}{name}.")
 
 
-def _section_at(location: Sequence[int | str], default: Any = None) -> Any:
+def _section_at(location: Sequence[int | str], default: Any = None, *, schema: type[BaseModel] = RunConfig) -> Any:
     """Return the section at a location of the schema, or the innermost one around it if a default is given."""
-    section: type[BaseModel] = RunConfig
+    section = schema
     for part in location:
         if isinstance(part, int) or str(part).isdecimal():
             continue

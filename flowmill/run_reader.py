@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tasks.reports.states import States
     from tasks.runs.context import RunContext
+    from tasks.specs.graph import Node
 
 
 def picture(media: np.ndarray) -> Image | list[Image]:
@@ -164,6 +165,35 @@ class RunReader:
     def curves(self) -> pa.Table:
         """Return the curves that MLflow shows: key, step (the epoch; of 'optimize/' the update), value, list."""
         return self._view.curves()
+
+    def stream(self, epoch: int, *, evaluation: bool = False, start: int = 0) -> Any:
+        """Return an epoch's samples as a ``webdataset.DataPipeline`` over the committed tars, with rewards joined.
+
+        Each sample has the members of the tar, undecoded, and 'scores' (reward, advantage, reward.<label>). Shards are
+        split by rank and worker. Files are checked against their checksums, also those on S3.
+
+        Args:
+            epoch: the epoch; 0 for the given samples of a run with a section 'data'.
+            evaluation: read the run's evaluation of the epoch, not its rollout.
+            start: number of samples to leave out, to continue where this rank and worker stopped.
+        """
+        from tasks.reports.streams import stream_of
+
+        return stream_of(self._context, self._samples_node(epoch, evaluation), start=start)
+
+    def dataset(self, epoch: int, *, evaluation: bool = False) -> Any:
+        """Return an epoch's samples as a ``datasets.IterableDataset`` with images, texts, rewards and advantages.
+
+        ``split_dataset_by_node`` splits it by rank, ``state_dict`` and ``load_state_dict`` continue it; see ``stream``.
+        """
+        from tasks.reports.streams import dataset_of
+
+        return dataset_of(self._context, self._samples_node(epoch, evaluation))
+
+    def _samples_node(self, epoch: int, evaluation: bool) -> Node:
+        from tasks.specs.graph import Node
+
+        return Node(epoch, "evaluate") if evaluation else self._context.plan.samples_of(epoch)
 
     def trace(self, epoch: int, sample: str) -> dict[str, Any]:
         """Return the origin of a sample, its rewards and advantage, and the optimizer updates it entered."""

@@ -33,6 +33,8 @@ class Rollouts:
 
         Rewards that read rendered images are scored after the rollouts.
         """
+        if self._plan.given:
+            return
         for upcoming in self._plan.rollouts_from(epoch):
             if upcoming not in self._begun:
                 config = self._plan.config

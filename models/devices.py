@@ -16,16 +16,9 @@ def local_rank() -> int:
 
 
 def chosen_device(name: str, number: int = 0, *, label: str = "execution.device") -> torch.device:
-    """Return the device for a setting.
-
-    Args:
-        name: ``auto`` (the machine's accelerator, else the CPU), a kind such as ``cuda``, or one device, ``cuda:1``.
-        number: index of the device a process takes if the name has no index.
-        label: the setting, for messages.
-
-    Raises:
-        ConfigError: the machine has no such device, or not as many.
-    """
+    """Return the device for a setting; raise ConfigError if the machine has no such device, or not as many. ``name``:
+    ``auto`` (the machine's accelerator, else the CPU), a kind such as ``cuda``, or one device, ``cuda:1``; ``number``:
+    index of the device a process takes if the name has no index."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "cpu" or (name == "auto" and found is None):
         return torch.device("cpu")
@@ -82,3 +75,13 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 for a device without it: MPS has none, and NPUs emulate it."""
+    return torch.float64 if device.type in ("cpu", "cuda", "xpu") else torch.float32
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float64, or in float32 on a device without it."""
+    return tensor.to(wide_dtype(tensor.device))

@@ -26,12 +26,8 @@ _WHITES = {"F": (1.0, 255.0, 65535.0), **dict.fromkeys(_NUMBERS[2:], (65535.0,))
 
 
 def open_picture(file: Path | BinaryIO) -> np.ndarray:
-    """Return the (H, W, 3) uint8 pixels of an image file of any mode and depth, upright.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it has negative or infinite values.
-    """
+    """Return the (H, W, 3) uint8 pixels of an image file of any mode and depth, upright; raise OSError if it cannot be
+    read, ValueError if it has negative or infinite values."""
     if is_film(file):
         (first,) = open_clip(file, 1)
         return np.asarray(first)
@@ -40,13 +36,9 @@ def open_picture(file: Path | BinaryIO) -> np.ndarray:
 
 
 def open_clip(file: Path | BinaryIO, most: int) -> np.ndarray:
-    """Return the (F, H, W, 3) uint8 frames of a video or an animated image, at most ``most`` of them.
-
-    Raises:
-        ConfigError: it is a video, and the package that reads videos is not installed.
-        OSError: it cannot be read.
-        ValueError: it has no frames, or negative or infinite values.
-    """
+    """Return the (F, H, W, 3) uint8 frames of a video or an animated image, at most ``most`` of them. Raises
+    ConfigError if it is a video, and the package that reads videos is not installed; OSError if it cannot be read;
+    ValueError if it has no frames, or negative or infinite values."""
     if not is_film(file):
         with Image.open(file) as image:
             count = min(most, getattr(image, "n_frames", 1))
@@ -77,12 +69,8 @@ def is_film(file: Path | BinaryIO) -> bool:
 
 
 def film_size(file: Path | BinaryIO) -> tuple[int, int]:
-    """Return width and height of a video, from its header.
-
-    Raises:
-        ConfigError: the package that reads videos is not installed.
-        ValueError: it cannot be read.
-    """
+    """Return width and height of a video, from its header; raise ConfigError if the package that reads videos is not
+    installed, ValueError if it cannot be read."""
     require_extra("video", "av", label=f"the film '{getattr(file, 'name', file)}'")
     import av
 
@@ -95,10 +83,8 @@ def film_size(file: Path | BinaryIO) -> tuple[int, int]:
 
 
 def within(image: Image.Image, area: int) -> Image.Image:
-    """Return an image, scaled down to ``area`` pixels with its aspect ratio if it has more.
-
-    As diffusers' ``Flux2ImageProcessor._resize_to_target_area`` does.
-    """
+    """Return an image, scaled down to ``area`` pixels with its aspect ratio if it has more. As diffusers'
+    ``Flux2ImageProcessor._resize_to_target_area`` does."""
     if image.width * image.height <= area:
         return image
     scale = math.sqrt(area / (image.width * image.height))

@@ -12,10 +12,7 @@ from typing import Any
 #: Loggers with notices on the import of torchao, about kernels for other hardware and registrations with torch.
 #: diffusers imports it if it is installed.
 _IMPORTING_TORCHAO = (
-    "torchao",
-    "torchao.kernel.intmm",
-    "torch.utils._pytree",
-    "diffusers.quantizers.torchao.torchao_quantizer",
+    "torchao torchao.kernel.intmm torch.utils._pytree diffusers.quantizers.torchao.torchao_quantizer".split()
 )
 #: Limits of JSON files: the longest weight indices have a tenth of these bytes, configs four levels.
 _MOST_BYTES = 1 << 26
@@ -25,23 +22,16 @@ _UNBOUNDED = frozenset({"time_step_limit", "lambda_min_clipped"})
 
 
 def diffusers_class(name: str) -> Any:
-    """Return a class of diffusers, imported now.
-
-    Raises:
-        AttributeError: diffusers has no such class.
-    """
+    """Return a class of diffusers, imported now; raise AttributeError if diffusers has no such class."""
     import diffusers
 
     return getattr(diffusers, name)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a third-party JSON file, such as a component's config or a weight index.
-
-    Raises:
-        OSError: there is no such file.
-        ValueError: it is no JSON, no object, too large, nested too deeply, or has a number that is not finite.
-    """
+    """Return the object in a third-party JSON file, such as a component's config or a weight index. Raises OSError if
+    there is no such file; ValueError if it is no JSON, no object, too large, nested too deeply, or has a number that is
+    not finite."""
     try:
         # Reading a pipe would block, and reading a device never end.
         if path.exists() and not path.is_file():
@@ -59,12 +49,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_weight_index(path: Path) -> dict[str, str]:
-    """Return the file of each weight by its name, from an index such as ``model.safetensors.index.json``.
-
-    Raises:
-        OSError: there is no such file.
-        ValueError: it cannot be read, see ``read_json``, or lists something else than files next to it.
-    """
+    """Return the file of each weight by its name, from an index such as ``model.safetensors.index.json``. Raises
+    OSError if there is no such file; ValueError if it cannot be read, see ``read_json``, or lists something else than
+    files next to it."""
     listed = read_json(path).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise ValueError(f"'{path}' has no weight_map")
@@ -73,6 +60,11 @@ def read_weight_index(path: Path) -> dict[str, str]:
         if not isinstance(file, str) or Path(file).name != file:
             raise ValueError(f"'{path}' says of '{name}' {file!r}, not the name of a file next to it")
     return listed
+
+
+def same(value: Any, other: Any) -> bool:
+    """Return whether two values of settings are equal; True and 1 are not."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _check_values(found: Any) -> None:
@@ -117,8 +109,4 @@ def quiet_imports() -> None:
     """Silence notices about missing features on the import of optional packages."""
     for name in _IMPORTING_TORCHAO:
         # A filter stays, whereas torch resets the levels of its loggers.
-        logging.getLogger(name).addFilter(_is_error)
-
-
-def _is_error(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
+        logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.ERROR)

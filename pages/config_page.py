@@ -27,7 +27,7 @@ from models.engines import ENGINES
 from models.maths import KERNELS, PLANS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
-from models.rewards import REWARDS
+from models.rewards import BACKBONES, REWARDS
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tasks.execution.launchers import LAUNCHERS
@@ -44,6 +44,7 @@ COMPONENTS: dict[str, tuple[str, Mapping[str, str]]] = {
     "Engines of language models": ("rollout.tokens.engine", ENGINES),
     "Estimators of advantages": ("advantage.estimator", ESTIMATORS),
     "Rewards": ("rewards", REWARDS),
+    "Backbones of fitted rewards": ("backbone, of flowmill reward fit", BACKBONES),
     "Runners": ("execution.runner", RUNNERS),
     "Launchers": ("execution.launcher", LAUNCHERS),
 }

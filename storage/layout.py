@@ -30,6 +30,8 @@ KINDS = (
     "policies",
     "evaluations",
     "exports",
+    "preferences",
+    "reward_models",
 )
 STAGING = ".staging"
 RUNS = "runs"

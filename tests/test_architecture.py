@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
 import tomllib
 from collections import Counter
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -18,7 +21,7 @@ from models.engines import ENGINES
 from models.maths import KERNELS, PLANS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
-from models.rewards import REWARDS
+from models.rewards import BACKBONES, REWARDS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
@@ -45,6 +48,7 @@ TABLES = [
     POLICIES,
     BUILDERS,
     REWARDS,
+    BACKBONES,
     PLANS,
     KERNELS,
     TRAJECTORY_STORES,
@@ -115,6 +119,21 @@ def test_no_room_of_tasks_is_a_hall() -> None:
 def test_every_room_says_what_is_in_it() -> None:
     silent = [name for name in rooms.modules() if name.startswith(("models", "tasks")) and not _docstring(name)]
     assert silent == []
+
+
+def test_every_method_of_a_family_has_or_inherits_a_docstring() -> None:
+    kinds = (FunctionType, classmethod, staticmethod, property)
+    modules = [import_module(name) for name in rooms.modules() if name.startswith("models.policies.")]
+    classes = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
+    methods = [
+        (made, name)
+        for made in classes
+        if made.__module__.startswith("models.policies.") and not made.__name__.startswith("_")
+        for name, value in vars(made).items()
+        if isinstance(value, kinds) and not name.startswith("_")
+    ]
+    assert len(methods) > 300
+    assert [f"{made.__name__}.{name}" for made, name in methods if not inspect.getdoc(getattr(made, name))] == []
 
 
 def _docstring(name: str) -> str | None:

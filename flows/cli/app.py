@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from flows.cli.error_reporting import say
+from flows.cli.reward import reward_app
 from flows.cli.store import store_app
 
 #: Command -> its help. ``serve-reward`` is ``serve_reward_command`` in ``flows/cli/serve_reward.py``.
@@ -30,6 +31,7 @@ COMMANDS = {
     "report": "Write the results of a run, or a comparison of several, as one self-contained HTML file.",
     "benchmark": "Measure models on pinned prompts, seeds and settings, and compare them prompt by prompt.",
     "view": "Browse trajectories by prompt, reward and advantage, by group, and a sample's denoising chain by step.",
+    "rate": "Compare pairs of samples on a page, blind, and print the figures of the answers: win rates, agreement.",
     "track": "Log a run to MLflow from its committed artifacts: all of it, or the records lost in an outage.",
     "publish": "Upload the exported model and its card to the Hugging Face Hub. No other command uploads anything.",
     "export": "Copy the exported model of a run into a folder, or write its policy as a torch checkpoint.",
@@ -74,6 +76,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(store_app, name="store")
+app.add_typer(reward_app, name="reward")
 
 
 def _print_version(wanted: bool) -> None:

@@ -13,22 +13,15 @@ from configs.base import Component
 from configs.registry import Table, chosen
 
 ENGINES = Table(
-    {
-        "local": "models.engines.local:Local",
-        "openai": "models.engines.openai:OpenAI",
-    },
-    like="models.engines.base:Engine",
+    {"local": "models.engines.local:Local", "openai": "models.engines.openai:OpenAI"}, like="models.engines.base:Engine"
 )
 #: The default engine.
 LOCAL = "local"
 
 
 def make_engine(section: Component) -> Any:
-    """Return the engine that a config names; no request is sent yet.
-
-    Raises:
-        ConfigError: there is none of this name, or an option is invalid.
-    """
+    """Return the engine that a config names; no request is sent yet. Raises ConfigError if there is none of this name,
+    or an option is invalid."""
     return chosen(ENGINES, section, label="rollout.tokens.engine")
 
 

@@ -16,13 +16,9 @@ class Malformed(Exception):
 
 
 def completion_of(answer: Any, prompt: Sequence[int], sampling: Sampling, vocabulary: int) -> Completion:
-    """Return the completion in an answer; its finish reason is derived from its tokens.
-
-    A server may notice a stop text late: tokens after the one that completed it are dropped.
-
-    Raises:
-        Malformed: there is none, or it contradicts the request.
-    """
+    """Return the completion in an answer; its finish reason is derived from its tokens. A server may notice a stop text
+    late: tokens after the one that completed it are dropped. Raises Malformed if there is none, or it contradicts the
+    request."""
     choice = _choice(answer)
     ids = _ids(choice, sampling.max_new, vocabulary)
     seen = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
@@ -37,11 +33,8 @@ def completion_of(answer: Any, prompt: Sequence[int], sampling: Sampling, vocabu
 
 
 def prompt_log_probs_of(answer: Any, ids: Sequence[int]) -> list[float]:
-    """Return a server's log-probs of all tokens of a text but the first, from ``prompt_logprobs`` or an echo.
-
-    Raises:
-        Malformed: they are missing.
-    """
+    """Return a server's log-probs of all tokens of a text but the first, from ``prompt_logprobs`` or an echo; raise
+    Malformed if they are missing."""
     choice = _choice(answer)
     found = choice.get("prompt_logprobs", answer.get("prompt_logprobs"))
     if found is None:

@@ -21,7 +21,6 @@ class Asked:
     prompts: Sequence[Sequence[int]]
     """Token ids of each, at least one."""
     sampling: Sampling
-    """How tokens are drawn, and where a completion ends."""
     stop: tuple[str, ...]
     """The stop texts of ``sampling.stopped``."""
     vocabulary: int
@@ -39,7 +38,6 @@ class Asked:
     distinct: int
     """Maximum number of different prompts in a batch whose groups are contiguous."""
     device: torch.device
-    """Device of the policy."""
 
 
 class Engine(Protocol):
@@ -54,30 +52,14 @@ class Engine(Protocol):
         """Mean distance from the policy's log-probs, in nats per token, up to which texts are accepted; None: any."""
 
     def bring(self, policy: str, write: Callable[[Path], None]) -> None:
-        """Send the weights of a policy to the engine, if ``reloads``.
-
-        Args:
-            policy: its name, which changes with the weights.
-            write: writes it into a new folder as ``from_pretrained`` reads it.
-
-        Raises:
-            EngineError: the engine does not load them.
-        """
+        """Send the weights of a policy to the engine, if ``reloads``; raise EngineError if the engine does not load
+        them. ``policy``: its name, which changes with the weights; ``write``: writes it into a new folder as
+        ``from_pretrained`` reads it."""
 
     def prove(self, ids: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Check that the engine has the policy's weights.
-
-        Args:
-            ids: W tokens of a text.
-            log_probs: the policy's log-probs of all but the first, at temperature 1.
-
-        Raises:
-            EngineError: its log-probs differ, or cannot be parsed.
-        """
+        """Check that the engine has the policy's weights; raise EngineError if its log-probs differ, or cannot be
+        parsed. ``ids``: W tokens of a text; ``log_probs``: the policy's log-probs of all but the first, at temperature
+        1."""
 
     def complete(self, asked: Asked) -> list[Completion]:
-        """Return a completion of each prompt.
-
-        Raises:
-            EngineError: an answer does not match the request.
-        """
+        """Return a completion of each prompt; raise EngineError if an answer does not match the request."""

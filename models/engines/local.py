@@ -52,13 +52,8 @@ class Local:
 
 
 def tolerance_of(engine: Engine, dtype: torch.dtype, device: torch.device) -> float | None:
-    """Return the maximum mean distance of an engine's log-probs from the policy's, in nats per token.
-
-    Args:
-        engine: the engine; None is returned if it has no bound.
-        dtype: dtype of the policy.
-        device: device of the policy; its float32 products may use TF32, whose fraction has the bits of float16.
-    """
+    """Return the maximum mean distance of an engine's log-probs from the policy's, in nats per token. ``device``:
+    device of the policy; its float32 products may use TF32, whose fraction has the bits of float16."""
     if not isinstance(engine, Local):
         return engine.tolerance
     less = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Address: TypeAlias = Annotated[str, Field(pattern="^https?://"), "Begin it with http:// or https://."]
-
 #: Seconds between two checks for new weights.
 _LOOK_S = 1.0
 #: Maximum bytes of an answer, and additional bytes per token.
@@ -70,14 +69,9 @@ class OpenAI:
     """Address that the path is then posted to; it must answer once the server has the weights; needs `folder`."""
     reload_body: dict[str, Any] = field(default_factory=lambda: {"path": "{path}", "policy": "{policy}"})
     """JSON body of that request, with {path} of the folder and {policy}, a name that changes with the weights."""
-    _client: ServerClient = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Make the client; no request is sent yet.
-
-        Raises:
-            ValueError: ``reload`` is set without ``folder``.
-        """
+        """Make the client; no request is sent yet. Raises ValueError if ``reload`` is set without ``folder``."""
         if self.reload is not None and self.folder is None:
             raise ValueError("reload needs folder, where the policy is written that the server is to load.")
         self._client = ServerClient(Patience(self.patience_s), timeout_s=self.timeout_s, concurrency=self.concurrency)
@@ -87,14 +81,9 @@ class OpenAI:
         """Whether this process sends weights to it."""
         return self.folder is not None
 
-    # Weights
-
     def bring(self, policy: str, write: Callable[[Path], None]) -> None:
-        """Write the policy into the folder, and have the server load it.
-
-        Raises:
-            EngineError: the folder cannot be written, or the server does not load it.
-        """
+        """Write the policy into the folder, and have the server load it; raise EngineError if the folder cannot be
+        written, or the server does not load it."""
         if self.folder is None:
             return
         name = f"policy-{hash_text(policy)[:16]}"
@@ -112,11 +101,8 @@ class OpenAI:
             self._post(self.reload, filled, tokens=0, read=lambda answer: None, key=False)
 
     def prove(self, ids: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Compare the server's log-probs of a text with the policy's; if ``reloads``, wait until they agree.
-
-        Raises:
-            EngineError: they differ.
-        """
+        """Compare the server's log-probs of a text with the policy's; if ``reloads``, wait until they agree. Raises
+        EngineError if they differ."""
         until = time.monotonic() + (self.patience_s if self.reloads else 0.0)
         while True:
             found = self._server_log_probs(ids)
@@ -145,14 +131,9 @@ class OpenAI:
             self._address, body, tokens=len(ids) + 1, read=lambda answer: prompt_log_probs_of(answer, ids)
         )
 
-    # Texts
-
     def complete(self, asked: Asked) -> list[Completion]:
-        """Return a completion of each prompt, in separate requests, as seeds belong to requests.
-
-        Raises:
-            EngineError: an answer does not match its request, or the server does not answer.
-        """
+        """Return a completion of each prompt, in separate requests, as seeds belong to requests; raise EngineError if
+        an answer does not match its request, or the server does not answer."""
         if asked.uniforms is None:
             raise EngineError(f"{self._place}: the likeliest tokens are taken by the engine 'local' alone.")
         pool = ThreadPoolExecutor(min(self.concurrency, len(asked.prompts)), thread_name_prefix="engine")
@@ -210,8 +191,6 @@ class OpenAI:
             "skip_special_tokens": True,
             "stream": False,
         }
-
-    # Requests
 
     @property
     def _address(self) -> str:

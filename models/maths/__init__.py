@@ -19,7 +19,6 @@ KERNELS = Table(
     },
     like="models.maths.transitions:Kernel",
 )
-
 PLANS = Table(
     {
         "all": "models.maths.schedules:AllSteps",
@@ -32,11 +31,7 @@ PLANS = Table(
     },
     like="models.maths.schedules:Plan",
 )
-
 SOLVERS = Table(
-    {
-        "euler": "models.maths.solvers:Euler",
-        "dpm2": "models.maths.solvers:DPMSolver2M",
-    },
+    {"euler": "models.maths.solvers:Euler", "dpm2": "models.maths.solvers:DPMSolver2M"},
     like="models.maths.solvers:Solver",
 )

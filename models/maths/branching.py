@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from models.devices import moved
 from models.maths.conditioning import Conditioning, GivesVelocity
 from models.maths.sampling import Sampler, grid_at
 from models.maths.schedules import Steps
 from models.maths.transitions import ODE
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,6 @@ def branch(
     """Sample trunks and branches together.
 
     Args:
-        policy: gives velocities.
         conditioning: B rows.
         latents: (B, ...) float32 initial noise.
         sigmas: (T + 1,) float32.
@@ -72,8 +69,8 @@ def branch(
             whether predictions for the negative prompt are kept; all other steps are Euler's.
         plan: trained steps at which every trunk branches, and K branches.
         noise: (step, branch number) -> (B, ...) float32 standard normal noise.
-        max_rows: R; every forward has exactly this many rows, the last one padded, so that the same kernels run
-            for any number of branches.
+        max_rows: R; every forward has exactly this many rows, the last one padded, so that the same kernels run for any
+            number of branches.
     """
     with torch.no_grad():
         trunks, trunk_ids = latents, torch.arange(len(latents), device=latents.device)

@@ -1,7 +1,5 @@
 """Inputs of velocity functions in addition to latents: the conditioning of a model.
-
-Legend: B rows, ... latent dims.
-"""
+Legend: B rows, ... latent dims."""
 
 from __future__ import annotations
 
@@ -40,7 +38,6 @@ class Conditioning:
         return self.map(lambda tensor: tensor.to(device))
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(next(iter(self.positive.values())))
 
 

@@ -1,21 +1,17 @@
 """The one generation loop of causal language models: a KV cache, one batch of fixed size, a separate draw per token.
-
-Legend: B rows, P width of prompts.
-"""
+Legend: B rows, P width of prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
+from torch import Tensor
 
 from models.devices import moved
 from models.maths.tokens import draw
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Finish = Literal["eos", "length", "stop"]
 
@@ -39,7 +35,6 @@ class Sampling:
     """How tokens are drawn and where a completion ends."""
 
     max_new: int
-    """Maximum number of tokens."""
     temperature: float
     """Divides logits."""
     eos: frozenset[int]
@@ -59,7 +54,6 @@ class Completion:
     log_probs: list[float] = field(default_factory=list)
     """Log-probs during sampling; those of a forward over the whole row differ by rounding."""
     finish: Finish = "length"
-    """The finish reason."""
 
 
 @torch.no_grad()
@@ -77,12 +71,9 @@ def generate(
     Finished rows stay in the batch, so that its shape stays the same.
 
     Args:
-        forward: the model.
         prompts: token ids, at least one and at most ``width`` each.
-        sampling: how tokens are drawn.
         width: P; shorter prompts are padded on the left.
         uniforms: position -> (B,) float64 in [0, 1); None: the likeliest tokens.
-        device: device of the model.
     """
     pads = [width - len(prompt) for prompt in prompts]
     ids = moved(torch.tensor([[0] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)]), device)
@@ -107,9 +98,7 @@ def reading_once(forward: Forward, distinct: int) -> Forward:
     Prompts are processed in a batch of fixed size, padded with copies, so that its shape does not depend on its
     contents. A batch with more prompts, or one that would be no smaller, is processed with all its rows.
 
-    Args:
-        forward: the model, with a cache of transformers.
-        distinct: the size of that batch.
+    ``distinct``: the size of that batch.
     """
 
     def read(ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:

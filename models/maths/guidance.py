@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 
 def guided(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
@@ -16,22 +12,18 @@ def guided(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
 
 
 def norm_preserving_guided(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
-    """Return the guided prediction rescaled to the positive one's norm along the last dim.
-
-    Qwen-Image's form (diffusers ``QwenImagePipeline``; Flow-GRPO ``train_qwenimage.py:compute_log_prob``): each packed
-    token keeps the length of the conditional prediction and takes the direction of the guided one.
-    """
+    """Return the guided prediction rescaled to the positive one's norm along the last dim. Qwen-Image's form (diffusers
+    ``QwenImagePipeline``; Flow-GRPO ``train_qwenimage.py:compute_log_prob``): each packed token keeps the length of the
+    conditional prediction and takes the direction of the guided one."""
     combined = guided(negative, positive, scale)
     lengths: Tensor = torch.linalg.vector_norm(positive, dim=-1, keepdim=True)
     return combined * _share(lengths, torch.linalg.vector_norm(combined, dim=-1, keepdim=True))
 
 
 def rescaled_guided(negative: Tensor, positive: Tensor, scale: float, rescale: float) -> Tensor:
-    """Return the guided prediction, interpolated by ``rescale`` to one with the positive prediction's std per row.
-
-    See arXiv 2305.08891, section 3.4, and diffusers ``rescale_noise_cfg``: guidance makes predictions larger, and
-    images overexposed.
-    """
+    """Return the guided prediction, interpolated by ``rescale`` to one with the positive prediction's std per row. See
+    arXiv 2305.08891, section 3.4, and diffusers ``rescale_noise_cfg``: guidance makes predictions larger, and images
+    overexposed."""
     combined, dims = guided(negative, positive, scale), tuple(range(1, positive.ndim))
     rescaled = combined * _share(positive.std(dim=dims, keepdim=True), combined.std(dim=dims, keepdim=True))
     return rescale * rescaled + (1 - rescale) * combined

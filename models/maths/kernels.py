@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from models.maths.transitions import Gaussian, Grid, Noise, expand, predictions, sde_step
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class DanceSDE:
-    """DanceGRPO's reverse SDE (arXiv 2505.07818; public code ``train_grpo_flux.py:flux_step``).
-
-    The Flow-SDE with the constant s = eta, so it has no singularity at sigma == 1.
-    """
+    """DanceGRPO's reverse SDE (arXiv 2505.07818; public code ``train_grpo_flux.py:flux_step``). The Flow-SDE with the
+    constant s = eta, so it has no singularity at sigma == 1."""
 
     stochastic: ClassVar[bool] = True
     eta: Noise = 0.3
@@ -33,10 +29,8 @@ class DanceSDE:
 
 @dataclass(frozen=True, slots=True)
 class WanSDE:
-    """Flow-GRPO's variant for Wan (``wan_pipeline_with_logprob.py:sde_step_with_logprob``).
-
-    The Flow-SDE with s = sigma_second * sigma: it runs from the second value of the grid to 0 and has no noise level.
-    """
+    """Flow-GRPO's variant for Wan (``wan_pipeline_with_logprob.py:sde_step_with_logprob``). The Flow-SDE with s =
+    sigma_second * sigma: it runs from the second value of the grid to 0 and has no noise level."""
 
     stochastic: ClassVar[bool] = True
 
@@ -74,11 +68,9 @@ class CPS:
 
 @dataclass(frozen=True, slots=True)
 class FlowDDIM:
-    """The DDIM step with eta in flow-matching form (public code: DiffusionNFT ``solver.py:ddim_step``).
-
-    next = (1 - sigma') x0^ + sqrt(sigma'^2 - rho^2) eps^ + rho noise,
-    rho = eta sigma' sqrt(1 - sigma'^2 (1 - sigma)^2 / (sigma^2 (1 - sigma')^2)).
-    """
+    """The DDIM step with eta in flow-matching form (public code: DiffusionNFT ``solver.py:ddim_step``). next = (1 -
+    sigma') x0^ + sqrt(sigma'^2 - rho^2) eps^ + rho noise, rho = eta sigma' sqrt(1 - sigma'^2 (1 - sigma)^2 / (sigma^2
+    (1 - sigma')^2))."""
 
     stochastic: ClassVar[bool] = True
     # Above 1 rho exceeds sigma' at small steps; the next noise level would not be the schedule's.

@@ -1,24 +1,19 @@
 """The one sampling loop and the one log-prob replay, for every model family.
-
-Legend: B rows, T steps, ... latent dims, S trained steps.
-"""
+Legend: B rows, T steps, ... latent dims, S trained steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from models.devices import moved
 from models.maths.conditioning import Conditioning, GivesVelocity
 from models.maths.schedules import Steps
 from models.maths.solvers import Solver
 from models.maths.transitions import Gaussian, Grid, Kernel, gaussian_kl
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +42,7 @@ class Sampler:
     """How steps are taken."""
 
     kernel: Kernel
-    """The stochastic step."""
     solver: Solver
-    """The deterministic step."""
     storage_dtype: torch.dtype = field(default_factory=lambda: torch.float32)
     """Dtype the stored latents are rounded to."""
     reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None = None
@@ -72,20 +65,15 @@ def sample(
 ) -> Rollout:
     """Denoise a batch; steps outside a row's plan are ODE steps.
 
-    Latents are rounded to the storage dtype before the log-prob is computed and before the next step uses them:
-    stored and scored values are equal.
+    Latents are rounded to the storage dtype before the log-prob is computed and before the next step uses them: stored
+    and scored values are equal.
 
     Args:
-        policy: gives velocities.
         conditioning: B rows.
         latents: (B, ...) float32 initial noise.
         sigmas: (T + 1,) float32 from 1 to 0.
-        sampler: kernel, solver, storage dtype, reference.
         plans: B plans with equally many trained steps.
         noise: step -> (B, ...) float32 standard normal noise; called only for steps that are stochastic in some row.
-
-    Returns:
-        Final latents, stored states and log-probs.
     """
     with torch.no_grad():
         steps, storage_dtype, noted = len(sigmas) - 1, sampler.storage_dtype, _Noted()
@@ -161,10 +149,8 @@ def _gather(wanted: Sequence[Sequence[int]], by_step: Mapping[int, Tensor]) -> T
 
 
 def replay(kernel: Kernel, latents: Tensor, velocity: Tensor, following: Tensor, grid: Grid) -> tuple[Gaussian, Tensor]:
-    """Return the distribution and the (B,) log-prob of stored transitions under a velocity.
-
-    It is bitwise equal to the rollout's log-prob if the velocities are.
-    """
+    """Return the distribution and the (B,) log-prob of stored transitions under a velocity. It is bitwise equal to the
+    rollout's log-prob if the velocities are."""
     distribution = kernel.step(latents, velocity, grid)
     return distribution, distribution.log_prob(following)
 

@@ -63,11 +63,9 @@ class DrawnPerSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllSteps:
-    """Every step but the last is stochastic and trained.
-
-    The last step has almost no noise, so its likelihood overflows; no public trainer trains it. ``last`` sets its kind:
-    'ode', 'sde' (stochastic, not trained: Flow-GRPO) or 'train'.
-    """
+    """Every step but the last is stochastic and trained. The last step has almost no noise, so its likelihood
+    overflows; no public trainer trains it. ``last`` sets its kind: 'ode', 'sde' (stochastic, not trained: Flow-GRPO) or
+    'train'."""
 
     last: Literal["ode", "sde", "train"] = "ode"
     """The last step: without noise, with noise, or with noise and trained."""
@@ -107,11 +105,8 @@ class Window:
     """Epochs a progressive window stays."""
 
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
-        """Return the window of a group; without ``high`` the last step is never in it.
-
-        Raises:
-            ValueError: the window does not fit into the schedule.
-        """
+        """Return the window of a group; without ``high`` the last step is never in it. Raises ValueError if the window
+        does not fit into the schedule."""
         high = steps - 1 if self.high is None else self.high
         starts = range(self.low, high - self.size + 1)
         if not starts or high > steps:
@@ -139,11 +134,8 @@ class Subset:
     """Steps they are drawn from; all but the last when absent."""
 
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
-        """Return the subset of a group; without candidates, of all steps but the last.
-
-        Raises:
-            ValueError: there are fewer candidates than steps to draw, or one lies outside the schedule.
-        """
+        """Return the subset of a group; without candidates, of all steps but the last. Raises ValueError if there are
+        fewer candidates than steps to draw, or one lies outside the schedule."""
         candidates = list(range(steps - 1)) if self.candidates is None else sorted(self.candidates)
         if not 1 <= self.count <= len(candidates) or not all(0 <= step < steps for step in candidates):
             raise ValueError(
@@ -168,11 +160,8 @@ class RandomFraction(DrawnPerSample):
     """The last step: without noise, or with noise; it is never trained."""
 
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
-        """Return the steps of one sample; every sample has int(fraction * (steps - 1)) of them.
-
-        Raises:
-            ValueError: that is 0.
-        """
+        """Return the steps of one sample; every sample has int(fraction * (steps - 1)) of them. Raises ValueError if
+        that is 0."""
         # Rounded as in the public code: 0.29 * 100 is 28.999999999999996, hence 28.
         count = int(self.fraction * (steps - 1))
         if count < 1:
@@ -195,10 +184,8 @@ class FinalOnly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateStates(DrawnPerSample):
-    """No stochastic step; ``count`` states, drawn per sample from [low, high), are stored as starts for ``refl``.
-
-    State i is the start of step i. ReFL (arXiv 2304.05977) has 1 of the states 30 to 39 of 40.
-    """
+    """No stochastic step; ``count`` states, drawn per sample from [low, high), are stored as starts for ``refl``. State
+    i is the start of step i. ReFL (arXiv 2304.05977) has 1 of the states 30 to 39 of 40."""
 
     count: PositiveInt = 1
     """States of each sample."""
@@ -208,11 +195,7 @@ class LateStates(DrawnPerSample):
     """End of the range of states; ``rollout.steps`` when absent, so that the last is the start of the last step."""
 
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
-        """Return the states of one sample.
-
-        Raises:
-            ValueError: the range has fewer than ``count``.
-        """
+        """Return the states of one sample; raise ValueError if the range has fewer than ``count``."""
         low = steps - max(1, steps // 4) if self.low is None else self.low
         high = steps if self.high is None else self.high
         if high > steps or high - low < self.count:
@@ -227,9 +210,7 @@ class LateStates(DrawnPerSample):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchEveryStep:
     """``branches`` stochastic branches leave an ODE trunk at every step but the last, each finished by the ODE.
-
-    TempFlow-GRPO: rewards and groups are per (prompt, step), of rollout.group_size trunks times ``branches``.
-    """
+    TempFlow-GRPO: rewards and groups are per (prompt, step), of rollout.group_size trunks times ``branches``."""
 
     branches: PositiveInt = 4
     """Branches that leave the trunk at every step."""
@@ -237,11 +218,8 @@ class BranchEveryStep:
     """Steps that branch; all but the last when absent."""
 
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
-        """Return the branching steps, the same for every group.
-
-        Raises:
-            ValueError: a step lies outside the schedule.
-        """
+        """Return the branching steps, the same for every group; raise ValueError if a step lies outside the
+        schedule."""
         chosen = tuple(range(steps - 1)) if self.steps is None else tuple(sorted(self.steps))
         if not chosen or not all(0 <= step < steps for step in chosen):
             raise ValueError(f"steps {list(chosen)} are not steps of a schedule of rollout.steps {steps}.")

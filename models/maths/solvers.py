@@ -1,18 +1,14 @@
 """Deterministic solvers for steps without noise. A solver carries its memory from step to step.
-
-Legend: B rows, ... latent dims. Conventions as in ``models.maths.transitions``.
-"""
+Legend: B rows, ... latent dims. Conventions as in ``models.maths.transitions``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from models.maths.transitions import ODE, Grid, expand, predictions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Solver(Protocol):
@@ -47,7 +43,6 @@ class DPMSolver2M:
     """
 
     def __init__(self) -> None:
-        """Start without memory."""
         self._before: tuple[Tensor, Tensor] | None = None
 
     def advance(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Tensor:

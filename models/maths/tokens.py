@@ -1,21 +1,15 @@
 """Log-probs of tokens from logits, and sampling of tokens. Pure.
-
-Legend: B rows, W positions, V vocabulary.
-"""
+Legend: B rows, W positions, V vocabulary."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from models.devices import moved
-from models.maths.precision import widened
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from models.devices import moved, widened
 
 #: Widths of training batches are multiples of this: a row's log-probs are then bitwise independent of its neighbors.
 WIDTH = 16
@@ -35,10 +29,8 @@ def token_log_probs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
 
 
 def log_probs_and_entropy(logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return ``token_log_probs``, and the entropy of each token's distribution, without gradient.
-
-    Both are (B, W) float32; position 0 is 0.
-    """
+    """Return ``token_log_probs``, and the entropy of each token's distribution, without gradient. Both are (B, W)
+    float32; position 0 is 0."""
     log_p = torch.log_softmax(logits[:, :-1].float() / temperature, -1)
     known = log_p.detach()
     return _chosen(log_p, ids), torch.nn.functional.pad(-(known.exp() * known).sum(-1), (1, 0))
@@ -76,10 +68,8 @@ class Widths:
     """The model's maximum tokens: beyond it positions may be missing, or keys rotated in another way."""
 
     def of(self, length: int) -> int:
-        """Return the width of a batch whose longest row has ``length`` tokens.
-
-        Where ``most`` is below ``WIDTH``, or rounded up beyond ``limit``, it is the width of all batches.
-        """
+        """Return the width of a batch whose longest row has ``length`` tokens. Where ``most`` is below ``WIDTH``, or
+        rounded up beyond ``limit``, it is the width of all batches."""
         width, most = _rounded(length, WIDTH), self.most
         limit = math.inf if self.limit is None else self.limit
         if most is None or length > most:

@@ -16,13 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol, TypeAlias
+from typing import Annotated, ClassVar, Protocol, TypeAlias
 
 import torch
 from pydantic import PositiveFloat
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 #: Noise option of a kernel.
 Noise: TypeAlias = Annotated[PositiveFloat, "Use sampler 'ode' for no noise."]
@@ -75,7 +73,6 @@ class Grid:
     """(B,) second value of the row's schedule, for the sigma == 1 rule."""
 
     def __getitem__(self, rows: Tensor | slice) -> Grid:
-        """Return the grid of some rows."""
         return Grid(self.sigma[rows], self.sigma_next[rows], self.sigma_second[rows])
 
 
@@ -106,11 +103,9 @@ class ODE:
 
 @dataclass(frozen=True, slots=True)
 class FlowSDE:
-    """Flow-GRPO's reverse SDE (arXiv 2505.05470, eq. 9; public code ``sde_step_with_logprob``, sde_type 'sde').
-
-    mean = x + [v + s^2 / (2 sigma) (x + (1 - sigma) v)] dt,  std = s sqrt(-dt),
-    s = noise_level sqrt(sigma / (1 - sigma)); noise_level 0 would be the ODE.
-    """
+    """Flow-GRPO's reverse SDE (arXiv 2505.05470, eq. 9; public code ``sde_step_with_logprob``, sde_type 'sde'). mean =
+    x + [v + s^2 / (2 sigma) (x + (1 - sigma) v)] dt,  std = s sqrt(-dt), s = noise_level sqrt(sigma / (1 - sigma));
+    noise_level 0 would be the ODE."""
 
     stochastic: ClassVar[bool] = True
     noise_level: Noise = 0.7
@@ -138,11 +133,9 @@ def grid_of(sigmas: Tensor) -> Grid:
 
 
 def rectifiers(kernel: Kernel, grid: Grid) -> Tensor:
-    """Return (B,) std / |d mean / d v| of steps: factors that equalize the scale of a log-prob's gradient in v.
-
-    The gradient of log N(mean, std) is noise / std times d mean / d v, a number per step, as the means of all kernels
-    are linear in v.
-    """
+    """Return (B,) std / |d mean / d v| of steps: factors that equalize the scale of a log-prob's gradient in v. The
+    gradient of log N(mean, std) is noise / std times d mean / d v, a number per step, as the means of all kernels are
+    linear in v."""
     still = torch.zeros(len(grid.sigma), 1, dtype=grid.sigma.dtype, device=grid.sigma.device)
     step = kernel.step(still, still, grid)
     moved = kernel.step(still, torch.ones_like(still), grid)

@@ -18,7 +18,7 @@ POLICIES = Table(
         "sdxl": "models.policies.sdxl:SDXL",
         "sd3": "models.policies.sd3:SD3",
         "flux1": "models.policies.flux1:Flux1",
-        "flux1_kontext": "models.policies.flux1_kontext:Flux1Kontext",
+        "flux1_kontext": "models.policies.flux1:Flux1Kontext",
         "flux2": "models.policies.flux2:Flux2",
         "flux2_klein": "models.policies.flux2:Flux2Klein",
         "flux3": "models.policies.flux3:Flux3",
@@ -35,7 +35,7 @@ POLICIES = Table(
         "wan22_ti2v_i2v": "models.policies.wan_i2v:Wan22TI2VImage",
         "z_image": "models.policies.z_image:ZImage",
         "sana": "models.policies.sana:Sana",
-        "sana_video": "models.policies.sana_video:SanaVideo",
+        "sana_video": "models.policies.sana:SanaVideo",
         "hunyuan_video15": "models.policies.hunyuan_video15:HunyuanVideo15",
         "cogvideox": "models.policies.cogvideox:CogVideoX",
         "ltx2": "models.policies.ltx2:LTX2",
@@ -44,86 +44,61 @@ POLICIES = Table(
     },
     like="models.policies.base:Policy",
 )
-
 #: Kinds of families other than denoisers.
 FAMILY_KINDS: Mapping[str, str] = {"causal_lm": "tokens"}
-
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.
 EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
-
 #: Families whose guidance is in their weights: there is no scale, and no negative prompt.
 DISTILLED_GUIDANCE = frozenset({"minimax_h3"})
-
 #: Families whose prompts come with an image (``prompts.image``).
 IMAGE_CONDITIONED = frozenset(
-    {
-        *("flux1_kontext", "qwen_image_edit", "qwen_image_edit_plus"),
-        *("wan21_i2v", "wan22_i2v", "wan22_ti2v_i2v", "wan21_v2v"),
-    }
+    "flux1_kontext qwen_image_edit qwen_image_edit_plus wan21_i2v wan22_i2v wan22_ti2v_i2v wan21_v2v".split()
 )
-
 #: Subset whose prompts come with a clip.
 CLIP_CONDITIONED = frozenset({"wan21_v2v"})
-
 #: Subset that uses the second of two images as the last frame of the clip.
 LAST_FRAME = frozenset({"wan21_i2v", "wan22_i2v"})
-
 #: Families whose option ``references`` is the maximum number of images per prompt, and its default.
 REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
-
 #: Families with modular pipelines: diffusers has no device_map for them.
 MODULAR = frozenset({"flux3", "minimax_h3"})
-
 #: Families with an option that prepends an instruction to prompts but not to negative prompts.
 INSTRUCTED = frozenset({"sana", "sana_video"})
-
 #: Families whose decoding needs more than the denoised latents, so that reward gradients cannot reach them.
 UNFOLLOWED = frozenset({"wan22_ti2v_i2v"})
-
 #: Families that make clips, and the supported numbers of frames.
 VIDEO: Mapping[str, ClipLengths] = {
     **dict.fromkeys(
-        (
-            *("wan21", "wan22", "wan22_ti2v", "wan22_ti2v_i2v", "wan21_i2v", "wan22_i2v", "wan21_v2v"),
-            *("sana_video", "hunyuan_video15"),
-        ),
+        "wan21 wan22 wan22_ti2v wan22_ti2v_i2v wan21_i2v wan22_i2v wan21_v2v sana_video hunyuan_video15".split(),
         ClipLengths(every=4),
     ),
     **dict.fromkeys(("cogvideox", "ltx2"), ClipLengths(every=8)),
     "minimax_h3": ClipLengths(every=17, beyond=5, least=124, most=345, seconds="5 to 15 seconds"),
 }
-
 #: Frames per second of families with sound; the default of the option ``frame_rate`` if they have it.
 FRAME_RATE: Mapping[str, float] = {"ltx2": 24.0, "minimax_h3": 24.0}
-
 #: Families whose clips have sound.
 HEARD = frozenset({"ltx2", "minimax_h3"})
-
 #: Families whose samples have several modalities with separate log-probs, in the order of their latents.
 MODALITIES: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ltx2", "minimax_h3"), ("video", "audio"))
-
 #: ``model.options`` that embeddings do not depend on; they depend on all others, and on all options of custom families.
 NOT_ENCODED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("sd15", "sdxl"), frozenset({"steps", "guidance_rescale"})),
     "sd3": frozenset({"schedule"}),
     **dict.fromkeys(
-        ("wan21", "wan22", "wan22_ti2v", "wan22_ti2v_i2v", "wan21_i2v", "wan22_i2v"),
+        "wan21 wan22 wan22_ti2v wan22_ti2v_i2v wan21_i2v wan22_i2v".split(),
         frozenset({"guidance_scale_2", "flow_shift"}),
     ),
     "wan21_v2v": frozenset({"guidance_scale_2", "flow_shift", "strength"}),
     **dict.fromkeys(("sana", "sana_video"), frozenset({"flow_shift"})),
     "ltx2": frozenset({"frame_rate", "audio_guidance_scale", "guidance_rescale"}),
 }
-
 #: Families with the number of steps as an option, and its default.
 FIXED_STEPS: Mapping[str, int] = {"sd15": 50, "sdxl": 50}
-
 #: Families whose number of steps must divide this number of timesteps.
 DIVIDED_STEPS: Mapping[str, int] = {"cogvideox": 1000}
-
 #: First and last noise level of published models of families that do not go from 1 to 0; other models may differ.
 NOISE_RANGE: Mapping[str, tuple[float, float]] = {"sd15": (0.93, 0.0283), "sdxl": (0.93, 0.0283)}
-
 #: First and last level of published models of families that were not trained on all levels from 1 to 0. The CogVideoX
 #: value is that of 2B; 5B ends at 0.0283.
 KNOWN_LEVELS: Mapping[str, tuple[float, float]] = {**NOISE_RANGE, "cogvideox": (1.0, 0.0481)}
@@ -133,8 +108,7 @@ def modalities_of(family: str) -> tuple[str, ...]:
     """Return the modalities of a family's samples, in the order of their latents; empty if there is only one."""
     if family in POLICIES:
         return MODALITIES.get(family, ())
-    found: tuple[str, ...] = getattr(resolve(POLICIES, family, label="model.policy"), "modality_names", ())
-    return found
+    return getattr(resolve(POLICIES, family, label="model.policy"), "modality_names", ())
 
 
 def most_images(family: str, options: Mapping[str, Any]) -> int | None:

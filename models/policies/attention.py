@@ -30,58 +30,37 @@ class Backend:
 _FLASH = Backend(masks=False, half=True, cuda=True)
 _VARLEN = Backend(half=True, cuda=True)
 _SAGE = Backend(exact=False, trains=False, masks=False, half=True, cuda=True)
-
 BACKENDS: Mapping[str, Backend] = {
-    "native": Backend(),
-    "_native_math": Backend(),
-    "_native_efficient": Backend(),
+    **dict.fromkeys(("native", "_native_math", "_native_efficient"), Backend()),
     "_native_cudnn": Backend(half=True, cuda=True),
     "_native_flash": Backend(masks=False, half=True),
     "_native_npu": Backend(half=True),
     "_native_xla": Backend(masks=False),
     "flex": Backend(),
     "xformers": Backend(cuda=True),
-    "flash": _FLASH,
-    "flash_hub": _FLASH,
-    "flash_4_hub": _FLASH,
-    "_flash_3": _FLASH,
-    "_flash_3_hub": _FLASH,
-    "aiter_fa2_hub": _FLASH,
-    "flash_varlen": _VARLEN,
-    "flash_varlen_hub": _VARLEN,
-    "_flash_varlen_3": _VARLEN,
-    "_flash_3_varlen_hub": _VARLEN,
-    "sage": _SAGE,
-    "sage_hub": _SAGE,
-    "sage_blackwell_hub": _SAGE,
-    "_sage_qk_int8_pv_fp8_cuda": _SAGE,
-    "_sage_qk_int8_pv_fp8_cuda_sm90": _SAGE,
-    "_sage_qk_int8_pv_fp16_cuda": _SAGE,
-    "_sage_qk_int8_pv_fp16_triton": _SAGE,
+    **dict.fromkeys("flash flash_hub flash_4_hub _flash_3 _flash_3_hub aiter_fa2_hub".split(), _FLASH),
+    **dict.fromkeys("flash_varlen flash_varlen_hub _flash_varlen_3 _flash_3_varlen_hub".split(), _VARLEN),
+    **dict.fromkeys(
+        (
+            "sage sage_hub sage_blackwell_hub _sage_qk_int8_pv_fp8_cuda _sage_qk_int8_pv_fp8_cuda_sm90 "
+            "_sage_qk_int8_pv_fp16_cuda _sage_qk_int8_pv_fp16_triton"
+        ).split(),
+        _SAGE,
+    ),
     "sage_varlen": Backend(exact=False, trains=False, half=True, cuda=True),
 }
-
 #: Implementations of transformers, for language models; ``language_classes`` finds which of them a class has.
 LANGUAGE_BACKENDS: Mapping[str, Backend] = {
-    "sdpa": Backend(),
-    "eager": Backend(),
+    **dict.fromkeys(("sdpa", "eager"), Backend()),
     "flex_attention": Backend(cuda=True),
-    "flash_attention_2": _VARLEN,
-    "flash_attention_3": _VARLEN,
-    "flash_attention_4": _VARLEN,
+    **dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attention_4"), _VARLEN),
 }
-
 #: Families whose blocks call torch's attention directly, so that a backend would have no effect.
 FIXED = frozenset({"sd15", "sdxl", "sd3", "sana", "qwen_image21", "cogvideox"})
-
 #: Families whose tokens diffusers cannot split over ranks.
 UNSPLIT = frozenset(
-    {
-        *("sd15", "sdxl", "sd3", "z_image", "sana", "sana_video", "hunyuan_video15", "qwen_image21", "flux3", "ltx2"),
-        *("minimax_h3", "cogvideox"),
-    }
+    "sd15 sdxl sd3 z_image sana sana_video hunyuan_video15 qwen_image21 flux3 ltx2 minimax_h3 cogvideox".split()
 )
-
 #: Families whose text is padded and masked in every attention.
 MASKED = frozenset({"qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sana_video", "hunyuan_video15", "ltx2"})
 

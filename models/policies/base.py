@@ -6,21 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig
 from models.policies.attention import BACKENDS, Backend
+from models.policies.compute_meter import Meter
 from models.policies.parts import Part
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from models.compute_meter import Meter
-    from models.policies.tokenization import Reader
-    from models.weights.stored_weights import StoredWeights
+from models.policies.tokenization import Reader
+from models.weights.stored_weights import StoredWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +27,12 @@ class PolicySettings:
     dtype: torch.dtype = field(default_factory=lambda: torch.float32)
     """Dtype of weights and forward pass."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Device of all tensors."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass."""
     attention: str | None = None
     """Attention backend, None for the library's default."""
     device_map: str | None = None
     """How the model's parts are placed on devices; None: all on ``device``."""
     compile: bool = False
-    """Compile the repeated blocks."""
     empty: bool = False
     """Create trained modules without weights, on the meta device; sharding then reads each rank's part."""
 
@@ -62,7 +56,6 @@ class Policy(ABC):
     """Published LoRA targets of the family; each must match at least one module."""
 
     def __init__(self, settings: PolicySettings) -> None:
-        """Keep the settings."""
         self.settings = settings
         self.stored: dict[str, StoredWeights] = {}
         """Stored weights of the trained modules, by their names in the model's folder."""
@@ -86,34 +79,20 @@ class Policy(ABC):
     @classmethod
     @abstractmethod
     def load(cls, folder: Path, settings: Any, parts: frozenset[Part], options: Mapping[str, Any]) -> Policy:
-        """Load the given parts of a model's folder.
-
-        Args:
-            folder: local.
-            settings: from ``settings_for``.
-            parts: parts to load.
-            options: options of the family.
-
-        Raises:
-            ConfigError: the folder holds another model, or an option or size is not valid.
-        """
+        """Load the given parts of a model's folder; raise ConfigError if the folder holds another model, or an option
+        or size is not valid."""
 
     @classmethod
     def load_critic(
         cls, folder: Path, settings: Any, *, own: bool, lora: Any, seed: int, like: Path | None = None
     ) -> Any:
-        """Load a critic for such policies; return its ``models.policies.trainable:Trainable``, untrained.
+        """Load a critic for such policies; return its ``models.policies.trainable:Trainable``, untrained. Raises
+        ConfigError if the family has no critics, or the critic's model does not fit.
 
         Args:
-            folder: folder of the model whose backbone it uses.
-            settings: from ``settings_for``.
             own: True: it has its own backbone; False: it is a head on the policy's hidden states.
             lora: ``models.weights.lora:LoraSpec`` of adapters for the backbone, or None to train all of it.
-            seed: seed of the adapters' initial weights.
             like: folder of the base model, if it differs: the critic must use the policy's tokens.
-
-        Raises:
-            ConfigError: the family has no critics, or the critic's model does not fit.
         """
         raise ConfigError(
             f"model.policy: {cls.__name__} has no critic, which optimize.algorithm asks for. Choose an algorithm that "
@@ -122,41 +101,28 @@ class Policy(ABC):
 
     @classmethod
     def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
-        """Return the ``trained`` modules of a local model on the meta device, from its configs alone.
-
-        Args:
-            folder: folder of the model; already checked.
-            critic: return those of a critic with its own backbone instead.
-
-        Returns:
-            Modules by name; empty if they are only known once the model is loaded.
-        """
+        """Return the ``trained`` modules of a local model on the meta device, from its configs alone. ``critic``:
+        return those of a critic with its own backbone instead. Returns modules by name; empty if they are only known
+        once the model is loaded."""
         return {}
 
     @classmethod
     def read_adapter(cls, path: str) -> Any:
-        """Read adapters to start training from; return a ``models.weights.lora_start:StartAdapter``.
-
-        Args:
-            path: a safetensors file, or a folder with one.
-
-        Raises:
-            ConfigError: there are no adapters, their kind cannot be trained, or the family does not read adapters.
-        """
+        """Read adapters to start training from; return a ``models.weights.lora_start:StartAdapter``. Raises ConfigError
+        if there are no adapters, their kind cannot be trained, or the family does not read adapters. ``path``: a
+        safetensors file, or a folder with one."""
         raise ConfigError(
             f"model.lora.start: {cls.__name__} reads no adapters. Leave it out, or write its class a read_adapter()."
         )
 
     @classmethod
     def check_single_files(cls, files: Mapping[str, str], folder: Path | None) -> frozenset[str]:
-        """Return the components that single files hold, after checking that they fit a model's folder.
+        """Return the components that single files hold, after checking that they fit a model's folder; raise
+        ConfigError if they hold another model or only part of one, or the family does not read single files.
 
         Args:
             files: paths by component; under '' a file of which all components are used.
             folder: source of configs and all other files; None if it is not downloaded: only the files are checked.
-
-        Raises:
-            ConfigError: they hold another model or only part of one, or the family does not read single files.
         """
         raise ConfigError(
             f"model.single_file: {cls.__name__} reads no single files. Remove it; model.path has all of a model."
@@ -164,16 +130,8 @@ class Policy(ABC):
 
     @classmethod
     def write_single_files(cls, files: Mapping[str, str], folder: Path, target: Path) -> None:
-        """Write a model's folder: components from single files, all other files from another folder.
-
-        Args:
-            files: paths by component; under '' a file of which all components are used.
-            folder: source of configs and all other files.
-            target: folder to write; must not exist.
-
-        Raises:
-            ConfigError: see ``check_single_files``.
-        """
+        """Write a model's folder: components from single files, all other files from another folder. Raises
+        ConfigError, see ``check_single_files``. ``target``: folder to write; must not exist."""
         cls.check_single_files(files, folder)
 
     @classmethod
@@ -193,15 +151,9 @@ class Policy(ABC):
 
     @abstractmethod
     def trainable(self, lora: Any, *, seed: int) -> Any:
-        """Make this freshly loaded policy trainable; return its ``models.policies.trainable:Trainable``.
-
-        Args:
-            lora: ``models.weights.lora:LoraSpec`` of adapters to add, or None to train all weights.
-            seed: seed of the adapters' initial weights.
-
-        Raises:
-            ConfigError: a LoRA target matches no module.
-        """
+        """Make this freshly loaded policy trainable; return its ``models.policies.trainable:Trainable``. Raises
+        ConfigError if a LoRA target matches no module. ``lora``: ``models.weights.lora:LoraSpec`` of adapters to add,
+        or None to train all weights."""
 
     def modules(self) -> dict[str, nn.Module]:
         """Return every loaded module, by its name in the model's folder."""

@@ -1,7 +1,5 @@
 """Causal language models of transformers (``AutoModelForCausalLM``), full weights or adapters.
-
-Legend: B rows, W positions, V vocabulary. Rows are padded on the right, to widths of ``maths.tokens.WIDTH``.
-"""
+Legend: B rows, W positions, V vocabulary. Rows are padded on the right, to widths of ``maths.tokens.WIDTH``."""
 
 from __future__ import annotations
 
@@ -9,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from configs.registry import build
 from configs.schema import RunConfig
@@ -44,15 +43,11 @@ from models.policies.language_model_folders import (
 )
 from models.policies.parts import Part
 from models.policies.trainable import Trainable
+from models.weights.lora import LoraSpec
 from models.weights.lora_files import sorted_sets
+from models.weights.lora_start import StartAdapter, peft_adapter
 from models.weights.pretrained_loading import auto_from_config, load_pretrained
 from models.weights.stored_weights import StoredWeights, empty_model, on_meta
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from models.weights.lora import LoraSpec
-    from models.weights.lora_start import StartAdapter
 
 #: The trained module by its name.
 MODEL = "model"
@@ -72,7 +67,6 @@ class CausalLM(Policy):
     lora_targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
     def __init__(self, settings: PolicySettings, model: Any, tokenizer: Any) -> None:
-        """Bind to a loaded model and tokenizer."""
         super().__init__(settings)
         self.model = model
         self.tokenizer = tokenizer
@@ -81,7 +75,6 @@ class CausalLM(Policy):
     def settings_for(
         cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
     ) -> PolicySettings:
-        """Return the settings; image sizes do not apply."""
         section = config.model
         return PolicySettings(
             dtype=dtype,
@@ -95,11 +88,8 @@ class CausalLM(Policy):
     def load(
         cls, folder: Path, settings: PolicySettings, parts: frozenset[Part], options: Mapping[str, Any]
     ) -> CausalLM:
-        """Load the model and its tokenizer from a folder that ``save_pretrained`` wrote.
-
-        Raises:
-            ConfigError: the folder holds no causal language model, no tokenizer, or no safetensors.
-        """
+        """Load the model and its tokenizer from a folder that ``save_pretrained`` wrote; raise ConfigError if the
+        folder holds no causal language model, no tokenizer, or no safetensors."""
         from transformers import AutoModelForCausalLM
 
         build(cls.options_type, "causal_lm", options, label="model.options of")
@@ -160,8 +150,6 @@ class CausalLM(Policy):
     @classmethod
     def read_adapter(cls, path: str) -> StartAdapter:
         """Read a folder that peft's ``save_pretrained`` wrote."""
-        from models.weights.lora_start import peft_adapter
-
         return peft_adapter(path, MODEL)
 
     @property
@@ -171,11 +159,9 @@ class CausalLM(Policy):
 
     @property
     def trained(self) -> dict[str, Any]:
-        """The language model."""
         return {MODEL: self.model}
 
     def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableLM:
-        """Make it trainable: adapters or all weights."""
         return TrainableLM(self, lora, seed=seed)
 
     def save_lora(self, folder: Path) -> None:
@@ -188,7 +174,6 @@ class CausalLM(Policy):
 
     @property
     def facts(self) -> dict[str, str]:
-        """The attention implementation it uses."""
         return {"attention": str(self.model.config._attn_implementation)}
 
     @property
@@ -225,8 +210,7 @@ class CausalLM(Policy):
 
     def logits(self, ids: Tensor, modules: Mapping[str, nn.Module] | None = None) -> Tensor:
         """Return (B, W, V) logits of whole rows; see ``forward``."""
-        found: Tensor = self.forward(ids, modules).logits
-        return found
+        return self.forward(ids, modules).logits
 
     def forward(self, ids: Tensor, modules: Mapping[str, nn.Module] | None = None, *, hidden: bool = False) -> Any:
         """Return the model's output for whole rows.
@@ -268,12 +252,8 @@ class TrainableLM(Trainable):
     policy: CausalLM
 
     def log_probs(self, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return the policy's (B, W) log-probs of tokens, with gradient, and entropies, without.
-
-        Args:
-            ids: (B, W) int64, padded on the right with any token.
-            temperature: divides logits.
-        """
+        """Return the policy's (B, W) log-probs of tokens, with gradient, and entropies, without. ``ids``: (B, W) int64,
+        padded on the right with any token; ``temperature``: divides logits."""
         return log_probs_and_entropy(self.policy.logits(ids), ids, temperature)
 
     def log_probs_and_hidden(self, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -283,11 +263,8 @@ class TrainableLM(Trainable):
 
     @torch.no_grad()
     def reference_log_probs(self, ids: Tensor, temperature: float) -> Tensor:
-        """Return the base model's (B, W) log-probs: adapters switched off, or the frozen copy.
-
-        Raises:
-            RuntimeError: full weights are trained and no reference was set.
-        """
+        """Return the base model's (B, W) log-probs: adapters switched off, or the frozen copy. Raises RuntimeError if
+        full weights are trained and no reference was set."""
         if self.lora is not None:
             with self.without_adapters():
                 return token_log_probs(self.policy.logits(ids), ids, temperature)

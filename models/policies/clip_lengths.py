@@ -21,11 +21,9 @@ class ClipLengths:
     """The limits in seconds, for messages."""
 
     def __contains__(self, frames: int) -> bool:
-        """Return whether clips can have this number of frames."""
         return self._within(frames) and frames % self.every == self.beyond % self.every
 
     def __str__(self) -> str:
-        """Return the numbers in words."""
         bounds = "" if self.most is None else f", {self.least} to {self.most} of them ({self.seconds})"
         return f"{self.every} n + {self.beyond} frames{bounds}"
 

@@ -19,24 +19,23 @@ class ClipPolicy(PipelinePolicy):
     """Adapter for a pipeline of clips."""
 
     lengths: ClassVar[ClipLengths] = ClipLengths(every=4)
-    """Supported numbers of frames."""
     frames_argument: ClassVar[str] = "num_frames"
-    """The pipeline's argument for the number of frames."""
 
     def noise_channels(self) -> int:
         """Return the channels of generated latents; the transformer may also read others."""
         return int(next(iter(self.denoisers.values())).config.out_channels)
 
     def noise_size(self) -> tuple[int, ...]:
-        """Return height, width and number of frames."""
         return *super().noise_size(), self.settings.frames
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents, (B, 3, F, H, W)."""
         return self.decode_standardized(latents)
 
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return the latents of (B, 3, F, H, W) clips."""
+        return self.encode_standardized(media)
+
     def more_arguments(self, steps: int) -> dict[str, Any]:
-        """Return also the number of frames."""
         return {**super().more_arguments(steps), self.frames_argument: self.settings.frames}
 
     def images(self, decoded: Tensor) -> Tensor:
@@ -46,11 +45,7 @@ class ClipPolicy(PipelinePolicy):
 
     @classmethod
     def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
-        """Check height, width and the number of frames.
-
-        Raises:
-            ConfigError: the model cannot make such clips.
-        """
+        """Check height, width and the number of frames; raise ConfigError if the model cannot make such clips."""
         if settings.frames not in cls.lengths:
             raise ConfigError(
                 f"model.frames is {settings.frames}, but this model takes {cls.lengths}. "

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from configs.errors import ConfigError
 from models.library_loading import read_json
@@ -23,9 +24,6 @@ from models.policies.diffusion import DiffusionSettings, Images
 from models.policies.pipeline import Modules, Rows
 from models.policies.pipeline_configs import Fields, whole
 from models.policies.tokenization import Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Every published schedule starts from pure noise and ends without noise; the two schedulers have the same options.
 _SCHEDULE = Fields(
@@ -137,5 +135,8 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
         return torch.stack(place(height, width, frames, torch.device("cpu")))
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents, (B, 3, F, H, W)."""
-        return self.pipeline.decode_latents(latents.to(self.pipeline.vae.dtype))  # type: ignore[no-any-return]
+        return self.pipeline.decode_latents(latents.to(self.pipeline.vae.dtype))
+
+    def encoded(self, media: Tensor) -> Tensor:
+        latents = self.likeliest(media).permute(0, 2, 1, 3, 4)
+        return latents * self.pipeline.vae_scaling_factor_image

@@ -1,16 +1,14 @@
 """Critics of language models: the expected reward from each token on.
-
-Legend: B rows, W positions, H hidden dims. Rows are padded on the right, as for the policy.
-"""
+Legend: B rows, W positions, H hidden dims. Rows are padded on the right, as for the policy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from configs.schema import RunConfig
 from models.policies.base import Policy, PolicySettings
@@ -18,12 +16,8 @@ from models.policies.language_classes import attention_of, check_causal, check_i
 from models.policies.language_model_folders import load_language_config
 from models.policies.parts import Part
 from models.policies.trainable import Trainable
+from models.weights.lora import LoraSpec
 from models.weights.pretrained_loading import load_pretrained
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from models.weights.lora import LoraSpec
 
 #: The trained module by its name.
 CRITIC = "critic"
@@ -33,13 +27,8 @@ class ValueModel(nn.Module):
     """A head with one output per token, on its own backbone or on given hidden states."""
 
     def __init__(self, backbone: Any, hidden: int, device: torch.device) -> None:
-        """Start with a head of zeros, so that all values are 0.
-
-        Args:
-            backbone: a transformers model without a language head; None: hidden states are given.
-            hidden: H.
-            device: device of the head.
-        """
+        """Start with a head of zeros, so that all values are 0. ``backbone``: a transformers model without a language
+        head; None: hidden states are given."""
         super().__init__()
         self.backbone = backbone
         self.head = nn.Linear(hidden, 1, device=device)
@@ -68,7 +57,6 @@ class CriticLM(Policy):
     kind = "tokens"
 
     def __init__(self, settings: PolicySettings, model: ValueModel) -> None:
-        """Bind to a value model."""
         super().__init__(settings)
         self.model = model
 
@@ -111,11 +99,9 @@ class CriticLM(Policy):
 
     @property
     def trained(self) -> dict[str, Any]:
-        """The value model."""
         return {CRITIC: self.model}
 
     def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableCritic:
-        """Make it trainable: backbone or its adapters, and the head."""
         return TrainableCritic(self, lora, seed=seed)
 
     def save_lora(self, folder: Path) -> None:
@@ -129,7 +115,6 @@ class TrainableCritic(Trainable):
     policy: CriticLM
 
     def __init__(self, policy: CriticLM, lora: LoraSpec | None, *, seed: int) -> None:
-        """Make a freshly loaded critic trainable; see ``Trainable``."""
         super().__init__(policy, None if policy.model.backbone is None else lora, seed=seed)
         policy.model.head.requires_grad_(True).float()
 
@@ -161,9 +146,7 @@ def recompute_layers(model: Any) -> None:
 
 def let_recompute(model: Any, on: bool) -> None:
     """Turn recomputation of layers on or off: they recompute only in training mode, in which they drop a KV cache.
-
-    Modules inside a layer stay in evaluation mode, so that dropout stays off.
-    """
+    Modules inside a layer stay in evaluation mode, so that dropout stays off."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     for layer in model.modules():

@@ -10,24 +10,21 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import PositiveInt
+from torch import Tensor
 
 from configs.errors import ConfigError
 from configs.option_types import Share
-from models.devices import moved
+from models.devices import moved, wide_dtype
 from models.library_loading import diffusers_class, read_json
 from models.maths.guidance import rescaled_guided
-from models.maths.precision import wide_dtype
 from models.maths.preserving import PREDICTIONS, Preserving, clean_ends, flow_length, flow_sigma
 from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
 from models.policies.pipeline_configs import DISCRETE, Fields, read_index, scheduler_of, whole
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +45,15 @@ class DDIMPolicy(PipelinePolicy):
     """The scheduler class that sets the steps of a chain, created from the config of the folder's scheduler."""
     # DDIM clips by default if another scheduler's config has no such field.
     walked_options: ClassVar[Mapping[str, Any]] = {"clip_sample": False}
-    """Changes to that config."""
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
-        """Wrap a loaded pipeline, with DDIM as its scheduler."""
         super().__init__(pipeline, settings, options)
         pipeline.scheduler = self._walking(pipeline.scheduler)
 
     @classmethod
     def noise_range(cls, folder: Path, steps: int) -> tuple[float, float]:
-        """Return the first and last noise level of ``steps`` steps with a folder's scheduler.
-
-        Raises:
-            ConfigError: the scheduler does not allow this number of steps.
-        """
+        """Return the first and last noise level of ``steps`` steps with a folder's scheduler; raise ConfigError if the
+        scheduler does not allow this number of steps."""
         index = read_index(folder, cls.pipeline_name, cls.family)
         levels = _levels(cls._walking(scheduler_of(folder, index)), steps)
         return float(levels[0]), float(levels[-1])
@@ -71,11 +63,8 @@ class DDIMPolicy(PipelinePolicy):
         return diffusers_class(cls.walked).from_config(scheduler.config, **cls.walked_options)
 
     def sigmas(self, steps: int) -> Tensor:
-        """Return b / (a + b) at the scheduler's timesteps, and after its last step.
-
-        Raises:
-            ConfigError: the steps do not lead from one scheduler timestep to another.
-        """
+        """Return b / (a + b) at the scheduler's timesteps, and after its last step; raise ConfigError if the steps do
+        not lead from one scheduler timestep to another."""
         return moved(_levels(self.pipeline.scheduler, steps).float(), self.settings.device)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
@@ -89,7 +78,6 @@ class DDIMPolicy(PipelinePolicy):
         """Return the denoiser's prediction for (B, ...) noisy latents a x0 + b eps at (B,) timesteps."""
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, with DDIM as the scheduler."""
         call = super().pipeline_call(steps, negative_prompt)
         return replace(call, scheduler=SchedulerChoice(name=self.walked, options=self.walked_options, from_config=True))
 
@@ -145,7 +133,6 @@ class UNetPolicy(DDIMPolicy):
 
     @classmethod
     def check_options(cls, folder: Path, options: DDIMOptions) -> None:
-        """Check that a folder's schedule allows ``options.steps`` steps."""
         cls.noise_range(folder, options.steps)
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
@@ -154,8 +141,7 @@ class UNetPolicy(DDIMPolicy):
         return super().initial_latents(generators) * flow_length(first)
 
     def predicted(self, modules: Modules, noisy: Tensor, timestep: Tensor, rows: Rows) -> Tensor:
-        """Call the UNet."""
-        return modules["unet"](noisy, timestep, return_dict=False, **self.conditions(rows))[0]  # type: ignore[no-any-return]
+        return modules["unet"](noisy, timestep, return_dict=False, **self.conditions(rows))[0]
 
     @abstractmethod
     def conditions(self, rows: Rows) -> dict[str, Any]:
@@ -174,7 +160,6 @@ class UNetPolicy(DDIMPolicy):
         return prediction.velocity(guided, at)
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
-        """Return ``guidance_rescale`` if it is not 0."""
         rescale = self.options.guidance_rescale
         return {"guidance_rescale": rescale} if rescale else {}
 
@@ -183,20 +168,15 @@ class UNetPolicy(DDIMPolicy):
         return clean_ends(latents, self.sigmas(self.options.steps)[-1:])
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return the autoencoder's output for final latents."""
         return self.decode_scaled(self.clean_latents(latents))
 
     def decoded_clean(self, latents: Tensor) -> Tensor:
-        """Return the autoencoder's output for clean latents."""
         return self.decode_scaled(latents)
 
 
 def _levels(scheduler: Any, steps: int) -> Tensor:
-    """Return the (T + 1,) float64 sigmas of DDIM's steps.
-
-    Raises:
-        ConfigError: the steps do not lead from one scheduler timestep to another, or exceed their number.
-    """
+    """Return the (T + 1,) float64 sigmas of DDIM's steps; raise ConfigError if the steps do not lead from one scheduler
+    timestep to another, or exceed their number."""
     trained, known = scheduler.config.num_train_timesteps, len(scheduler.alphas_cumprod)
     if scheduler.config.timestep_spacing == "trailing" and trained % steps:
         raise ConfigError(

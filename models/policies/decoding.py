@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from models.policies.nan_checks import pixels
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 #: Largest decoder output, relative to [-1, 1], whose gradient is kept: a power of two, so that scaling is exact.
 _HEADROOM = 16.0
@@ -30,7 +28,6 @@ class DecodingPolicy(DiffusionPolicy):
     """Components that only decode samples or encode start images and clips."""
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings) -> None:
-        """Hold a loaded pipeline."""
         super().__init__(settings)
         self.pipeline = pipeline
         self._tables: dict[tuple[Any, ...], Tensor] = {}
@@ -52,9 +49,7 @@ class DecodingPolicy(DiffusionPolicy):
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return the autoencoder's output for (B, ...) final latents; by default scaled and shifted by its config.
-
-        Images are (B, 3, H, W), clips (B, 3, F, H, W), in the autoencoder's dtype, about -1 to 1.
-        """
+        Images are (B, 3, H, W), clips (B, 3, F, H, W), in the autoencoder's dtype, about -1 to 1."""
         return self.decode_scaled(latents)
 
     def decoded_clean(self, latents: Tensor) -> Tensor:
@@ -67,11 +62,9 @@ class DecodingPolicy(DiffusionPolicy):
         return self.images(self.decoded(latents))
 
     def decode_smoothly(self, latents: Tensor) -> Tensor:
-        """Return images, or frames of clips, of (B, ...) clean latents, without clamping.
-
-        The autoencoders of Wan and Qwen-Image clamp their output to [-1, 1], so it is scaled down before and up after.
-        With ``model.gradient_checkpointing``, autoencoders that support it recompute blocks in the backward pass.
-        """
+        """Return images, or frames of clips, of (B, ...) clean latents, without clamping. The autoencoders of Wan and
+        Qwen-Image clamp their output to [-1, 1], so it is scaled down before and up after. With
+        ``model.gradient_checkpointing``, autoencoders that support it recompute blocks in the backward pass."""
 
         if self.settings.gradient_checkpointing:
             recompute_decoder(self.pipeline.vae)
@@ -90,12 +83,8 @@ class DecodingPolicy(DiffusionPolicy):
 
     def table(self, device: torch.device, make: Callable[..., Tensor], *about: Any) -> Tensor:
         """Return a table that is the same for every forward; it is created in host memory and moved only once.
-
-        Args:
-            device: device of the table.
-            make: creates it from ``about``; each kind of table has its own function.
-            about: everything that the table depends on.
-        """
+        ``make``: creates it from ``about``; each kind of table has its own function; ``about``: everything that the
+        table depends on."""
         key = (device, make.__qualname__, *about)
         if key not in self._tables:
             self._tables[key] = make(*about).to(device)
@@ -105,12 +94,53 @@ class DecodingPolicy(DiffusionPolicy):
         """Drop the cached tables."""
         self._tables.clear()
 
+    @torch.no_grad()
+    def encode_media(self, media: Tensor) -> Tensor:
+        """Return the clean latents of media, the inverse of ``decoded_clean`` around the autoencoder."""
+        return self.encoded(media).float()
+
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return the latents of media in the layout of ``initial_latents``; by default scaled and shifted."""
+        return self.encode_scaled(media)
+
+    def likeliest(self, media: Tensor) -> Tensor:
+        """Return the autoencoder's latents of media in [-1, 1]: the mode of its distribution."""
+        found = self.pipeline.vae.encode(media.to(self.pipeline.vae.dtype), return_dict=False)[0]
+        mode: Tensor = found.mode() if hasattr(found, "mode") and not isinstance(found, torch.Tensor) else found
+        return mode
+
+    def encode_scaled(self, media: Tensor) -> Tensor:
+        """Return (B, C, h, w) latents of media, the inverse of ``decode_scaled``."""
+        config = self.pipeline.vae.config
+        latents = self.likeliest(media)
+        shift = config.get("shift_factor")
+        scaled: Tensor = (latents if shift is None else latents - shift) * config.scaling_factor
+        return scaled
+
+    def encode_standardized(self, media: Tensor) -> Tensor:
+        """Return (B, C, f, h, w) latents of (B, 3, F, H, W) clips, the inverse of ``decode_standardized``."""
+        latents = self.likeliest(media)
+        mean, inverse = self.standards(latents)
+        return (latents - mean) * inverse
+
+    def encode_normalized(self, media: Tensor, patchify: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return (B, N, C) tokens of images, the inverse of ``decode_normalized``.
+
+        Args:
+            media: (B, 3, H, W).
+            patchify: converts latents to patches (B, C, h, w).
+        """
+        vae, spatial = self.pipeline.vae, patchify(self.likeliest(media))
+        mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
+        std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
+        tokens: Tensor = ((spatial - mean) / std).permute(0, 2, 3, 1).flatten(1, 2)
+        return tokens
+
     def decode_standardized(self, latents: Tensor) -> Tensor:
         """Return (B, 3, F, H, W) frames of (B, C, f, h, w) latents that are standardized per channel."""
         vae, latents = self.pipeline.vae, latents.to(self.pipeline.vae.dtype)
         mean, inverse = self.standards(latents)
-        frames: Tensor = vae.decode(latents / inverse + mean, return_dict=False)[0]
-        return frames
+        return vae.decode(latents / inverse + mean, return_dict=False)[0]
 
     def standards(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the means of the autoencoder's C channels and 1 / their stds, (1, C, 1, 1, 1) each."""
@@ -122,26 +152,20 @@ class DecodingPolicy(DiffusionPolicy):
         self, latents: Tensor, grid: tuple[int, int], unpatchify: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Return (B, 3, H, W) images of (B, N, C) tokens that are normalized by the autoencoder's batch norm.
-
-        Args:
-            latents: tokens in the order of the rows of an image.
-            grid: rows and columns of the tokens.
-            unpatchify: converts patches (B, C, h, w) to latents.
-        """
+        ``latents``: tokens in the order of the rows of an image; ``unpatchify``: converts patches (B, C, h, w) to
+        latents."""
         vae = self.pipeline.vae
         spatial = latents.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
         mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
         std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
-        images: Tensor = vae.decode(unpatchify(spatial * std + mean).to(vae.dtype), return_dict=False)[0]
-        return images
+        return vae.decode(unpatchify(spatial * std + mean).to(vae.dtype), return_dict=False)[0]
 
     def decode_scaled(self, latents: Tensor) -> Tensor:
         """Return the autoencoder's output for (B, C, h, w) latents, scaled and shifted by its config."""
         vae = self.pipeline.vae
         scaled = latents.to(vae.dtype) / vae.config.scaling_factor
         shifted = scaled if vae.config.shift_factor is None else scaled + vae.config.shift_factor
-        images: Tensor = vae.decode(shifted, return_dict=False)[0]
-        return images
+        return vae.decode(shifted, return_dict=False)[0]
 
 
 def _scales(*values: float) -> Tensor:

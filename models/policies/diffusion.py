@@ -1,7 +1,5 @@
 """The interface of diffusion and flow-matching families. The sampling loop is in ``models.maths.sampling``.
-
-Legend: B rows, ... latent dims, H W image pixels, T steps.
-"""
+Legend: B rows, ... latent dims, H W image pixels, T steps."""
 
 from __future__ import annotations
 
@@ -10,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig
@@ -22,9 +21,6 @@ from models.policies.base import Policy, PolicySettings
 from models.policies.parts import Part
 from models.policies.trainable import Trainable
 from models.weights.lora import LoraSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +66,6 @@ class PipelineCall:
     blocks: str | None = None
     """Class of the blocks of a modular pipeline; None for a classic one."""
     left_out: tuple[str, ...] = ()
-    """Names of blocks to leave out."""
     workflow: str | None = None
     """The task whose blocks to use, if the blocks serve several."""
     loads_adapters: bool = True
@@ -84,7 +79,6 @@ class PipelineCall:
     last_frame: bool = False
     """A second start image is the clip's last frame, its argument ``last_image``."""
     vae_tiling: bool = False
-    """Its autoencoder decodes in overlapping tiles."""
     heard: bool = False
     """Its output has sound."""
     differences: tuple[str, ...] = ()
@@ -108,7 +102,6 @@ class DiffusionPolicy(Policy):
     def settings_for(
         cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
     ) -> DiffusionSettings:
-        """Return size, guidance and loading settings."""
         section = config.model
         return DiffusionSettings(
             height=section.height,
@@ -142,7 +135,6 @@ class DiffusionPolicy(Policy):
         return frozenset({Part.DENOISER, Part.VAE} if config.rollout.media.decodes else {Part.DENOISER})
 
     def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableDenoiser:
-        """Make the denoisers trainable: adapters or all weights."""
         return TrainableDenoiser(self, lora, seed=seed)
 
     @property
@@ -152,18 +144,13 @@ class DiffusionPolicy(Policy):
 
     @property
     def trained(self) -> dict[str, Any]:
-        """The denoisers."""
         return self.denoisers
 
     @abstractmethod
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return one row of every conditioning tensor per prompt; rows do not depend on their neighbors.
-
-        Args:
-            prompts: B prompts.
-            images: start images of the B prompts, for families that take them; one per prompt if the family has no
-                option ``references``.
-        """
+        """Return one row of every conditioning tensor per prompt; rows do not depend on their neighbors. ``images``:
+        start images of the B prompts, for families that take them; one per prompt if the family has no option
+        ``references``."""
 
     def first_mark(self, text: str) -> str | None:
         """Return the first control token of a tokenizer in a text, or None."""
@@ -198,7 +185,6 @@ class DiffusionPolicy(Policy):
         Args:
             latents: (B, ...) float32.
             sigma: (B,) float32, one per row.
-            conditioning: B rows.
             denoisers: modules to call instead of the policy's own (a reference, an average, a wrapper).
         """
 
@@ -216,18 +202,13 @@ class DiffusionPolicy(Policy):
         return None
 
     def sounds(self, latents: Tensor) -> Tensor:
-        """Return (B, N, C) int16 sound of (B, ...) final latents, with one or two channels.
-
-        Raises:
-            TypeError: the family has no sound.
-        """
+        """Return (B, N, C) int16 sound of (B, ...) final latents, with one or two channels; raise TypeError if the
+        family has no sound."""
         raise TypeError(f"{type(self).__name__} makes no sound")
 
     def modalities(self) -> Mapping[str, int]:
-        """Return the modalities of a sample, in order, and the size of each in the first latent dimension.
-
-        Empty for families with a single modality.
-        """
+        """Return the modalities of a sample, in order, and the size of each in the first latent dimension. Empty for
+        families with a single modality."""
         return {}
 
     def apart(self, latents: Tensor) -> tuple[Tensor, ...]:
@@ -235,39 +216,42 @@ class DiffusionPolicy(Policy):
         return torch.split(latents, list(self.modalities().values()), dim=1)
 
     def started(self, noise: Tensor, sigmas: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return the latents that chains start from: noise, or a prompt's clip with noise added.
-
-        Args:
-            noise: (B, ...) float32.
-            sigmas: (T + 1,) levels of the chain.
-            conditioning: B rows.
-        """
+        """Return the latents that chains start from: noise, or a prompt's clip with noise added. ``noise``: (B, ...)
+        float32; ``sigmas``: (T + 1,) levels of the chain."""
         return noise
 
     def finished(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the latents to decode: the final latents of a chain, with the fixed parts of the sample inserted.
-
-        Args:
-            latents: (B, ...) at the end of a chain.
-            conditioning: B rows.
-        """
+        ``latents``: (B, ...) at the end of a chain."""
         return latents
 
     def clean_latents(self, latents: Tensor) -> Tensor:
-        """Return the (B, ...) clean latents, at level 0, of the final latents of a chain.
-
-        They are equal, except for families whose chains end above level 0.
-        """
+        """Return the (B, ...) clean latents, at level 0, of the final latents of a chain. They are equal, except for
+        families whose chains end above level 0."""
         return latents
+
+    def encode_media(self, media: Tensor) -> Tensor:
+        """Return the (B, ...) float32 clean latents of given images or clips, the most likely ones.
+
+        ``decode`` of them gives the media back, as closely as the autoencoder can.
+
+        Args:
+            media: (B, 3, H, W) or (B, 3, F, H, W) float32 in [-1, 1], of the size in ``settings``.
+
+        Raises:
+            ConfigError: the family has no such encoder.
+        """
+        raise ConfigError(
+            f"model.policy: {type(self).__name__} has no method 'encode_media', so it cannot be trained on given "
+            "images or clips. Implement it, or choose another family."
+        )
 
     def decode_smoothly(self, latents: Tensor) -> Tensor:
         """Return (B, 3, H, W) float32 images, or (B, F, 3, H, W) clips, differentiable for reward gradients.
 
         ``latents`` are (B, ...) clean ones, at level 0: a prediction of x0, or ``clean_latents`` of a chain's end.
-        Values are about 0 to 1, neither rounded nor clamped: a clamped pixel has no gradient.
-
-        Raises:
-            ConfigError: the family has no such decoder.
+        Values are about 0 to 1, neither rounded nor clamped: a clamped pixel has no gradient. Raises ConfigError if the
+        family has no such decoder.
         """
         raise ConfigError(
             f"model.policy: {type(self).__name__} has no method 'decode_smoothly', through which gradients of rewards "
@@ -276,11 +260,7 @@ class DiffusionPolicy(Policy):
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall | None:
         """Return the plain pipeline's call that draws the same samples as this policy with the ODE; None if none does.
-
-        Args:
-            steps: denoising steps.
-            negative_prompt: negative prompt of guidance by two forwards, or None.
-        """
+        ``negative_prompt``: negative prompt of guidance by two forwards, or None."""
         return None
 
     @classmethod
@@ -308,11 +288,8 @@ class TrainableDenoiser(Trainable):
 
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return the base model's (B, ...) velocity: LoRA switched off, or the frozen copy.
-
-        Raises:
-            RuntimeError: full weights are trained and no reference was set.
-        """
+        """Return the base model's (B, ...) velocity: LoRA switched off, or the frozen copy. Raises RuntimeError if full
+        weights are trained and no reference was set."""
         reference = self.frozen["reference"]
         if self.lora is not None:
             with self.without_adapters():
@@ -323,11 +300,7 @@ class TrainableDenoiser(Trainable):
 
     @torch.no_grad()
     def teacher_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, name: str = "") -> Tensor:
-        """Return a teacher's (B, ...) velocity.
-
-        Raises:
-            RuntimeError: no teacher of this name was set.
-        """
+        """Return a teacher's (B, ...) velocity; raise RuntimeError if no teacher of this name was set."""
         teacher = self._teachers.get(name)
         if teacher is None:
             raise RuntimeError("set_teacher() must be called before teacher_velocity()")

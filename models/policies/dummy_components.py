@@ -19,11 +19,9 @@ from models.weights.pretrained_loading import load_pretrained
 
 
 def silent_t5(width: int) -> tuple[Any, Any]:
-    """Return a T5 encoder with 2 * ``width`` parameters, and its tokenizer, that return zeros for every text.
-
-    Without a T5, StableDiffusion3Pipeline pads text with ``max_sequence_length`` rows of zeros
-    (``_get_t5_prompt_embeds``). This encoder returns the same rows: it has one token, no layers, and zero weights.
-    """
+    """Return a T5 encoder with 2 * ``width`` parameters, and its tokenizer, that return zeros for every text. Without a
+    T5, StableDiffusion3Pipeline pads text with ``max_sequence_length`` rows of zeros (``_get_t5_prompt_embeds``). This
+    encoder returns the same rows: it has one token, no layers, and zero weights."""
     config = transformers.T5Config(
         vocab_size=1,
         d_model=width,
@@ -64,10 +62,8 @@ class TextImageProcessor(transformers.ProcessorMixin):
         return cls(images, load_pretrained(transformers.AutoTokenizer, folder, label="model.path"))
 
     def __call__(self, *, text: Sequence[str], images: Any, padding: bool, return_tensors: str) -> Any:
-        """Return the tokens, with one image token per image patch, and the patches.
-
-        ``images`` lists the images of all texts, in the order of their placeholders.
-        """
+        """Return the tokens, with one image token per image patch, and the patches. ``images`` lists the images of all
+        texts, in the order of their placeholders."""
         pictures = self.image_processor(images=images, return_tensors=return_tensors)
         counts = iter((pictures["image_grid_thw"].prod(1) // self.image_processor.merge_size**2).tolist())
         full = [re.sub(re.escape(_PAD), lambda _: _PAD * next(counts), prompt) for prompt in text]
@@ -105,7 +101,6 @@ class Unread(TextProcessor):
     """A processor without tokens, for pipelines that tokenize their template although no prompt is encoded."""
 
     def __init__(self) -> None:
-        """Serve as its own tokenizer."""
         super().__init__(self)
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:

@@ -36,13 +36,11 @@ class EulerGridPolicy(PipelinePolicy):
     }
 
     def sigmas(self, steps: int) -> Tensor:
-        """Return the Euler grid of the flow shift."""
         from diffusers import FlowMatchEulerDiscreteScheduler
 
         scheduler = FlowMatchEulerDiscreteScheduler(shift=self._shift)
         scheduler.set_timesteps(steps, device=self.settings.device)
-        sigmas: Tensor = scheduler.sigmas.clone().float()
-        return sigmas
+        return scheduler.sigmas.clone().float()
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments and the Euler scheduler: its own multistep scheduler draws other samples."""

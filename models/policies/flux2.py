@@ -4,34 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from configs.errors import ConfigError
 from models.image_files import within
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.flux1 import Flux1
 from models.policies.parts import Part
-from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, joined, thousandths
+from models.policies.pipeline import JOINT_ATTENTION, Rows, joined
 from models.policies.pipeline_configs import Fields
-from models.policies.reference_images import (
-    check_references,
-    check_shape,
-    grids_of,
-    padded,
-    room_of,
-    row_by_row,
-    tokens_of,
-)
+from models.policies.reference_images import check_references, check_shape, grids_of, padded, room_of, tokens_of
 from models.policies.tokenization import Reader, asked
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 #: Pixels to which the pipeline scales larger images down, and the minimum of their sides.
 _PIPELINE_AREA, _SMALLEST = 1024 * 1024, 64
@@ -58,10 +47,8 @@ class Flux2Options:
 
 
 class Flux2(Flux1):
-    """Adapter for Flux2Pipeline; latents are packed, (B, tokens, 128).
-
-    With reference images, rows are computed one by one, as their images differ in size.
-    """
+    """Adapter for Flux2Pipeline; latents are packed, (B, tokens, 128). With reference images, rows are computed one by
+    one, as their images differ in size."""
 
     pipeline_name = "Flux2Pipeline"
     family = "flux2"
@@ -74,11 +61,7 @@ class Flux2(Flux1):
     # the single-stream blocks. Its "attn.to_out.0" does not reach their output projection, which is "attn.to_out".
     lora_targets = (
         *JOINT_ATTENTION,
-        "ff.linear_in",
-        "ff.linear_out",
-        "ff_context.linear_in",
-        "ff_context.linear_out",
-        "attn.to_qkv_mlp_proj",
+        *"ff.linear_in ff.linear_out ff_context.linear_in ff_context.linear_out attn.to_qkv_mlp_proj".split(),
     )
 
     @classmethod
@@ -88,11 +71,8 @@ class Flux2(Flux1):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D), ``text_ids`` (B, L, 4) int64, and the images' tokens from ``padded``.
-
-        Raises:
-            ConfigError: a prompt comes with more images than ``references``, or one is too small or narrow.
-        """
+        """Return ``prompt_embeds`` (B, L, D), ``text_ids`` (B, L, 4) int64, and the images' tokens from ``padded``;
+        raise ConfigError if a prompt comes with more images than ``references``, or one is too small or narrow."""
         embeds, ids = self.pipeline.encode_prompt(
             list(prompts), device=self.settings.device, max_sequence_length=self.options.max_sequence_length
         )
@@ -108,23 +88,13 @@ class Flux2(Flux1):
 
         return float(compute_empirical_mu(image_seq_len=self.image_tokens(), num_steps=steps))
 
-    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer, with images for each row; its time argument runs from 0 to 1."""
-        one = partial(self._call, modules)
-        return row_by_row(one, latents, sigma, rows) if self.options.references else one(latents, sigma, rows)
+    @property
+    def one_by_one(self) -> bool:  # type: ignore[override]
+        """True with reference images."""
+        return self.options.references > 0
 
-    def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        tokens, ids = self.tokens(latents, rows)
-        predicted: Tensor = modules["transformer"](
-            hidden_states=tokens,
-            timestep=thousandths(sigma),
-            guidance=self.embedded_guidance(latents),
-            encoder_hidden_states=rows["prompt_embeds"],
-            txt_ids=rows["text_ids"],
-            img_ids=ids,
-            return_dict=False,
-        )[0]
-        return predicted[:, : latents.shape[1]]
+    def text_inputs(self, rows: Rows) -> dict[str, Tensor]:
+        return {"txt_ids": rows["text_ids"]}
 
     def tokens(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return the tokens (B, N, 128) of the image and of one row's references, and their positions (B, N, 4)."""
@@ -136,9 +106,12 @@ class Flux2(Flux1):
         return torch.cat([latents, tokens_of(rows).to(latents.dtype)], dim=1), torch.cat([ids, further], dim=1)
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents."""
         # ``_unpack_latents_with_ids`` for tokens in the order of their ids, without a device read per token.
         return self.decode_normalized(latents, self.grid(), self.pipeline._unpatchify_latents)
+
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return normalized tokens."""
+        return self.encode_normalized(media, self.pipeline._patchify_latents)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; it scales larger images down to a megapixel."""
@@ -163,8 +136,7 @@ class Flux2(Flux1):
         return padded(tokens, grids, most=options.references, room=room_of(options.reference_area, unit))
 
     def _ids(self, height: int, width: int) -> Tensor:
-        ids: Tensor = self.pipeline._prepare_latent_ids(torch.zeros(1, 1, height, width))
-        return ids
+        return self.pipeline._prepare_latent_ids(torch.zeros(1, 1, height, width))
 
 
 class Flux2Klein(Flux2):
@@ -178,7 +150,6 @@ class Flux2Klein(Flux2):
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check the folder, and that a distilled model is used without guidance, which its pipeline ignores."""
         index = super().check_folder(folder, settings)
         if index.get("is_distilled") and settings.guidance_scale > 1:
             raise ConfigError(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from configs.errors import ConfigError
 from models.library_loading import read_json
@@ -22,12 +23,7 @@ from models.policies.modular import ModularPolicy
 from models.policies.parts import Part
 from models.policies.pipeline import Modules, Rows, padded_text, thousandths
 from models.policies.pipeline_configs import SHIFT_ALONE, Fields
-from models.policies.reference_images import row_by_row
 from models.policies.tokenization import Reader, asked
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +46,7 @@ class Flux3(ModularPolicy):
     text_parts = ("text_encoder", "tokenizer")
     readers = (Reader(tokenizer="tokenizer", written=asked()),)
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": SHIFT_ALONE}
+    one_by_one = True
     blocks = ("mode_blocks.image", "mode_blocks.image_cond", "txt_mode_blocks", "single_transformer_blocks")
     # Attention and feed-forward of every block.
     lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.linear_in", "ff.linear_out")
@@ -90,12 +87,8 @@ class Flux3(ModularPolicy):
         return latents.flatten(2).transpose(1, 2)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer for each row; its time argument runs from 0 to 1."""
-        return row_by_row(partial(self._call, modules), latents, sigma, rows)
-
-    def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         length = int(rows["text_length"])
-        predicted: Tensor = modules["transformer"](
+        return modules["transformer"](
             hidden_states=latents,
             encoder_hidden_states=rows["prompt_embeds"][:, :length],
             timestep=thousandths(sigma).to(latents.dtype),
@@ -103,21 +96,21 @@ class Flux3(ModularPolicy):
             txt_ids=self.table(latents.device, self._text_ids, length),
             return_dict=False,
         )[0]
-        return predicted
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents."""
         return self.decode_normalized(latents, self.grid(), self.step("decode")._unpatchify_latents)
+
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return normalized tokens."""
+        from diffusers import Flux2Pipeline
+
+        return self.encode_normalized(media, Flux2Pipeline._patchify_latents)
 
     def _image_ids(self, height: int, width: int) -> Tensor:
         from diffusers.modular_pipelines.flux3.before_denoise import _prepare_image_ids
 
         step = self.step("denoise", "text2image", "prepare_latents")
-        ids: Tensor = _prepare_image_ids(height, width, step.image_rope_scale)
-        return ids
+        return _prepare_image_ids(height, width, step.image_rope_scale)
 
     def _text_ids(self, length: int) -> Tensor:
-        ids: Tensor = self.step("denoise", "text2image", "prepare_rope_inputs")._prepare_text_ids(
-            torch.empty(1, length)
-        )
-        return ids
+        return self.step("denoise", "text2image", "prepare_rope_inputs")._prepare_text_ids(torch.empty(1, length))

@@ -1,8 +1,4 @@
-"""Families whose models are diffusers folders: loading their parts, after checking the folder.
-
-``models.policies.pipeline`` calls the denoiser. Functions that load a model import diffusers themselves: commands that
-only read a family's properties should not wait seconds for it.
-"""
+"""Families whose models are diffusers folders: loading their parts, after checking the folder."""
 
 from __future__ import annotations
 
@@ -54,7 +50,6 @@ class FolderPolicy(DecodingPolicy):
     text_parts: ClassVar[tuple[str, ...]]
     """Components that only encode prompts."""
     unused_parts: ClassVar[tuple[str, ...]] = ()
-    """Components that are never loaded."""
     denoiser_names: ClassVar[tuple[str, ...]] = ("transformer",)
     """Trained components; those missing from a folder are left out."""
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": FLOW}
@@ -69,7 +64,6 @@ class FolderPolicy(DecodingPolicy):
     """Height and width must be multiples of it, unless the folder's config gives another unit."""
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
-        """Wrap a loaded pipeline; see ``load``."""
         super().__init__(pipeline, settings)
         self.options = options
 
@@ -77,7 +71,6 @@ class FolderPolicy(DecodingPolicy):
     def load(
         cls, folder: Path, settings: DiffusionSettings, parts: frozenset[Part], options: Mapping[str, Any]
     ) -> Self:
-        """Load the given parts of a pipeline folder."""
         chosen = build(cls.options_type, cls.family, options, label="model.options of")
         index = cls.check_folder(folder, settings)
         cls.check_options(folder, chosen)
@@ -138,7 +131,6 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def check_single_files(cls, files: Mapping[str, str], folder: Path | None) -> frozenset[str]:
-        """Return the components that single files hold, after checking that they fit a pipeline's folder."""
         parts = cls._held_in(files)
         if folder is not None:
             index = {name: entry for name, entry in cls._index_of(folder).items() if name not in cls.unused_parts}
@@ -147,7 +139,6 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def write_single_files(cls, files: Mapping[str, str], folder: Path, target: Path) -> None:
-        """Write a pipeline's folder: components from single files, all other files from another folder."""
         cls.check_single_files(files, folder)
         write_folder(cls._held_in(files), folder, cls._index_of(folder), target)
 
@@ -186,7 +177,6 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
-        """Return the denoisers of a folder on the meta device."""
         index = cls._index_of(folder)
         found = {name: index.get(name, [None, None])[1] for name in cls.denoiser_names}
         return {name: described(folder / name, made) for name, made in found.items() if made and not critic}
@@ -202,11 +192,8 @@ class FolderPolicy(DecodingPolicy):
 
     @classmethod
     def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
-        """Check that height and width are multiples of ``unit``, by default the unit of the folder or family.
-
-        Raises:
-            ConfigError: they are not; the message names the nearest sizes.
-        """
+        """Check that height and width are multiples of ``unit``, by default the unit of the folder or family. Raises
+        ConfigError if they are not; the message names the nearest sizes."""
         unit = unit or (cls.size_unit if folder is None else cls.unit_of(folder))
         for name in ("height", "width"):
             size = getattr(settings, name)

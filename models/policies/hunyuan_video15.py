@@ -9,10 +9,11 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from models.library_loading import read_json
 from models.policies.clips import ClipPolicy
@@ -21,9 +22,6 @@ from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows
 from models.policies.pipeline_configs import SHIFT_ALONE, Fields, check_guider
 from models.policies.tokenization import Reader
 from models.weights.lora_files import save_lora
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Tokens that the pipeline reads, and tokens of its template, which it drops.
 _LENGTH, _TEMPLATE = 1000, 108
@@ -73,7 +71,6 @@ class HunyuanVideo15(ClipPolicy):
     lora_targets = JOINT_ATTENTION
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
-        """Wrap a loaded pipeline, and set its number of text tokens from the options."""
         super().__init__(pipeline, settings, options)
         if options.max_sequence_length != _LENGTH:
             pipeline.tokenizer_max_length = options.max_sequence_length
@@ -87,16 +84,15 @@ class HunyuanVideo15(ClipPolicy):
         return {name: row.long() if name.endswith("mask") else row for name, row in rows.items()}
 
     def sigmas(self, steps: int) -> Tensor:
-        """Return 1, (T-1)/T, ..., 1/T, 0 after the scheduler's shift, as the pipeline sets them."""
         scheduler = self.pipeline.scheduler
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1], device=self.settings.device)
-        return scheduler.sigmas.clone().float()  # type: ignore[no-any-return]
+        return scheduler.sigmas.clone().float()
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer without an image: the image's latents, mask and embeddings are zeros."""
         pipeline, (batch, _, *shape) = self.pipeline, latents.shape
         width = pipeline.transformer.config.image_embed_dim
-        return modules["transformer"](  # type: ignore[no-any-return]
+        return modules["transformer"](
             hidden_states=torch.cat([latents, torch.zeros_like(latents), latents.new_zeros(batch, 1, *shape)], dim=1),
             image_embeds=latents.new_zeros(batch, pipeline.vision_num_semantic_tokens, width),
             timestep=(sigma * 1000).to(latents.dtype),
@@ -108,18 +104,21 @@ class HunyuanVideo15(ClipPolicy):
         )[0]
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents, (B, 3, F, H, W)."""
         vae = self.pipeline.vae
         scaled = latents.to(vae.dtype) / vae.config.scaling_factor
         # One by one: its attention masks only fit a single row (diffusers 0.42).
         return torch.cat([vae.decode(row, return_dict=False)[0] for row in scaled.split(1)])
+
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return scaled latents, one by one as in ``decoded``."""
+        latents = torch.cat([self.likeliest(row) for row in media.split(1)])
+        return latents * self.pipeline.vae.config.scaling_factor  # type: ignore[no-any-return]
 
     def save_lora(self, folder: Path) -> None:
         """Write a LoRA file for the transformer's ``load_lora_adapter``, in the format of other pipelines."""
         save_lora("WanPipeline", folder, "transformer", self.pipeline.transformer)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments and its guider."""
         call = super().pipeline_call(steps, negative_prompt)
         length = self.options.max_sequence_length
         differences = (f"It reads {_LENGTH} tokens of a prompt; the policy reads {length}.",) * (length != _LENGTH)
@@ -137,6 +136,5 @@ class HunyuanVideo15(ClipPolicy):
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:
-        """Return the unit of height and width."""
         vae, transformer = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         return int(vae["spatial_compression_ratio"] * transformer["patch_size"])

@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from configs.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Classes without a position argument whose attention depends on distances only, so that padding has no effect.
 _RELATIVE = frozenset({"bloom", "mpt", "roformer"})
 #: Cache layers that keep rows separate and ignore padding; a class with other layers is refused.
 _CACHES = frozenset(
-    {
-        *("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer", "LinearAttentionLayer"),
-        *("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"),
-    }
+    (
+        "DynamicLayer DynamicSlidingWindowLayer DynamicIndexedLayer DummyLayer LinearAttentionLayer "
+        "LinearAttentionAndFullAttentionLayer LinearAttentionAndSlidingWindowAttentionLayer"
+    ).split()
 )
 #: Class attributes that declare support of an implementation; all classes have 'eager'.
 _SUPPORTED = {
     "sdpa": "_supports_sdpa",
-    "flash_attention_2": "_supports_flash_attn",
-    "flash_attention_3": "_supports_flash_attn",
-    "flash_attention_4": "_supports_flash_attn",
+    **{f"flash_attention_{number}": "_supports_flash_attn" for number in (2, 3, 4)},
     "flex_attention": "_supports_flex_attn",
 }
 #: Functions by which transformers checks an implementation's availability; if it fails, it would download a kernel.
@@ -39,17 +35,9 @@ _AVAILABLE = {f"flash_attention_{number}": f"is_flash_attn_{number}_available" f
 
 
 def attention_of(auto: Any, config: Any, requested: str | None, *, label: str = "model.path") -> str:
-    """Return a model's attention implementation: the requested one, else SDPA if its class has it, else eager.
-
-    Args:
-        auto: ``AutoModelForCausalLM`` or ``AutoModel``.
-        config: a transformers config.
-        requested: ``model.attention``.
-        label: the setting that names the model.
-
-    Raises:
-        ConfigError: transformers has no such model for this config, or its class lacks the requested implementation.
-    """
+    """Return a model's attention implementation: the requested one, else SDPA if its class has it, else eager. Raises
+    ConfigError if transformers has no such model for this config, or its class lacks the requested implementation.
+    ``auto``: ``AutoModelForCausalLM`` or ``AutoModel``; ``requested``: ``model.attention``."""
     kind = _class_of(auto, config, label)
     named = getattr(kind, "_compatible_flash_implementations", None)
     known = ["eager", *(name for name, flag in _SUPPORTED.items() if getattr(kind, flag, False))]
@@ -89,17 +77,9 @@ def _class_of(auto: Any, config: Any, label: str) -> Any:
 
 
 def check_causal(folder: Path, model: Any, *, label: str = "model.path", draws: bool = True) -> None:
-    """Check that a model's outputs for a text are the same in sampling and training, under any padding.
-
-    Args:
-        folder: folder it was loaded from.
-        model: a transformers model, with or without weights.
-        label: the setting that names it.
-        draws: True if texts are sampled with it; False for a critic, which only reads whole rows.
-
-    Raises:
-        ConfigError: it reads later tokens, has no usable cache, or positions that follow from padding.
-    """
+    """Check that a model's outputs for a text are the same in sampling and training, under any padding; raise
+    ConfigError if it reads later tokens, has no usable cache, or positions that follow from padding. ``draws``: True if
+    texts are sampled with it; False for a critic, which only reads whole rows."""
     reason = _why_not(model, draws=draws)
     if reason is not None:
         raise ConfigError(f"{label} '{folder}' holds a {type(model).__name__} {reason} Choose another model.")

@@ -15,15 +15,7 @@ _TOKENIZER = "tokenizer.json"
 
 
 def load_tokenizer(folder: Path, *, label: str = "model.path") -> Any:
-    """Return a model's tokenizer.
-
-    Args:
-        folder: folder of a model.
-        label: the setting that names it.
-
-    Raises:
-        ConfigError: the folder has no readable tokenizer.
-    """
+    """Return a model's tokenizer; raise ConfigError if the folder has no readable tokenizer."""
     from transformers import AutoTokenizer
 
     remedy = "Save a tokenizer next to the model with tokenizer.save_pretrained()."
@@ -31,15 +23,7 @@ def load_tokenizer(folder: Path, *, label: str = "model.path") -> Any:
 
 
 def load_language_config(folder: Path, *, label: str = "model.path") -> Any:
-    """Return a model's transformers config.
-
-    Args:
-        folder: folder of a model.
-        label: the setting that names it.
-
-    Raises:
-        ConfigError: the folder has no readable config.
-    """
+    """Return a model's transformers config; raise ConfigError if the folder has no readable config."""
     from transformers import AutoConfig
 
     return load_pretrained(AutoConfig, folder, label=label)
@@ -55,11 +39,9 @@ def context_length_of(folder: Path) -> int | None:
 
 
 def context_length(config: Any) -> int | None:
-    """Return the maximum tokens that a model's transformers config names, or None.
-
-    With two rotary tables (``longrope``), the limit is the length of the first: a cache keeps keys rotated by the first
-    table when the second takes over, unlike a forward over a whole row.
-    """
+    """Return the maximum tokens that a model's transformers config names, or None. With two rotary tables
+    (``longrope``), the limit is the length of the first: a cache keeps keys rotated by the first table when the second
+    takes over, unlike a forward over a whole row."""
     config = config.get_text_config(decoder=True)
     found = getattr(config, "max_position_embeddings", None)
     lengths = [*([] if found is None else [int(found)]), *_first_tables(config)]
@@ -81,12 +63,7 @@ def two_tables(table: Mapping[str, Any]) -> bool:
 
 
 def read_generation_config(folder: Path, model: Any) -> Any:
-    """Return the generation config that ``from_pretrained`` of a model would read; without a file, the model's own.
-
-    Args:
-        folder: folder of the model.
-        model: a transformers model created from its config alone.
-    """
+    """Return the generation config that ``from_pretrained`` of a model would read; without a file, the model's own."""
     from transformers import GenerationConfig
 
     if not (folder / "generation_config.json").is_file():
@@ -95,15 +72,8 @@ def read_generation_config(folder: Path, model: Any) -> Any:
 
 
 def check_vocabulary(folder: Path, *, label: str = "model.path") -> None:
-    """Check that a folder's model has an embedding for every token of its tokenizer.
-
-    Args:
-        folder: folder of a model.
-        label: the setting that names it.
-
-    Raises:
-        ConfigError: an embedding is missing.
-    """
+    """Check that a folder's model has an embedding for every token of its tokenizer; raise ConfigError if an embedding
+    is missing."""
     config, tokenizer = load_language_config(folder, label=label), load_tokenizer(folder, label=label)
     vocabulary, size = tokenizer.get_vocab(), getattr(config, "vocab_size", None)
     beyond = sorted(((number, token) for token, number in vocabulary.items() if size is not None and number >= size))
@@ -141,15 +111,8 @@ def written_tokens(folder: Path) -> set[str]:
 
 
 def check_critic(folder: Path, policy: Path) -> None:
-    """Check that a critic's model has the tokenizer of the policy.
-
-    Args:
-        folder: folder of the model that the critic starts from.
-        policy: folder of the base model.
-
-    Raises:
-        ConfigError: it is not a language model, or its tokenizer differs.
-    """
+    """Check that a critic's model has the tokenizer of the policy; raise ConfigError if it is not a language model, or
+    its tokenizer differs."""
     check_folder(folder, label="critic.path")
     own, written = (
         load_tokenizer(each, label=label) for each, label in ((folder, "critic.path"), (policy, "model.path"))
@@ -167,12 +130,7 @@ def check_critic(folder: Path, policy: Path) -> None:
 
 
 def check_folder(folder: Path, *, label: str = "model.path") -> None:
-    """Check that a folder holds a causal language model; raise ConfigError.
-
-    Args:
-        folder: folder of a model.
-        label: the setting that names it.
-    """
+    """Check that a folder holds a causal language model; raise ConfigError."""
     check_model_folder(folder, label=label)
     path = folder / "config.json"
     if not path.is_file():

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import PositiveFloat
+from torch import Tensor
 
 from configs.errors import ConfigError
 from configs.option_types import Share
@@ -24,14 +25,11 @@ from models.maths.guidance import guided, rescaled_guided
 from models.maths.transitions import expand
 from models.policies.clip_lengths import ClipLengths
 from models.policies.clips import ClipPolicy
-from models.policies.diffusion import DiffusionSettings, Images
+from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, Images
 from models.policies.nan_checks import waves
 from models.policies.pipeline import Modules, Rows
 from models.policies.pipeline_configs import FLOW, Fields
 from models.policies.tokenization import Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: The pipeline's defaults for a scheduler's bounds.
 _BOUNDS = {"base_image_seq_len": 1024, "max_image_seq_len": 4096, "base_shift": 0.95, "max_shift": 2.05}
@@ -51,10 +49,6 @@ class LTX2Options:
     """How far guided predictions of clean latents are rescaled to the std of the positive ones; 0: not at all."""
 
 
-def _stripped(tokenizer: Any, text: str) -> str:
-    return text.strip()
-
-
 class LTX2(ClipPolicy):
     """Adapter for LTX2Pipeline; latents are (B, S + L, C): S tokens of the clip and L of the sound."""
 
@@ -68,7 +62,7 @@ class LTX2(ClipPolicy):
     unused_parts = ("processor", "prompt_enhancer", "duration_head")
     decoder_names = ("vae", "audio_vae", "vocoder")
     measured_names = ("vae", "audio_vae")
-    readers = (Reader(tokenizer="tokenizer", written=_stripped),)
+    readers = (Reader(tokenizer="tokenizer", written=lambda _, text: text.strip()),)
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": FLOW}
     size_unit = 32
     blocks = ("transformer_blocks",)
@@ -76,11 +70,7 @@ class LTX2(ClipPolicy):
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
-        """Wrap a loaded pipeline.
-
-        Raises:
-            ConfigError: guidance is on for the sound and off for the clip.
-        """
+        """Wrap a loaded pipeline; raise ConfigError if guidance is on for the sound and off for the clip."""
         super().__init__(pipeline, settings, options)
         sound = options.audio_guidance_scale
         if settings.guidance_scale <= 1 and sound is not None and sound > 1:
@@ -102,7 +92,6 @@ class LTX2(ClipPolicy):
         return {"prompt_embeds": video, "audio_prompt_embeds": audio, "mask": mask.long()}
 
     def modalities(self) -> Mapping[str, int]:
-        """Return the number of tokens of each medium, the clip first."""
         frames, height, width = self._shape()
         return dict(zip(self.modality_names, (frames * height * width, self._sound_length()), strict=True))
 
@@ -122,7 +111,6 @@ class LTX2(ClipPolicy):
         return self.modalities()["video"]
 
     def shift_bounds(self) -> Mapping[str, float]:
-        """Return the pipeline's defaults."""
         return _BOUNDS
 
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
@@ -167,24 +155,24 @@ class LTX2(ClipPolicy):
         pipeline, vae = self.pipeline, self.pipeline.vae
         tokens = pipeline._unpack_latents(self.apart(latents)[0], *self._shape())
         statistics = (vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
-        return pipeline._denormalize_latents(tokens, *statistics)  # type: ignore[no-any-return]
+        return pipeline._denormalize_latents(tokens, *statistics)
 
     def sound_latents(self, latents: Tensor) -> Tensor:
         """Return the (B, c, L, m) latents of sounds for their autoencoder, from (B, S + L, C) final latents."""
         pipeline, vae = self.pipeline, self.pipeline.audio_vae
         levels = vae.config.mel_bins // pipeline.audio_vae_mel_compression_ratio
         tokens = pipeline._denormalize_audio_latents(self.apart(latents)[1], vae.latents_mean, vae.latents_std)
-        return pipeline._unpack_audio_latents(tokens, tokens.shape[1], num_mel_bins=levels)  # type: ignore[no-any-return]
+        return pipeline._unpack_audio_latents(tokens, tokens.shape[1], num_mel_bins=levels)
+
+    # A clip without its sound has only a part of the latents.
+    encode_media = DiffusionPolicy.encode_media
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents, (B, 3, F, H, W)."""
         vae = self.pipeline.vae
-        frames: Tensor = vae.decode(self.clip_latents(latents).to(vae.dtype), None, return_dict=False)[0]
-        return frames
+        return vae.decode(self.clip_latents(latents).to(vae.dtype), None, return_dict=False)[0]
 
     @property
     def sound_rate(self) -> int:
-        """Sample rate of the vocoder."""
         return int(self.pipeline.vocoder.config.output_sampling_rate)
 
     @torch.no_grad()

@@ -11,31 +11,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from configs.errors import ConfigError
-from models.attention_masks import with_content
 from models.devices import moved
 from models.library_loading import read_json
 from models.maths.modality_chains import Joined
 from models.policies import VIDEO
+from models.policies.attention_masks import with_content
 from models.policies.clips import ClipPolicy
 from models.policies.decoding import recompute_decoder
-from models.policies.diffusion import DiffusionSettings, PipelineCall
+from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall
 from models.policies.modular import ModularPolicy
 from models.policies.nan_checks import pixels, waves
 from models.policies.parts import Part
 from models.policies.pipeline import Modules, Rows, TextOptions, padded_text
 from models.policies.pipeline_configs import Fields, check_scheduler, whole
-from models.policies.reference_images import row_by_row
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 #: Number of text encoder layers before the hidden state that the pipeline reads; it must not be the last layer.
 _TEXT_LAYER = 50
@@ -72,6 +69,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
     required_parts = ("audio_vae", "scheduler", "audio_scheduler")
     schedulers: ClassVar[Mapping[str, Fields]] = {"MiniMaxH3Scheduler": Fields(followed=frozenset({"shift"}))}
     size_unit = 32
+    one_by_one = True
     blocks = ("token_refiner.refiner_blocks", "transformer_blocks")
     # Attention and feed-forward of every block.
     lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.0.proj", "ff.net.2")
@@ -108,25 +106,20 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
-        """Return a processor for text only."""
         from models.policies.dummy_components import TextProcessor
 
         return {"processor": TextProcessor(None) if Part.TEXT in parts else None}
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:
-        """Return the width of a token in pixels."""
         vae, denoiser = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         pixels_wide = math.prod(vae.get("spatial_downsample_factors", (2, 2, 2, 2)))
         return int(pixels_wide * denoiser.get("patch_size", (1, 2, 2))[-1])
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, the tokens it has.
-
-        Raises:
-            ConfigError: a prompt has no tokens, or more than ``max_sequence_length``; the pipeline does not truncate.
-        """
+        """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, the tokens it has. Raises ConfigError if a
+        prompt has no tokens, or more than ``max_sequence_length``; the pipeline does not truncate."""
         from diffusers.modular_pipelines.minimax_h3.encoders import get_qwen3vl_prompt_embeds
 
         pipeline, most = self.pipeline, self.options.max_sequence_length
@@ -145,10 +138,9 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         """Return the clip's levels for T steps: 1, (T-1)/T, ..., 1/T, 0 after its shift; the pipeline counts the 0."""
         scheduler = self.pipeline.scheduler
         scheduler.set_timesteps(steps + 1, device=self.settings.device)
-        return scheduler.sigmas.clone()  # type: ignore[no-any-return]
+        return scheduler.sigmas.clone()
 
     def modalities(self) -> Mapping[str, int]:
-        """Return the number of values of each medium, the clip first."""
         shape = self._shape()
         clip, sound = math.prod(shape.clip), math.prod(shape.sound)
         return dict(zip(self.modality_names, (clip, sound), strict=True))
@@ -172,10 +164,6 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return torch.cat([shown, joined.velocity(sound, heard, sigma)], dim=1)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer for each row."""
-        return row_by_row(partial(self._call, modules), latents, sigma, rows)
-
-    def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video_latents
 
         shape, length, patch = self._shape(), int(rows["text_length"]), self.pipeline.patch_size
@@ -202,7 +190,6 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return lru_cache(_LAYOUTS)(self._layout)
 
     def forget_tables(self) -> None:
-        """Drop the cached tables and layouts."""
         super().forget_tables()
         self.__dict__.pop("_layouts", None)
 
@@ -228,8 +215,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     def clip_latents(self, latents: Tensor) -> Tensor:
         """Return the (B, C, f, h, w) latents of clips in the pipeline's format, from (B, D) final latents."""
-        clip: Tensor = self.apart(latents)[0].unflatten(1, self._shape().clip)
-        return clip
+        return self.apart(latents)[0].unflatten(1, self._shape().clip)
 
     def sound_latents(self, latents: Tensor) -> Tensor:
         """Return the (B, 2, c, L) latents of both channels in the pipeline's format, from (B, D) final latents."""
@@ -237,12 +223,15 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         rows: Tensor = self._joined.clean(self.apart(latents)[1]).unflatten(1, (-1, shape.sounds, shape.sound[1]))
         return rows.transpose(2, 3)
 
+    # A clip without its sound has only a part of the latents.
+    encode_media = DiffusionPolicy.encode_media
+
     def decoded(self, latents: Tensor) -> Tensor:
         """Return (B, 3, F, H, W) frames, about 0 to 1; the autoencoder's output has ImageNet's mean and std."""
         pipeline = self.pipeline
         frames = pipeline.vae.decode(_standing(self.clip_latents(latents), pipeline.vae.config), return_dict=False)[0]
         mean, std = (torch.tensor(each).view(1, -1, 1, 1, 1) for each in (pipeline.pixel_mean, pipeline.pixel_std))
-        return frames.float() * std.to(frames.device) + mean.to(frames.device)  # type: ignore[no-any-return]
+        return frames.float() * std.to(frames.device) + mean.to(frames.device)
 
     def images(self, decoded: Tensor) -> Tensor:
         """Return (B, F, H, W, 3) uint8 clips of (B, 3, F, H, W) frames in [0, 1]."""
@@ -256,7 +245,6 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     @property
     def sound_rate(self) -> int:
-        """Sample rate of the autoencoder."""
         return int(self.pipeline.audio_sampling_rate)
 
     @torch.no_grad()
@@ -267,7 +255,6 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return waves(made.view(len(latents), channels.shape[1], -1))
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; there is no guider."""
         return replace(super().pipeline_call(steps, negative_prompt), guider=None)
 
     def more_arguments(self, steps: int) -> dict[str, Any]:

@@ -32,7 +32,6 @@ class ModularPolicy(PipelinePolicy, ABC):
     blocks_name: ClassVar[str]
     """The diffusers class of the blocks, whose pipeline is ``pipeline_name``."""
     left_out: ClassVar[tuple[str, ...]] = ()
-    """Blocks to leave out, such as one that rewrites prompts."""
     workflow: ClassVar[str | None] = None
     """The task whose blocks to use, if the blocks serve several; None: all blocks."""
     required_parts: ClassVar[tuple[str, ...]] = ()
@@ -55,11 +54,8 @@ class ModularPolicy(PipelinePolicy, ABC):
 
     @classmethod
     def assembled(cls, folder: Path, settings: DiffusionSettings, given: Mapping[str, Any]) -> Any:
-        """Return the pipeline of the given components and, for all others, those in the folder.
-
-        Raises:
-            ConfigError: ``device_map`` is set.
-        """
+        """Return the pipeline of the given components and, for all others, those in the folder; raise ConfigError if
+        ``device_map`` is set."""
         if settings.device_map is not None:
             raise ConfigError(
                 f"model.device_map is {settings.device_map!r}, but diffusers places no parts of modular pipelines, "
@@ -122,7 +118,6 @@ class ModularPolicy(PipelinePolicy, ABC):
         """Do nothing: the autoencoder's config gives the width of its latents."""
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, its blocks and its guider."""
         call = super().pipeline_call(steps, negative_prompt)
         guider = {"guidance_scale": max(1.0, self.settings.guidance_scale)}
         blocks: dict[str, Any] = {"blocks": self.blocks_name, "left_out": self.left_out, "workflow": self.workflow}

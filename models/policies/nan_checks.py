@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from configs.errors import ConfigError, SamplingError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from models.policies.diffusion import DiffusionPolicy
+from models.policies.diffusion import DiffusionPolicy
 
 
 def noise_levels(policy: DiffusionPolicy, steps: int) -> Tensor:
-    """Return the (T + 1,) sigmas of a policy, after checking that they lead from noise to data.
-
-    Raises:
-        ConfigError: they do not: samples would be NaN, or not the model's.
-    """
+    """Return the (T + 1,) sigmas of a policy, after checking that they lead from noise to data; raise ConfigError if
+    they do not: samples would be NaN, or not the model's."""
     levels = policy.sigmas(steps)
     falls = bool((levels[1:] < levels[:-1]).all())
     if falls and bool(torch.isfinite(levels).all()) and float(levels[0]) <= 1 + 1e-6 and float(levels[-1]) >= 0:
@@ -32,35 +24,22 @@ def noise_levels(policy: DiffusionPolicy, steps: int) -> Tensor:
 
 
 def pixels(unit: Tensor) -> Tensor:
-    """Return values in [0, 1] as uint8, rounded as pipelines round them.
-
-    Raises:
-        SamplingError: values are not finite; they would become black.
-    """
+    """Return values in [0, 1] as uint8, rounded as pipelines round them. Raises SamplingError if values are not finite;
+    they would become black."""
     finite(unit, "decoded images")
     return (unit.float() * 255).round().to(torch.uint8)
 
 
 def waves(unit: Tensor) -> Tensor:
-    """Return (B, C, N) waveforms in [-1, 1] as (B, N, C) int16, rounded and clipped.
-
-    Raises:
-        SamplingError: values are not finite; they would become silence.
-    """
+    """Return (B, C, N) waveforms in [-1, 1] as (B, N, C) int16, rounded and clipped. Raises SamplingError if values are
+    not finite; they would become silence."""
     finite(unit, "decoded sounds")
     return (unit.float().clamp(-1, 1) * 32767).round().to(torch.int16).transpose(1, 2).contiguous()
 
 
 def finite(values: Tensor, label: str) -> None:
-    """Check that a model's output is finite: NaN would become black images that are scored and trained on.
-
-    Args:
-        values: (B, ...).
-        label: their name in messages.
-
-    Raises:
-        SamplingError: some are not.
-    """
+    """Check that a model's output is finite: NaN would become black images that are scored and trained on. Raises
+    SamplingError if some are not. ``values``: (B, ...)."""
     good = torch.isfinite(values).flatten(1).all(1) if values.ndim > 1 else torch.isfinite(values)
     if bool(good.all()):
         return

@@ -8,9 +8,9 @@ and in the families: commands that only read a family's properties should not wa
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from models.policies.tokenization import cut_notes
 from models.text.chat_templates import guard_template
 from models.text.control_tokens import as_text, first_mark
 from models.weights.lora_files import save_lora
+from models.weights.lora_start import pipeline_adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,30 +43,12 @@ class TextOptions:
 
 Modules = Mapping[str, nn.Module]
 Rows = Mapping[str, Tensor]
-
 #: Attention projections of both streams, image and text, in transformers with joint attention.
-JOINT_ATTENTION = (
-    "attn.to_q",
-    "attn.to_k",
-    "attn.to_v",
-    "attn.to_out.0",
-    "attn.add_q_proj",
-    "attn.add_k_proj",
-    "attn.add_v_proj",
-    "attn.to_add_out",
+JOINT_ATTENTION = tuple(
+    f"attn.{name}" for name in "to_q to_k to_v to_out.0 add_q_proj add_k_proj add_v_proj to_add_out".split()
 )
-
 #: Projections of self-attention and of cross-attention to text, in transformers that have both.
-APART_ATTENTION = (
-    "attn1.to_q",
-    "attn1.to_k",
-    "attn1.to_v",
-    "attn1.to_out.0",
-    "attn2.to_q",
-    "attn2.to_k",
-    "attn2.to_v",
-    "attn2.to_out.0",
-)
+APART_ATTENTION = tuple(f"attn{n}.{name}" for n in (1, 2) for name in ("to_q", "to_k", "to_v", "to_out.0"))
 
 
 def joined(rows: Sequence[Rows]) -> dict[str, Tensor]:
@@ -80,6 +63,16 @@ def padded_text(embeds: Tensor, most: int) -> dict[str, Tensor]:
     return {"prompt_embeds": padded, "text_length": torch.tensor([length], device=embeds.device)}
 
 
+def row_by_row(call: Callable[[Tensor, Tensor, Rows], Tensor], latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+    """Return a model's predictions, computed row by row. Batching rows of equal length would make a row's result depend
+    on its neighbors, and ranks that wait for each other must call equally often."""
+    found = []
+    for row in range(len(latents)):
+        part = {name: tensor[row : row + 1] for name, tensor in rows.items()}
+        found.append(call(latents[row : row + 1], sigma[row : row + 1], part))
+    return torch.cat(found)
+
+
 def thousandths(sigma: Tensor) -> Tensor:
     """Return sigma as pipelines pass it to models whose time runs from 0 to 1: via a timestep, with its rounding."""
     return sigma * 1000 / 1000
@@ -92,17 +85,17 @@ class PipelinePolicy(FolderPolicy):
     """The pipeline runs both halves of guidance in one forward, negative first."""
     max_shift: ClassVar[float] = 1.15
     """The pipeline's default of ``max_shift``, if the scheduler's config has none."""
+    one_by_one: ClassVar[bool] = False
+    """The denoiser is called for each row alone, as rows differ in their number of tokens."""
     asks_layout: ClassVar[bool] = False
     """The denoiser reads tensor values that describe the layout of its tokens."""
     guidance_argument: ClassVar[str] = "guidance_scale"
-    """The pipeline's argument for the guidance scale."""
     missing_arguments: ClassVar[frozenset[str]] = frozenset()
     """Arguments of other pipelines that this one lacks."""
     takes_images: ClassVar[bool] = False
     """The first argument of the pipeline's ``prepare_latents`` is the images to start from."""
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
-        """Wrap a loaded pipeline; see ``load``."""
         super().__init__(pipeline, settings, options)
         for tokenizer in self._tokenizers:
             guard_template(tokenizer)
@@ -118,8 +111,6 @@ class PipelinePolicy(FolderPolicy):
     @classmethod
     def read_adapter(cls, path: str) -> Any:
         """Read adapters of the denoisers, in peft's format or any format of the pipeline's own loader."""
-        from models.weights.lora_start import pipeline_adapter
-
         return pipeline_adapter(path, cls.pipeline_name, cls.denoiser_names)
 
     @cached_property
@@ -128,17 +119,14 @@ class PipelinePolicy(FolderPolicy):
         return [part for part in parts if hasattr(part, "added_tokens_decoder")]
 
     def first_mark(self, text: str) -> str | None:
-        """Return the first control token of the pipeline's tokenizers in a text, or None."""
         return next((mark for each in self._tokenizers if (mark := first_mark(each, text)) is not None), None)
 
     def as_plain(self, text: str) -> str:
-        """Break up control tokens of the pipeline's tokenizers."""
         for tokenizer in self._tokenizers:
             text = as_text(tokenizer, text)
         return text
 
     def cut_notes(self, prompts: Sequence[str]) -> list[str]:
-        """Return a sentence for each tokenizer that truncates prompts."""
         found = {reader.tokenizer: getattr(self.pipeline, reader.tokenizer, None) for reader in self.readers}
         return list(cut_notes(self.readers, found, self.options, prompts))
 
@@ -149,20 +137,15 @@ class PipelinePolicy(FolderPolicy):
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Return one row of every conditioning tensor; a family overrides this or ``encode``.
-
-        Args:
-            prompt: text.
-            images: start images of the prompt, (H, W, 3) uint8 each.
-        """
+        """Return one row of every conditioning tensor; a family overrides this or ``encode``. ``images``: start images
+        of the prompt, (H, W, 3) uint8 each."""
         raise NotImplementedError(f"{type(self).__name__} has neither encode_one nor encode")
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, ...) float32 noise, as the pipeline's own method draws it."""
         about = (self.noise_channels(), *self.noise_size(), torch.float32, self.settings.device, list(generators))
         drawn = self.pipeline.prepare_latents(*(None,) * self.takes_images, len(generators), *about)
-        noise: Tensor = drawn[0] if isinstance(drawn, tuple) else drawn
-        return noise
+        return drawn[0] if isinstance(drawn, tuple) else drawn
 
     def noise_channels(self) -> int:
         """Return the number of channels that the pipeline passes to ``prepare_latents``."""
@@ -177,7 +160,7 @@ class PipelinePolicy(FolderPolicy):
         scheduler = self.pipeline.scheduler
         dynamic = {"mu": self.shift_mu(steps)} if scheduler.config.get("use_dynamic_shifting") else {}
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), device=self.settings.device, **dynamic)
-        return scheduler.sigmas.clone().float()  # type: ignore[no-any-return]
+        return scheduler.sigmas.clone().float()
 
     def shift_mu(self, steps: int) -> float:
         """Return the dynamic shift for the size of the image."""
@@ -188,12 +171,7 @@ class PipelinePolicy(FolderPolicy):
 
     def shift_bounds(self) -> Mapping[str, float]:
         """Return the default bounds of the dynamic shift, in the order of its formula."""
-        return {
-            "base_image_seq_len": 256,
-            "max_image_seq_len": 4096,
-            "base_shift": 0.5,
-            "max_shift": self.max_shift,
-        }
+        return {"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": self.max_shift}
 
     def image_tokens(self) -> int:
         """Return the number of latent tokens of an image."""
@@ -282,19 +260,17 @@ class PipelinePolicy(FolderPolicy):
         return {}
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return the loaded text encoders, denoisers and autoencoders."""
-        found = {name: getattr(self.pipeline, name, None) for name in self._part_names()}
+        names = (*self.text_parts, *self.denoiser_names, *self.decoder_names)
+        found = {name: getattr(self.pipeline, name, None) for name in names}
         return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 
-    def _part_names(self) -> tuple[str, ...]:
-        return (*self.text_parts, *self.denoiser_names, *self.decoder_names)
-
     def _predict(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        dtype = self.settings.dtype
+        dtype, call = self.settings.dtype, partial(self.call, modules)
         # Trained weights are always float32; autocast converts them to the forward's dtype.
-        autocast = torch.autocast(latents.device.type, dtype, enabled=dtype != torch.float32)
-        with autocast:
-            return self.call(modules, latents.to(dtype), sigma, rows)
+        with torch.autocast(latents.device.type, dtype, enabled=dtype != torch.float32):
+            if self.one_by_one:
+                return row_by_row(call, latents.to(dtype), sigma, rows)
+            return call(latents.to(dtype), sigma, rows)
 
     def prepare(self, module: Any) -> None:
         """Apply the settings to a denoiser: gradient checkpointing, attention, compilation."""

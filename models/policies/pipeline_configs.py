@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from configs.errors import ConfigError
-from models.library_loading import diffusers_class, read_json
+from models.library_loading import diffusers_class, read_json, same
 from models.policies.pipeline_index import CLASSIC, read_index_file
 from models.weights.stored_weights import on_meta
 
@@ -42,19 +42,10 @@ _THRESHOLD = {"dynamic_thresholding_ratio", "sample_max_value"}
 #: The flow schedule, as the scheduler sets it.
 FLOW = Fields(
     followed=frozenset(
-        {
-            "shift",
-            "use_dynamic_shifting",
-            "base_shift",
-            "max_shift",
-            "base_image_seq_len",
-            "max_image_seq_len",
-            "shift_terminal",
-            "use_karras_sigmas",
-            "use_exponential_sigmas",
-            "use_beta_sigmas",
-            "time_shift_type",
-        }
+        (
+            "shift use_dynamic_shifting base_shift max_shift base_image_seq_len max_image_seq_len shift_terminal "
+            "use_karras_sigmas use_exponential_sigmas use_beta_sigmas time_shift_type"
+        ).split()
     )
 )
 #: The Euler grid of one shift, independent of the scheduler's own steps.
@@ -65,43 +56,20 @@ SHIFT_ALONE = Fields(
 #: Fields of betas, which flow sigmas do not use.
 _BETAS = {"beta_start", "beta_end", "beta_schedule", "trained_betas", "timestep_spacing", "steps_offset"}
 _FLOWING: Mapping[str, tuple[Any, ...]] = {"prediction_type": ("flow_prediction",), "use_flow_sigmas": (True,)}
+_UNIPC_STEPS = "solver_order solver_type solver_p predict_x0 lower_order_final disable_corrector".split()
 UNIPC_FLOW = Fields(
-    followed=frozenset({"flow_shift"}),
-    moot=frozenset(
-        {
-            *_THRESHOLD,
-            *_BETAS,
-            "solver_order",
-            "solver_type",
-            "solver_p",
-            "predict_x0",
-            "lower_order_final",
-            "disable_corrector",
-        }
-    ),
-    allowed=_FLOWING,
+    followed=frozenset({"flow_shift"}), moot=frozenset({*_THRESHOLD, *_BETAS, *_UNIPC_STEPS}), allowed=_FLOWING
 )
 #: Fields of a multistep DPM solver's steps, which rollouts do not use.
 _DPM_STEPS = {
     *_THRESHOLD,
-    "solver_order",
-    "algorithm_type",
-    "solver_type",
-    "lower_order_final",
-    "euler_at_final",
-    "lambda_min_clipped",
+    *"solver_order algorithm_type solver_type lower_order_final euler_at_final lambda_min_clipped".split(),
 }
 DPM_FLOW = Fields(followed=frozenset({"flow_shift"}), moot=frozenset({*_DPM_STEPS, *_BETAS}), allowed=_FLOWING)
 #: The training schedule, which DDIM follows for every scheduler in the folder.
-_TRAINED = {
-    "num_train_timesteps",
-    "beta_start",
-    "beta_end",
-    "beta_schedule",
-    "trained_betas",
-    "steps_offset",
-    "rescale_betas_zero_snr",
-}
+_TRAINED = frozenset(
+    "num_train_timesteps beta_start beta_end beta_schedule trained_betas steps_offset rescale_betas_zero_snr".split()
+)
 _PREDICTIONS = ("epsilon", "v_prediction", "sample")
 _SPACINGS = ("leading", "trailing")
 _AS_DDIM: Mapping[str, Any] = {
@@ -110,17 +78,15 @@ _AS_DDIM: Mapping[str, Any] = {
 }
 DISCRETE: Mapping[str, Fields] = {
     "DDIMScheduler": Fields(
-        followed=frozenset({*_TRAINED, "set_alpha_to_one"}),
+        followed=_TRAINED | {"set_alpha_to_one"},
         # StableDiffusionPipeline itself sets clip_sample to false.
         moot=frozenset({*_THRESHOLD, "clip_sample", "clip_sample_range"}),
         allowed={"prediction_type": _PREDICTIONS, "timestep_spacing": _SPACINGS},
     ),
-    "PNDMScheduler": Fields(
-        followed=frozenset({*_TRAINED, "set_alpha_to_one"}), moot=frozenset({"skip_prk_steps"}), **_AS_DDIM
-    ),
-    "EulerDiscreteScheduler": Fields(followed=frozenset(_TRAINED), **_AS_DDIM),
+    "PNDMScheduler": Fields(followed=_TRAINED | {"set_alpha_to_one"}, moot=frozenset({"skip_prk_steps"}), **_AS_DDIM),
+    "EulerDiscreteScheduler": Fields(followed=_TRAINED, **_AS_DDIM),
     "DPMSolverMultistepScheduler": Fields(
-        followed=frozenset(_TRAINED),
+        followed=_TRAINED,
         # The shift only has an effect with flow sigmas, which are refused.
         moot=frozenset({*_DPM_STEPS, "flow_shift"}),
         **_AS_DDIM,
@@ -143,18 +109,8 @@ def whole(folder: Path) -> Iterator[None]:
 def read_index(
     folder: Path, pipeline: str, family: str, *, others: Collection[str] = (), name: str = CLASSIC
 ) -> dict[str, Any]:
-    """Return the index of a folder, after checking that it is of the pipeline class or of an equivalent one.
-
-    Args:
-        folder: folder of the pipeline.
-        pipeline: pipeline class.
-        family: for messages.
-        others: classes with equivalent folders.
-        name: file name of the index.
-
-    Raises:
-        ConfigError: there is no index, or it is of another class.
-    """
+    """Return the index of a folder, after checking that it is of the pipeline class or of an equivalent one; raise
+    ConfigError if there is no index, or it is of another class. ``others``: classes with equivalent folders."""
     path = folder / name
     if not path.is_file():
         raise ConfigError(f"model.path '{folder}' holds no {name}; it is not a diffusers pipeline folder.")
@@ -179,11 +135,8 @@ def _component(index: Mapping[str, Any], name: str) -> str | None:
 
 
 def component_class(index: Mapping[str, Any], name: str) -> type[nn.Module] | None:
-    """Return the class of a component if it is a module of diffusers or transformers, else None.
-
-    Raises:
-        ValueError: the index's entry is malformed.
-    """
+    """Return the class of a component if it is a module of diffusers or transformers, else None; raise ValueError if
+    the index's entry is malformed."""
     import transformers
 
     made = _component(index, name) if isinstance(index.get(name), list) else None
@@ -195,18 +148,9 @@ def component_class(index: Mapping[str, Any], name: str) -> type[nn.Module] | No
 def check_scheduler(
     folder: Path, family: str, index: Mapping[str, Any], known: Mapping[str, Fields], *, part: str = "scheduler"
 ) -> None:
-    """Check that the family supports a folder's scheduler and all of its settings.
-
-    Args:
-        folder: folder of the pipeline.
-        family: for messages.
-        index: index of the folder.
-        known: fields read by the family, by scheduler class.
-        part: the component, for pipelines with several schedulers.
-
-    Raises:
-        ConfigError: its class is not supported, an unread field differs from its default, or there is no config.
-    """
+    """Check that the family supports a folder's scheduler and all of its settings; raise ConfigError if its class is
+    not supported, an unread field differs from its default, or there is no config. ``known``: fields read by the
+    family, by scheduler class; ``part``: the component, for pipelines with several schedulers."""
     name = _component(index, part)
     if name is None or name not in known:
         raise ConfigError(
@@ -227,11 +171,7 @@ def check_scheduler(
 
 
 def scheduler_of(folder: Path, index: Mapping[str, Any], *, part: str = "scheduler") -> Any:
-    """Return the scheduler of a pipeline folder.
-
-    Raises:
-        ConfigError: diffusers cannot create it from its config.
-    """
+    """Return the scheduler of a pipeline folder; raise ConfigError if diffusers cannot create it from its config."""
     name = str(_component(index, part))
     try:
         return diffusers_class(name).from_config(read_json(folder / part / "scheduler_config.json"))
@@ -261,19 +201,8 @@ def check_guider(folder: Path, family: str, index: Mapping[str, Any]) -> None:
 def check_index(
     folder: Path, family: str, index: Mapping[str, Any], defaults: Mapping[str, Any], fields: Fields, *, name: str
 ) -> None:
-    """Check that the family supports the settings in a pipeline's index.
-
-    Args:
-        folder: folder of the pipeline.
-        family: for messages.
-        index: index of the folder.
-        defaults: defaults of the pipeline's settings.
-        fields: settings that the family reads.
-        name: file name of the index.
-
-    Raises:
-        ConfigError: an unread setting differs from its default.
-    """
+    """Check that the family supports the settings in a pipeline's index; raise ConfigError if an unread setting differs
+    from its default."""
     settings = {key: value for key, value in index.items() if not isinstance(value, list)}
     for key, value, wanted in _unread(settings, defaults, fields):
         raise ConfigError(
@@ -310,9 +239,5 @@ def _unread(
         if key in fields.followed or key in fields.moot or (converted and key not in config):
             continue
         value, wanted = config.get(key, default), fields.allowed.get(key, (default,))
-        if not any(_same(value, each) for each in wanted):
+        if not any(same(value, each) for each in wanted):
             yield key, value, wanted
-
-
-def _same(value: Any, other: Any) -> bool:
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)

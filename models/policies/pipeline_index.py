@@ -33,25 +33,15 @@ def in_folder(folder: Path) -> Callable[[str], bool]:
 
 
 def read_index_file(path: Path) -> dict[str, Any]:
-    """Read an index file and return its ``plain_index``.
-
-    Raises:
-        OSError: there is no such file.
-        ValueError: it is not a JSON object, or a component's entry is not its library and class.
-    """
+    """Read an index file and return its ``plain_index``. Raises OSError if there is no such file; ValueError if it is
+    not a JSON object, or a component's entry is not its library and class."""
     return plain_index(read_json(path), in_folder(path.parent))
 
 
 def plain_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
-    """Return an index in the classic format: each component's library and class, both null if it is missing.
-
-    Args:
-        index: content of the file.
-        has: whether a repository has a folder of this name; used for modular indexes.
-
-    Raises:
-        ValueError: a component's entry is not its library and class.
-    """
+    """Return an index in the classic format: each component's library and class, both null if it is missing. Raises
+    ValueError if a component's entry is not its library and class. ``has``: whether a repository has a folder of this
+    name; used for modular indexes."""
     return {
         name: (_class_of(name, entry) if has(name) else [None, None]) if _is_modular(entry) else entry
         for name, entry in index.items()
@@ -59,14 +49,8 @@ def plain_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[st
 
 
 def portable_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
-    """Return an index in the same format that stays valid when its folder moves: only components next to it.
-
-    A modular index keeps its components from Hub repositories.
-
-    Args:
-        index: content of the file.
-        has: whether a component has a folder.
-    """
+    """Return an index in the same format that stays valid when its folder moves: only components next to it. A modular
+    index keeps its components from Hub repositories."""
     found: dict[str, Any] = {}
     for name, entry in index.items():
         if not isinstance(entry, list) or (has(name) and not _is_modular(entry)):
@@ -81,14 +65,7 @@ def portable_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict
 
 
 def component_entry(index: str, name: str, library: str, class_name: str) -> list[Any]:
-    """Return an index entry of a component in the folder of its name.
-
-    Args:
-        index: file name of the index.
-        name: name of the component.
-        library: library of its class.
-        class_name: its class.
-    """
+    """Return an index entry of a component in the folder of its name."""
     if index == CLASSIC:
         return [library, class_name]
     # For a local folder, diffusers loads the files there even if the index names another location.

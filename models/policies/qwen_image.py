@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from configs.errors import ConfigError
 from models.maths.guidance import norm_preserving_guided
@@ -14,20 +16,11 @@ from models.policies.flux1 import Flux1
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, thousandths
 from models.policies.tokenization import Reader
 
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-
 #: ``prompt_template_encode`` of QwenImagePipeline, with 34 tokens before the prompt.
 _TEMPLATE = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
     "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
-
-
-def _described(tokenizer: Any, text: str) -> str:
-    return _TEMPLATE.format(text)
 
 
 class QwenImage(Flux1):
@@ -37,37 +30,28 @@ class QwenImage(Flux1):
     family = "qwen_image"
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     # The pipeline reads at most 1024 tokens of text, and drops those of its template.
-    readers: ClassVar[tuple[Reader, ...]] = (Reader(tokenizer="tokenizer", most=1024, further=34, written=_described),)
+    readers: ClassVar[tuple[Reader, ...]] = (
+        Reader(tokenizer="tokenizer", most=1024, further=34, written=lambda _, text: _TEMPLATE.format(text)),
+    )
     unused_parts = ()
     guidance_argument = "true_cfg_scale"
     image_remedy = ("images", "")
     """Images that are read with the text, and a further remedy for too many tokens, for messages."""
     blocks = ("transformer_blocks",)
     # Flow-GRPO's targets for Qwen-Image: attention and feed-forwards of both streams.
-    lora_targets = (
-        *JOINT_ATTENTION,
-        "img_mlp.net.0.proj",
-        "img_mlp.net.2",
-        "txt_mlp.net.0.proj",
-        "txt_mlp.net.2",
-    )
+    lora_targets = (*JOINT_ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2")
 
     encode = PipelinePolicy.encode
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (1, L, D) and ``mask`` (1, L) int64, both of fixed length.
-
-        Padding to the longest prompt of a batch would change the last bits of the others.
-        """
+        """Return ``prompt_embeds`` (1, L, D) and ``mask`` (1, L) int64, both of fixed length. Padding to the longest
+        prompt of a batch would change the last bits of the others."""
         return self.masked_text(prompt, max_sequence_length=self.options.max_sequence_length)
 
     def masked_text(self, prompt: str, **given: Any) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (1, L, D) and ``mask`` (1, L) int64 of a prompt, with arguments of the pipeline.
-
-        Raises:
-            ConfigError: text and images have more tokens than ``max_sequence_length``.
-        """
+        """Return ``prompt_embeds`` (1, L, D) and ``mask`` (1, L) int64 of a prompt, with arguments of the pipeline;
+        raise ConfigError if text and images have more tokens than ``max_sequence_length``."""
         length = self.options.max_sequence_length
         embeds, mask = self.pipeline.encode_prompt([prompt], device=self.settings.device, **given)
         mask = torch.ones(embeds.shape[:2], device=embeds.device) if mask is None else mask
@@ -80,7 +64,6 @@ class QwenImage(Flux1):
         return {"prompt_embeds": F.pad(embeds, (0, 0, 0, missing)), "mask": F.pad(mask.long(), (0, missing))}
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer; its time argument runs from 0 to 1."""
         extra = self.extra_tokens(rows)
         predicted: Tensor = modules["transformer"](
             hidden_states=latents if extra is None else torch.cat([latents, extra.to(latents.dtype)], dim=1),
@@ -105,7 +88,10 @@ class QwenImage(Flux1):
         return norm_preserving_guided(negative, positive, self.settings.guidance_scale)
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents."""
         settings, scale = self.settings, self.pipeline.vae_scale_factor
         spatial = self.pipeline._unpack_latents(latents, settings.height, settings.width, scale)
         return self.decode_standardized(spatial)[:, :, 0]
+
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return packed latents of a clip of one frame."""
+        return self.packed(self.encode_standardized(media[:, :, None])[:, :, 0])

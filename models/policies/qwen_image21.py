@@ -9,21 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from configs.errors import ConfigError
 from models.policies.diffusion import PipelineCall
 from models.policies.parts import Part
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions, padded_text
-from models.policies.reference_images import row_by_row
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 
 class QwenImage21(PipelinePolicy):
@@ -36,18 +32,13 @@ class QwenImage21(PipelinePolicy):
     guidance_argument = "true_cfg_scale"
     missing_arguments = frozenset({"max_sequence_length"})
     takes_images = True
+    one_by_one = True
     asks_layout = True
     size_unit = 32
     blocks = ("transformer_blocks",)
     # Attention and feed-forward of every block.
-    lora_targets = (
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "img_mlp.proj",
-        "img_mlp.gate_layer",
-        "img_mlp.out",
+    lora_targets = tuple(
+        "attn.to_q attn.to_k attn.to_v attn.to_out.0 img_mlp.proj img_mlp.gate_layer img_mlp.out".split()
     )
 
     @classmethod
@@ -59,11 +50,8 @@ class QwenImage21(PipelinePolicy):
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, the tokens it has.
-
-        Raises:
-            ConfigError: a prompt has more tokens than ``max_sequence_length``; the pipeline does not truncate.
-        """
+        """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, the tokens it has. Raises ConfigError if a
+        prompt has more tokens than ``max_sequence_length``; the pipeline does not truncate."""
         embeds, _, _ = self.pipeline.encode_prompt([prompt], device=self.settings.device)
         tokens, most = embeds.shape[1], self.options.max_sequence_length
         if tokens > most:
@@ -74,10 +62,6 @@ class QwenImage21(PipelinePolicy):
         return padded_text(embeds, most)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer for each row; its time argument runs from 0 to 1."""
-        return row_by_row(partial(self._call, modules), latents, sigma, rows)
-
-    def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         length, tokens = int(rows["text_length"]), latents.shape[1]
         # One image position in the text represents four image tokens.
         places = torch.arange(length + tokens // 4, device=latents.device) >= length
@@ -101,6 +85,14 @@ class QwenImage21(PipelinePolicy):
         images: Tensor = vae.decode(spatial * std + mean, return_dict=False)[0]
         return images[:, :3, 0]
 
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return packed latents of opaque images."""
+        latents = self.likeliest(torch.cat([media, torch.ones_like(media[:, :1])], dim=1)[:, :, None])
+        config = self.pipeline.vae.config
+        mean, std = self.table(latents.device, _moments, *config.latents_mean, *config.latents_std).to(latents)
+        spatial = (latents - mean) / std
+        return self.pipeline._pack_latents(spatial, *spatial[:, :, 0].shape)  # type: ignore[no-any-return]
+
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; it reads whole texts, and its images have a fourth channel."""
         call = super().pipeline_call(steps, negative_prompt)
@@ -112,7 +104,6 @@ class QwenImage21(PipelinePolicy):
         return {"use_kv_cache": False}
 
     def token_width(self) -> int:
-        """Return the width of a latent token in pixels."""
         return int(self.pipeline.vae_scale_factor)
 
 

@@ -7,30 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from models.policies.diffusion import PipelineCall
 from models.policies.parts import Part
-from models.policies.pipeline import Modules, Rows
+from models.policies.pipeline import Rows
 from models.policies.qwen_image import QwenImage
-from models.policies.reference_images import (
-    check_references,
-    check_shape,
-    grids_of,
-    padded,
-    room_of,
-    row_by_row,
-    tokens_of,
-)
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
+from models.policies.reference_images import check_references, check_shape, grids_of, padded, room_of, tokens_of
 
 #: Pixels to which the pipeline always scales the image to edit.
 _PIPELINE_AREA = 1024 * 1024
@@ -76,11 +65,8 @@ class QwenImageEdit(QwenImage):
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (1, L, D), ``mask`` (1, L) and ``image_latents`` (1, tokens, 64).
-
-        Raises:
-            ConfigError: text and image have more tokens than ``max_sequence_length``.
-        """
+        """Return ``prompt_embeds`` (1, L, D), ``mask`` (1, L) and ``image_latents`` (1, tokens, 64); raise ConfigError
+        if text and image have more tokens than ``max_sequence_length``."""
         (pixels,), (width, height) = images, self._condition_size()
         image = self.pipeline.image_processor.resize(Image.fromarray(pixels), height, width)
         text, (tokens, _) = self.masked_text(prompt, image=image), self.tokens_of_image(image, height, width)
@@ -95,11 +81,9 @@ class QwenImageEdit(QwenImage):
         return pipeline._pack_latents(latents, 1, channels, rows, columns), (rows // 2, columns // 2)
 
     def extra_tokens(self, rows: Rows) -> Tensor | None:
-        """Return the tokens of the image to edit."""
         return rows["image_latents"]
 
     def shapes(self, rows: Rows) -> list[tuple[int, int, int]]:
-        """Return the grids of the generated image and of the one to edit."""
         unit = self.token_width()
         width, height = self._condition_size()
         return [*super().shapes(rows), (1, height // unit, width // unit)]
@@ -138,15 +122,13 @@ class QwenImageEditPlus(QwenImageEdit):
     options_type = QwenImageEditPlusOptions
     options: QwenImageEditPlusOptions  # type: ignore[assignment]
     image_remedy = QwenImage.image_remedy
+    one_by_one = True
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (1, L, D), ``mask`` (1, L), ``image_latents`` and their grids, see ``padded``.
-
-        Raises:
-            ConfigError: text and images have more tokens than ``max_sequence_length``, a prompt comes with more images
-                than ``references``, or one is too narrow.
-        """
+        """Return ``prompt_embeds`` (1, L, D), ``mask`` (1, L), ``image_latents`` and their grids, see ``padded``; raise
+        ConfigError if text and images have more tokens than ``max_sequence_length``, a prompt comes with more images
+        than ``references``, or one is too narrow."""
         most, area = self.options.references, self.options.reference_area
         check_references(len(images), most, prompt)
         pictures = [Image.fromarray(pixels) for pixels in images]
@@ -157,16 +139,10 @@ class QwenImageEditPlus(QwenImageEdit):
         tokens, grids = zip(*(self.tokens_of_image(each, *_size(each, area)) for each in pictures), strict=True)
         return {**text, **padded(tokens, grids, most=most, room=room_of(area, self.token_width(), round_up=_ROUNDING))}
 
-    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer for each row; its time argument runs from 0 to 1."""
-        return row_by_row(partial(super().call, modules), latents, sigma, rows)
-
     def extra_tokens(self, rows: Rows) -> Tensor | None:
-        """Return the tokens of one row's images."""
         return tokens_of(rows)
 
     def shapes(self, rows: Rows) -> list[tuple[int, int, int]]:
-        """Return the grids of the generated image and of one row's images."""
         return [*QwenImage.shapes(self, rows), *((1, height, width) for height, width in grids_of(rows))]
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
@@ -184,7 +160,6 @@ def _size(picture: Image.Image, area: int) -> tuple[int, int]:
 
 
 def _plus() -> Any:
-    """Return the module with the sizes of the pipeline of several images."""
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
     return pipeline_qwenimage_edit_plus

@@ -1,23 +1,21 @@
 """Reference images of prompts, as tokens appended to the generated ones: a bounded number of images of any size.
-
-Legend: B rows, R references, N their tokens, D token width.
-"""
+Legend: B rows, R references, N their tokens, D token width."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from configs.errors import ConfigError
 from models.policies.pipeline import Rows
 
 if TYPE_CHECKING:
     from PIL import Image
-    from torch import Tensor
 
 #: Maximum ratio of an image's longer side to its shorter side.
 MOST_RATIO = 8
@@ -56,19 +54,6 @@ def grids_of(rows: Rows) -> list[tuple[int, int]]:
 def tokens_of(rows: Rows) -> Tensor:
     """Return the (1, N, D) tokens of the images of one row."""
     return rows["image_latents"][:, : sum(height * width for height, width in grids_of(rows))]
-
-
-def row_by_row(call: Callable[[Tensor, Tensor, Rows], Tensor], latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-    """Return a model's predictions, computed row by row.
-
-    Rows with different images differ in their number of tokens. Batching rows of equal length would make a row's result
-    depend on its neighbors, and ranks that wait for each other must call equally often.
-    """
-    found = []
-    for row in range(len(latents)):
-        part = {name: tensor[row : row + 1] for name, tensor in rows.items()}
-        found.append(call(latents[row : row + 1], sigma[row : row + 1], part))
-    return torch.cat(found)
 
 
 def check_references(images: int, most: int, prompt: str) -> None:

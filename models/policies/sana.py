@@ -1,4 +1,5 @@
-"""SANA (SanaPipeline): linear attention over tokens of 32 pixels; a language model encodes text.
+"""SANA (SanaPipeline) and SANA-Video (SanaVideoPipeline, with Wan's autoencoder): linear attention over tokens of 32
+pixels; a language model encodes text.
 
 The pipeline prepends an instruction to prompts but not to negative prompts, and keeps the last tokens of the two
 together. ``encode`` cannot distinguish prompts from negative prompts: an empty text, the pipeline's default negative
@@ -10,18 +11,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from configs.errors import ConfigError
+from models.policies.clips import ClipPolicy
 from models.policies.euler_grid import EulerGridPolicy
 from models.policies.pipeline import APART_ATTENTION, Modules, Rows
 from models.policies.pipeline_configs import DPM_FLOW, Fields
 from models.policies.tokenization import Reader
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +38,6 @@ class SanaOptions:
     """Shift of the noise levels; the pipeline's when absent."""
 
 
-def _lower(tokenizer: Any, text: str) -> str:
-    return text.lower().strip()
-
-
 class Sana(EulerGridPolicy):
     """Adapter for SanaPipeline; latents are (B, 32, h, w)."""
 
@@ -49,11 +47,8 @@ class Sana(EulerGridPolicy):
     options: SanaOptions
     text_parts = ("text_encoder", "tokenizer")
     # With the instruction, one of the kept tokens is the last of the instruction.
-    readers = (Reader(tokenizer="tokenizer", further=-1, written=_lower),)
-    schedulers: ClassVar[Mapping[str, Fields]] = {
-        **EulerGridPolicy.schedulers,
-        "DPMSolverMultistepScheduler": DPM_FLOW,
-    }
+    readers = (Reader(tokenizer="tokenizer", further=-1, written=lambda _, text: text.lower().strip()),)
+    schedulers: ClassVar[Mapping[str, Fields]] = {**EulerGridPolicy.schedulers, "DPMSolverMultistepScheduler": DPM_FLOW}
     joint_guidance = True
     size_unit = 32
     blocks = ("transformer_blocks",)
@@ -92,12 +87,36 @@ class Sana(EulerGridPolicy):
         return predicted.float()
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return decoded latents."""
         vae = self.pipeline.vae
-        images: Tensor = vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
-        return images
+        return vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
+
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return scaled latents."""
+        return self.likeliest(media) * self.pipeline.vae.config.scaling_factor  # type: ignore[no-any-return]
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
         """Turn off binning of sizes, and the instruction if the option is off."""
         off = {} if self.options.instruction else {"complex_human_instruction": None}
         return {"use_resolution_binning": False, **off}
+
+
+_AUTOENCODER = "AutoencoderKLWan"
+
+
+class SanaVideo(ClipPolicy, Sana):
+    """Adapter for SanaVideoPipeline; latents are (B, 16, f, h, w)."""
+
+    pipeline_name = "SanaVideoPipeline"
+    family = "sana_video"
+    frames_argument = "frames"
+
+    @classmethod
+    def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        super()._check_scheduler(folder, index)
+        made = index["vae"][1]
+        if made != _AUTOENCODER:
+            raise ConfigError(
+                f"model.path '{folder}' has the autoencoder {made}, but model.policy '{cls.family}' knows the clips of "
+                f"{_AUTOENCODER} alone. Use a model of 480 pixels, such as "
+                "'Efficient-Large-Model/SANA-Video_2B_480p_diffusers'."
+            )

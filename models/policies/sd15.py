@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from models.policies.ddim import UNetPolicy
 from models.policies.diffusion import Images
 from models.policies.pipeline import Rows
 from models.policies.pipeline_configs import Fields
 from models.policies.tokenization import CLIP_LIMIT, Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class SD15(UNetPolicy):
@@ -35,5 +33,4 @@ class SD15(UNetPolicy):
         return {"prompt_embeds": embeds}
 
     def conditions(self, rows: Rows) -> dict[str, Any]:
-        """Return the text."""
         return {"encoder_hidden_states": rows["prompt_embeds"]}

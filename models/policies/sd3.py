@@ -1,8 +1,4 @@
-"""Stable Diffusion 3 and 3.5 (StableDiffusion3Pipeline).
-
-Prompt encoding, latent preparation and image post-processing are the pipeline's own methods. The ODE with this adapter
-equals ``StableDiffusion3Pipeline.__call__`` bit for bit, guidance included.
-"""
+"""Stable Diffusion 3 and 3.5 (StableDiffusion3Pipeline)."""
 
 from __future__ import annotations
 
@@ -10,19 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from models.library_loading import read_json
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows
 from models.policies.pipeline_configs import FLOW, Fields
 from models.policies.tokenization import CLIP_LIMIT, Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,21 +66,19 @@ class SD3(PipelinePolicy):
         return {"prompt_embeds": embeds, "pooled": pooled}
 
     def sigmas(self, steps: int) -> Tensor:
-        """Return the scheduler's sigmas, as the pipeline sets them."""
         if self.options.schedule == "linear":
             return super().sigmas(steps)
         scheduler = self.pipeline.scheduler
         dynamic = {"mu": self.shift_mu(steps)} if scheduler.config.get("use_dynamic_shifting") else {}
         scheduler.set_timesteps(num_inference_steps=steps, device=self.settings.device, **dynamic)
-        return scheduler.sigmas.clone().float()  # type: ignore[no-any-return]
+        return scheduler.sigmas.clone().float()
 
     def token_width(self) -> int:
-        """Return the width of a latent token in pixels."""
         return int(self.pipeline.vae_scale_factor * self.pipeline.transformer.config.patch_size)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer; its time argument runs from 0 to 1000."""
-        return modules["transformer"](  # type: ignore[no-any-return]
+        return modules["transformer"](
             hidden_states=latents,
             timestep=sigma * self.pipeline.scheduler.config.num_train_timesteps,
             encoder_hidden_states=rows["prompt_embeds"],
@@ -119,6 +111,5 @@ class SD3(PipelinePolicy):
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:
-        """Return the unit of height and width."""
         vae, transformer = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         return int(2 ** (len(vae["block_out_channels"]) - 1) * transformer["patch_size"])

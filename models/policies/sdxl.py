@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from models.policies.ddim import UNetPolicy
 from models.policies.diffusion import Images, PipelineCall
@@ -20,9 +21,6 @@ from models.policies.parts import Part
 from models.policies.pipeline import Rows
 from models.policies.pipeline_configs import DISCRETE, Fields
 from models.policies.tokenization import CLIP_LIMIT, Reader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _DDIM = DISCRETE["DDIMScheduler"]
 #: This pipeline clips if its scheduler's config says so.
@@ -72,8 +70,17 @@ class SDXL(UNetPolicy):
         given = (self.table(latents.device, torch.tensor, tuple(each)) for each in (mean, std))
         mean, std = (each.view(1, -1, 1, 1).to(latents) for each in given)
         spread = latents * std / vae.config.scaling_factor + mean
-        images: Tensor = vae.decode(spread.to(vae.dtype), return_dict=False)[0]
-        return images
+        return vae.decode(spread.to(vae.dtype), return_dict=False)[0]
+
+    def encode_scaled(self, media: Tensor) -> Tensor:
+        """Return scaled latents, with the mean and std of their channels removed."""
+        vae = self.pipeline.vae
+        mean, std = vae.config.get("latents_mean"), vae.config.get("latents_std")
+        if mean is None or std is None:
+            return super().encode_scaled(media)
+        latents = self.likeliest(media)
+        mean, std = (torch.tensor(tuple(each)).view(1, -1, 1, 1).to(latents) for each in (mean, std))
+        return (latents - mean) * vae.config.scaling_factor / std  # type: ignore[no-any-return]
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:

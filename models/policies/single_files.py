@@ -22,17 +22,8 @@ _READ = (".json", ".safetensors", ".txt", ".model", ".jinja")
 def check_parts(
     parts: Mapping[str, HeldPart], folder: Path, index: Mapping[str, Any], denoisers: Sequence[str]
 ) -> None:
-    """Check that files hold components of a folder's pipeline, and that the folder has all others.
-
-    Args:
-        parts: the components in the files.
-        folder: folder of the pipeline.
-        index: index of the folder.
-        denoisers: names of the trained components.
-
-    Raises:
-        ConfigError: the files hold another model, or a component is in neither.
-    """
+    """Check that files hold components of a folder's pipeline, and that the folder has all others; raise ConfigError if
+    the files hold another model, or a component is in neither."""
     trained = [name for name in denoisers if _listed(index, name)]
     held = [part for name, part in parts.items() if name in trained]
     if len(trained) > 1 and any(part.whole for part in held):
@@ -66,19 +57,9 @@ def _check_weights(folder: Path, name: str, parts: Mapping[str, HeldPart]) -> No
 
 
 def write_folder(parts: Mapping[str, HeldPart], folder: Path, index: Mapping[str, Any], target: Path) -> None:
-    """Write a pipeline folder: components from files, all other files from another folder.
-
-    The other folder's card and licenses are not copied: they describe other weights.
-
-    Args:
-        parts: the components in the files.
-        folder: folder of the pipeline.
-        index: index of the folder.
-        target: folder to write; must not exist.
-
-    Raises:
-        ConfigError: the files hold another model.
-    """
+    """Write a pipeline folder: components from files, all other files from another folder. The other folder's card and
+    licenses are not copied: they describe other weights. Raises ConfigError if the files hold another model.
+    ``target``: folder to write; must not exist."""
     target.mkdir(parents=True)
     path = index_file(folder)
     written = json.dumps(portable_index(read_json(path), in_folder(folder)), indent=2, sort_keys=True)

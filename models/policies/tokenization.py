@@ -13,10 +13,6 @@ from models.text.control_tokens import first_mark
 from models.weights.pretrained_loading import load_pretrained
 
 
-def _plain(tokenizer: Any, text: str) -> Any:
-    return text
-
-
 def asked(**options: Any) -> Callable[[Any, str], Any]:
     """Return a function that writes a prompt as the user's message of a tokenizer's chat template with options."""
 
@@ -39,7 +35,7 @@ class Reader:
     """Tokens of a template that are read in addition and then dropped."""
     most: int | None = None
     """Upper bound of ``max_sequence_length``."""
-    written: Callable[[Any, str], Any] = _plain
+    written: Callable[[Any, str], Any] = lambda tokenizer, text: text
     """Inserts a prompt into a template; returns text or tokens."""
 
     def count(self, tokenizer: Any, text: str) -> int:
@@ -61,13 +57,7 @@ def cut_notes(
     readers: Sequence[Reader], tokenizers: Mapping[str, Any], options: Any, texts: Sequence[str]
 ) -> Iterator[str]:
     """Yield a sentence for each tokenizer that truncates prompts: their number, the limit, and the longest prompt.
-
-    Args:
-        readers: readers of the family.
-        tokenizers: by component; None or missing if the model has none.
-        options: options of the family.
-        texts: prompts.
-    """
+    ``tokenizers``: by component; None or missing if the model has none."""
     for reader in readers:
         tokenizer = tokenizers.get(reader.tokenizer)
         if tokenizer is None:

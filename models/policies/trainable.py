@@ -5,37 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from configs.errors import CorruptError
-from models.compute_meter import Meter
 from models.policies.base import Policy
+from models.policies.compute_meter import Meter
 from models.weights.lora import LoraSpec, add_lora
 from models.weights.merging import Merged
 from models.weights.sharding import Sharding, exchange, gather, scatter, whole
 from models.weights.tensor_files import TensorFiles
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Trainable:
     """The trained parameters of a policy, and its reference and teachers."""
 
     def __init__(self, policy: Policy, lora: LoraSpec | None, *, seed: int) -> None:
-        """Make a freshly loaded policy trainable.
-
-        Args:
-            policy: its trained modules are changed in place.
-            lora: adapters to add, or None to train all weights.
-            seed: seed of the adapters' initial weights.
-
-        Raises:
-            ConfigError: a LoRA target matches no module.
-        """
+        """Make a freshly loaded policy trainable; raise ConfigError if a LoRA target matches no module. ``policy``: its
+        trained modules are changed in place; ``lora``: adapters to add, or None to train all weights."""
         self.policy = policy
         self.lora = lora
         self._sharding: Sharding | None = None
@@ -65,10 +53,8 @@ class Trainable:
         return self._gathered
 
     def shard(self, sharding: Sharding) -> None:
-        """Shard the weights over ranks, including those of a reference or teacher set later.
-
-        A policy created with ``empty`` reads this rank's part of its weights now.
-        """
+        """Shard the weights over ranks, including those of a reference or teacher set later. A policy created with
+        ``empty`` reads this rank's part of its weights now."""
         self._sharding = sharding
         if self.merged is not None:
             self.merged.remove()
@@ -134,15 +120,9 @@ class Trainable:
         self.fill(dict(self.named_parameters()), files)
 
     def fill(self, targets: Mapping[str, Tensor], files: Sequence[Path] | None) -> None:
-        """Fill tensors shaped like the trained parameters from files; if sharded, each rank reads its part.
-
-        Args:
-            targets: tensors by parameter name.
-            files: one file of whole parameters, or the parts that several ranks wrote; None: the base model's weights.
-
-        Raises:
-            CorruptError: names or shapes differ from the trained ones.
-        """
+        """Fill tensors shaped like the trained parameters from files; if sharded, each rank reads its part. Raises
+        CorruptError if names or shapes differ from the trained ones. ``files``: one file of whole parameters, or the
+        parts that several ranks wrote; None: the base model's weights."""
         if files is None:
             for name, stored in self.policy.stored.items():
                 own = [key for key in targets if key.startswith(f"{name}.")]
@@ -195,10 +175,8 @@ class Trainable:
 
     @contextmanager
     def holding(self, values: Sequence[Tensor]) -> Iterator[None]:
-        """Swap in other values inside the context, in the order of ``parameters``, without a copy.
-
-        Contents of sharded parameters are exchanged in place: gathering refers to their memory.
-        """
+        """Swap in other values inside the context, in the order of ``parameters``, without a copy. Contents of sharded
+        parameters are exchanged in place: gathering refers to their memory."""
         parameters = self.parameters()
         if self.sharded:
             exchange(parameters, values)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from configs.extras import require_extra
@@ -26,9 +27,6 @@ from models.policies.pipeline import APART_ATTENTION, Modules, Rows
 from models.policies.pipeline_configs import Fields
 from models.policies.tokenization import Reader
 from models.weights.lora_files import save_lora
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +71,8 @@ class Wan(EulerGridPolicy, ClipPolicy):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D), and the rows of ``encode_images`` if prompts come with images.
-
-        Raises:
-            ConfigError: the package that pipelines of images clean prompts with is not installed.
-        """
+        """Return ``prompt_embeds`` (B, L, D), and the rows of ``encode_images`` if prompts come with images; raise
+        ConfigError if the package that pipelines of images clean prompts with is not installed."""
         with_images = Part.VAE in self.encoding_parts
         if with_images:
             require_extra("video", "ftfy", label=f"model.policy '{self.family}'")
@@ -102,7 +97,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
         frames = (settings.frames - 1) // pipeline.vae_scale_factor_temporal + 1
         height, width = (size // pipeline.vae_scale_factor_spatial for size in (settings.height, settings.width))
         shape = (len(generators), pipeline.vae.config.z_dim, frames, height, width)
-        return randn_tensor(shape, list(generators), settings.device, torch.float32)  # type: ignore[no-any-return]
+        return randn_tensor(shape, list(generators), settings.device, torch.float32)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer of each row's noise range; the time argument runs from 0 to 1000."""
@@ -143,10 +138,8 @@ class Wan(EulerGridPolicy, ClipPolicy):
         return torch.where(early, guided(negative, positive, first), guided(negative, positive, second))
 
     def save_lora(self, folder: Path) -> None:
-        """Write one LoRA file per transformer.
-
-        The second file is in a folder ``transformer_2``, for ``load_lora_weights(..., load_into_transformer_2=True)``.
-        """
+        """Write one LoRA file per transformer. The second file is in a folder ``transformer_2``, for
+        ``load_lora_weights(..., load_into_transformer_2=True)``."""
         for name, module in self.denoisers.items():
             # The pipeline's loader knows one name; its argument selects the transformer.
             save_lora(self.pipeline_name, folder if name == "transformer" else folder / name, "transformer", module)
@@ -168,7 +161,6 @@ class Wan(EulerGridPolicy, ClipPolicy):
             )
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
-        """Return also the guidance of the second transformer."""
         scale = self.options.guidance_scale_2
         return {**super().more_arguments(steps), **({} if scale is None else {"guidance_scale_2": scale})}
 
@@ -178,7 +170,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
 
     def _one(self, module: nn.Module, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         text, inputs = rows["prompt_embeds"], self.inputs(latents, sigma, rows)
-        return module(encoder_hidden_states=text, return_dict=False, **inputs)[0]  # type: ignore[no-any-return]
+        return module(encoder_hidden_states=text, return_dict=False, **inputs)[0]
 
     def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
         """Return the transformer's arguments other than the text, for the task."""
@@ -200,7 +192,6 @@ class Wan22TI2V(Wan):
     size_unit = 32
 
     def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
-        """Return latents, and the time of each token."""
         frames, height, width = latents.shape[2:]
         # The pipeline uses every second latent of a mask, which is all ones without an image.
         tokens = frames * ((height + 1) // 2) * ((width + 1) // 2)
@@ -208,6 +199,5 @@ class Wan22TI2V(Wan):
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:
-        """Return the unit of height and width."""
         vae, transformer = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         return int(vae["scale_factor_spatial"] * transformer["patch_size"][1])

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from configs.errors import ConfigError, PromptError
 from models.library_loading import read_json
@@ -26,9 +27,6 @@ from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.parts import Part
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN, Wan, Wan22TI2V
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 class _ImageToVideo(Wan):
@@ -41,11 +39,7 @@ class _ImageToVideo(Wan):
 
     def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
         """Return ``condition`` (B, ...) float32, which the pipeline computes from first frames and optional last ones.
-
-        Args:
-            prompts: B prompts.
-            images: the first frame of each of B clips, or the first and the last.
-        """
+        ``images``: the first frame of each of B clips, or the first and the last."""
         pipeline, settings, found = self.pipeline, self.settings, []
         size = (settings.height, settings.width)
         for _, ends in zip(prompts, images, strict=True):
@@ -68,13 +62,9 @@ class Wan21ImageToVideo(_ImageToVideo):
     family = "wan21_i2v"
 
     def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
-        """Return ``condition`` (B, 20, f, h, w) and for Wan 2.1 ``image_embeds`` (B, N, D).
-
-        With a last frame its N tokens follow those of the first, (B, 2 N, D).
-
-        Raises:
-            PromptError: a prompt comes with more or fewer frames than the model takes.
-        """
+        """Return ``condition`` (B, 20, f, h, w) and for Wan 2.1 ``image_embeds`` (B, N, D). With a last frame its N
+        tokens follow those of the first, (B, 2 N, D). Raises PromptError if a prompt comes with more or fewer frames
+        than the model takes."""
         pipeline = self.pipeline
         for prompt, ends in zip(prompts, images, strict=True):
             _check_ends(pipeline.transformer.config, len(ends), prompt, self.settings.frames)
@@ -88,18 +78,10 @@ class Wan21ImageToVideo(_ImageToVideo):
 
     @classmethod
     def check_ends(cls, folder: Path, images: int, prompt: str, frames: int) -> None:
-        """Check that the transformer takes this number of images per clip; raise PromptError.
-
-        Args:
-            folder: folder of the pipeline.
-            images: number of images of the prompt.
-            prompt: text of the prompt.
-            frames: frames of the clip.
-        """
+        """Check that the transformer takes this number of images per clip; raise PromptError."""
         _check_ends(read_json(folder / "transformer" / "config.json"), images, prompt, frames)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; a second image is the last frame."""
         return replace(super().pipeline_call(steps, negative_prompt), last_frame=True)
 
     def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
@@ -147,11 +129,8 @@ class Wan22TI2VImage(_ImageToVideo, Wan22TI2V):
 
     @classmethod
     def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
-        """Check height, width and the number of frames, of which at least one must be generated.
-
-        Raises:
-            ConfigError: the model cannot make such clips.
-        """
+        """Check height, width and the number of frames, of which at least one must be generated; raise ConfigError if
+        the model cannot make such clips."""
         super().check_size(folder, settings, unit=unit)
         if settings.frames == 1:
             raise ConfigError(
@@ -160,7 +139,6 @@ class Wan22TI2VImage(_ImageToVideo, Wan22TI2V):
             )
 
     def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
-        """Return latents after those of the image, and the time of each token."""
         times = super().inputs(latents, sigma, rows)["timestep"]
         still = times.new_zeros(len(times), times.shape[1] // latents.shape[2])
         clip = torch.cat([rows["condition"].to(latents.dtype), latents], dim=2)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from configs.errors import ConfigError
 from configs.option_types import PositiveShare
@@ -22,9 +23,6 @@ from models.maths.transitions import expand
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.parts import Part
 from models.policies.wan import Wan, WanOptions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +48,9 @@ class WanVideoToVideo(Wan):
     missing_arguments = frozenset({"num_frames", "guidance_scale_2"})
 
     def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
-        """Return ``source`` (B, 16, f, h, w) float32, the latents of prompts' clips.
-
-        Args:
-            prompts: B prompts.
-            images: one clip per prompt, (F, H, W, 3) uint8, whose first frames are used; or one image, (H, W, 3),
-                repeated as a still clip.
-
-        Raises:
-            ConfigError: a clip is too short.
-        """
+        """Return ``source`` (B, 16, f, h, w) float32, the latents of prompts' clips; raise ConfigError if a clip is too
+        short. ``images``: one clip per prompt, (F, H, W, 3) uint8, whose first frames are used; or one image, (H, W,
+        3), repeated as a still clip."""
         from diffusers.pipelines.wan.pipeline_wan_video2video import retrieve_latents
 
         pipeline, settings, sources = self.pipeline, self.settings, []
@@ -89,7 +80,6 @@ class WanVideoToVideo(Wan):
         return level * noise + (1.0 - level) * source
 
     def sigmas(self, steps: int) -> Tensor:
-        """Return the last ``steps`` levels of the whole schedule."""
         whole = self._whole(steps)
         return super().sigmas(whole)[whole - steps :]
 
@@ -106,11 +96,9 @@ class WanVideoToVideo(Wan):
         return found
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments, and the frames of the clip."""
         return replace(super().pipeline_call(steps, negative_prompt), clip=self.settings.frames)
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
-        """Return the steps of the whole schedule, and the strength."""
         return {
             **super().more_arguments(steps),
             "num_inference_steps": self._whole(steps),

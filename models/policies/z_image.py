@@ -6,17 +6,15 @@ The guidance scale is one more than in the pipeline, where 0 turns it off, so th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from models.policies.diffusion import Images
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
 from models.policies.tokenization import Reader, asked
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ZImage(PipelinePolicy):
@@ -31,13 +29,8 @@ class ZImage(PipelinePolicy):
     blocks = ("noise_refiner", "context_refiner", "layers")
     # Flow-Factory's targets for Z-Image: attention and feed-forwards.
     lora_targets = (
-        "attention.to_q",
-        "attention.to_k",
-        "attention.to_v",
-        "attention.to_out.0",
-        "feed_forward.w1",
-        "feed_forward.w2",
-        "feed_forward.w3",
+        *("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0"),
+        *("feed_forward.w1", "feed_forward.w2", "feed_forward.w3"),
     )
 
     @torch.no_grad()
@@ -63,5 +56,4 @@ class ZImage(PipelinePolicy):
         return positive + (self.settings.guidance_scale - 1) * (positive - negative)
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
-        """Return the guidance scale by the pipeline's definition."""
         return {self.guidance_argument: max(0.0, self.settings.guidance_scale - 1)}

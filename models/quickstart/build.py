@@ -29,7 +29,6 @@ class DigitsBuilder:
 
     family: ClassVar[str] = "sd3"
     latents: ClassVar[tuple[int, int]] = (LATENT_CHANNELS, VAE_FACTOR)
-    """Latent channels, and pixels per side of a latent."""
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""
@@ -60,15 +59,11 @@ class WordsBuilder:
 
     family: ClassVar[str] = "sd3"
     latents: ClassVar[tuple[int, int]] = (LATENT_CHANNELS, VAE_FACTOR)
-    """Latent channels, and pixels per side of a latent."""
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""
-        texts, images = rendered_words(self.images, 1, _words())
+        words = files("models.quickstart").joinpath("words.txt").read_text().split()
+        texts, images = rendered_words(self.images, 1, words)
         pipeline = tiny_pipeline()
         pretrain(pipeline, texts, images, vae_steps=self.vae_steps, steps=self.steps, report=report)
         pipeline.save_pretrained(folder)
-
-
-def _words() -> list[str]:
-    return files("models.quickstart").joinpath("words.txt").read_text().split()

@@ -1,29 +1,24 @@
 """Tiny language models of characters, pre-trained at build time on pairs of a prompt and an answer.
-
-Legend: B rows, W positions.
-"""
+Legend: B rows, W positions."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from configs.option_types import OpenShare
 from models.quickstart.pretrain import Report
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAD, BOS, EOS = 0, 1, 2
 _BATCH, _WARMUP, _LEARNING_RATE = 128, 50, 2e-3
 #: Steps between checks for the end of pre-training, and the first step with a check.
 _EVERY, _FROM = 10, 150
 _MOST_STEPS = 2000
-
 #: A prompt and an answer to it.
 Pair = tuple[str, str]
 
@@ -60,7 +55,6 @@ class CharacterModelBuilder:
     """Seed of weights and order."""
 
     latents: ClassVar[None] = None
-    """It has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,6 @@ class Characters:
     """The vocabulary of a character model: a token per character, after those for padding, beginning and end."""
 
     characters: str
-    """The characters of the vocabulary."""
 
     def tokenizer(self) -> Any:
         """Return a tokenizer of transformers; texts begin with <bos>."""
@@ -113,15 +106,8 @@ class Characters:
     def pretrain(
         self, model: Any, draw: Callable[[random.Random], Pair], *, done: Callable[[], bool], seed: int, report: Report
     ) -> None:
-        """Train on pairs until ``done``, in place.
-
-        Args:
-            model: a new model.
-            draw: draws the next pair.
-            done: whether the model is good enough; the number of steps depends on the seed.
-            seed: seed of the order.
-            report: called with (activity, done, total) after each step.
-        """
+        """Train on pairs until ``done``, in place. ``done``: whether the model is good enough; the number of steps
+        depends on the seed; ``report``: called with (activity, done, total) after each step."""
         optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
         order = random.Random(seed)
         for step in range(1, _MOST_STEPS + 1):

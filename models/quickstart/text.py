@@ -23,13 +23,7 @@ _CHAT = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _QWEN_TOKENS = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
+    f"<|{name}|>" for name in "endoftext im_start im_end vision_start vision_end image_pad video_pad".split()
 ]
 
 
@@ -39,10 +33,7 @@ def byte_pairs(special: list[str], words: str = "") -> tuple[dict[str, int], lis
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=1200 if words else 600,
-        special_tokens=special,
-        show_progress=False,
-        initial_alphabet=alphabet,
+        vocab_size=1200 if words else 600, special_tokens=special, show_progress=False, initial_alphabet=alphabet
     )
     tokenizer.train_from_iterator([*[_SENTENCE] * 3, *[words] * 3 * bool(words)], trainer)
     model = json.loads(tokenizer.to_str())["model"]
@@ -51,11 +42,9 @@ def byte_pairs(special: list[str], words: str = "") -> tuple[dict[str, int], lis
 
 
 def clip_tokenizer() -> Any:
-    """Return a CLIP tokenizer of a few hundred pieces that knows every byte.
-
-    Words are merged from left to right. ``BpeTrainer`` is not used: with a suffix for ends of words its order of pieces
-    changes every time, and equal options must give equal models.
-    """
+    """Return a CLIP tokenizer of a few hundred pieces that knows every byte. Words are merged from left to right.
+    ``BpeTrainer`` is not used: with a suffix for ends of words its order of pieces changes every time, and equal
+    options must give equal models."""
     end = "</w>"
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pieces = ["<|startoftext|>", "<|endoftext|>", *alphabet, *(character + end for character in alphabet)]
@@ -109,10 +98,8 @@ def gemma_tokenizer() -> Any:
 
 
 def mistral_tokenizer() -> Any:
-    """Return a tokenizer for FLUX.2, with its chat template.
-
-    Mistral's own processor requires torchvision even for text; a tokenizer with a chat template answers the same call.
-    """
+    """Return a tokenizer for FLUX.2, with its chat template. Mistral's own processor requires torchvision even for
+    text; a tokenizer with a chat template answers the same call."""
     special = ["<unk>", "<s>", "</s>", "<pad>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]"]
     vocabulary, merges = byte_pairs(special)
     raw = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))

@@ -54,16 +54,8 @@ class TinyBuilder:
 
 
 def build_tiny(family: str, seed: int = 0, *, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
-    """Return the tiny pipeline of a family; equal seeds give equal weights.
-
-    Args:
-        family: name in the table.
-        seed: seed of the weights.
-        changes: other values of config fields, by part.
-
-    Raises:
-        ConfigError: there is no such family.
-    """
+    """Return the tiny pipeline of a family; equal seeds give equal weights. Raises ConfigError if there is no such
+    family. ``changes``: other values of config fields, by part."""
     known = _families()
     if family not in known:
         raise ConfigError(f"model.build: there is no tiny pipeline of '{family}'. {did_you_mean(family, known)}")
@@ -148,18 +140,14 @@ _START: Mapping[str, Callable[[Any], None]] = {"LTX2Vocoder": _vocoder, "Autoenc
 
 
 class _WithProcessor:
-    """A pipeline with a processor of Qwen.
-
-    transformers creates the processor only with torchvision, so its files are written without it. The index of a
-    modular repository does not contain its path.
-    """
+    """A pipeline with a processor of Qwen. transformers creates the processor only with torchvision, so its files are
+    written without it. The index of a modular repository does not contain its path."""
 
     def __init__(self, family: str, pipeline: Any, parts: Mapping[str, Any], **processor: Any) -> None:
         """Keep the parts; ``processor`` has the part's name, its class, and settings of images."""
         self._family, self._pipeline, self._parts, self._processor = family, pipeline, parts, processor
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write a pipeline's folder."""
         if self._pipeline is None:
             pipeline = resolve(POLICIES, self._family, label="model.policy").pipeline_blocks().init_pipeline()
             pipeline.update_components(**self._parts)

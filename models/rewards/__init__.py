@@ -10,7 +10,6 @@ from configs.registry import Table
 
 #: Parameters of a reward function before its options: media, prompts, metadata.
 GIVEN = ("media", "prompts", "metadata")
-
 REWARDS = Table(
     {
         "aesthetic": "models.rewards.clip:Aesthetic",
@@ -25,6 +24,7 @@ REWARDS = Table(
         "edit_reward": "models.rewards.edit:EditReward",
         "exact_text": "models.rewards.exact:ExactText",
         "exposure": "models.rewards.exposure:Exposure",
+        "fitted": "models.rewards.fitted:Fitted",
         "geneval": "models.rewards.geneval:GenEval",
         "geneval2": "models.rewards.geneval2:GenEval2",
         "hpsv2": "models.rewards.hpsv2:Hps",
@@ -48,4 +48,15 @@ REWARDS = Table(
     },
     like="models.rewards.base:Reward",
     functions=True,
+)
+
+#: Inputs and layers of rewards that ``flowmill reward fit`` fits.
+BACKBONES = Table(
+    {
+        "clip": "models.rewards.backbones:ClipFeatures",
+        "latents": "models.rewards.backbones:FinalLatents",
+        "pixels": "models.rewards.backbones:Pixels",
+        "text": "models.rewards.backbones:TextFeatures",
+    },
+    like="models.rewards.backbones:RewardBackbone",
 )

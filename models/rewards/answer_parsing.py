@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from jinja2 import TemplateError
-from torch import nn
+from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from models.rewards.device_placement import settled
@@ -17,9 +17,6 @@ from models.rewards.pretrained import load_pretrained
 from models.rewards.weight_files import WeightsFile
 from models.text.chat_templates import render_chat
 from models.text.control_tokens import as_text
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PROMPT = "{text_prompt}"
 #: Side in pixels of the square that becomes one token.
@@ -30,11 +27,9 @@ _PADS = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
 
 
 class Backbone(nn.Module):
-    """The model without its language head, and its tokenizer; a module, so that it can be offloaded while idle.
-
-    Its language model counts positions in one dimension, as in the forward passes of HPSv3 and VideoAlign, which pass
-    no positions.
-    """
+    """The model without its language head, and its tokenizer; a module, so that it can be offloaded while idle. Its
+    language model counts positions in one dimension, as in the forward passes of HPSv3 and VideoAlign, which pass no
+    positions."""
 
     def __init__(
         self,
@@ -50,13 +45,9 @@ class Backbone(nn.Module):
         """Load both.
 
         Args:
-            given: the weights file.
             stored: its tensors by their published names, without those of the head.
             model: folder or hub id of the base model, for its sizes and tokenizer.
-            revision: commit, tag or branch of that model.
             marks: the reward tokens, in the order they were added to the vocabulary.
-            device: device of the computation.
-            dtype: dtype of the weights.
         """
         from accelerate import init_empty_weights  # type: ignore[import-untyped]
         from transformers import Qwen2VLModel
@@ -98,17 +89,9 @@ class Backbone(nn.Module):
     def verdicts(
         self, texts: Sequence[str], pixels: Tensor, grid: Tensor, kind: Literal["image", "video"]
     ) -> list[Tensor]:
-        """Return the last hidden states at each reward token, a (B, W) float32 tensor per token.
-
-        Args:
-            texts: B results of ``text``.
-            pixels: (patches of all B, values of one), as the vision model expects them.
-            grid: (B, 3) int64 patches in time, height and width.
-            kind: image or video.
-
-        Raises:
-            ValueError: a text does not contain each of the tokens once.
-        """
+        """Return the last hidden states at each reward token, a (B, W) float32 tensor per token; raise ValueError if a
+        text does not contain each of the tokens once. ``pixels``: (patches of all B, values of one), as the vision
+        model expects them; ``grid``: (B, 3) int64 patches in time, height and width."""
         tokens = self.tokenizer(list(texts), padding=True, return_tensors="pt").to(self._device)
         ids = tokens["input_ids"]
         embedded = self._vlm.language_model.embed_tokens(ids)
@@ -127,11 +110,9 @@ class Backbone(nn.Module):
 
 
 def token_grid(height: int, width: int, *, least: int, most: int) -> tuple[int, int]:
-    """Return rows and columns of tokens of an image of (height, width) pixels, with ``least`` to ``most`` pixels.
-
-    This is Qwen's ``smart_resize`` in the same order of operations, as rounding matters for sides that just fit. Sides
-    are rounded to tokens; with too many pixels they are scaled down and floored, with too few scaled up and ceiled.
-    """
+    """Return rows and columns of tokens of an image of (height, width) pixels, with ``least`` to ``most`` pixels. This
+    is Qwen's ``smart_resize`` in the same order of operations, as rounding matters for sides that just fit. Sides are
+    rounded to tokens; with too many pixels they are scaled down and floored, with too few scaled up and ceiled."""
     rows, columns = max(1, round(height / TOKEN)), max(1, round(width / TOKEN))
     if rows * columns * TOKEN**2 > most:
         beta = math.sqrt(height * width / most)
@@ -143,11 +124,8 @@ def token_grid(height: int, width: int, *, least: int, most: int) -> tuple[int, 
 
 
 def read_instruction(reward: str, file: Path, marks: Sequence[str]) -> str:
-    """Return the instruction that a model was trained with.
-
-    Raises:
-        ConfigError: it cannot be read, or lacks the prompt's placeholder or a reward token.
-    """
+    """Return the instruction that a model was trained with; raise ConfigError if it cannot be read, or lacks the
+    prompt's placeholder or a reward token."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -13,6 +13,9 @@ from models.rewards.errors import Origin as Origin
 T = TypeVar("T")
 #: The lowest and the highest score that a reward can give.
 Bounds = tuple[float, float]
+#: The other columns of the prompt source, a mapping per sample; the source images of each prompt, (H, W, 3) uint8.
+Metadata = Sequence[Mapping[str, Any]]
+Sources = Sequence[Sequence[np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +59,14 @@ class Reward(Protocol):
 
     The class may set ``perfect``, the score that counts as an exact match, ``bounds``, the lowest and the highest
     possible score, which limit the intervals of its means, and ``needs``, a ``Needs``. If the needs depend on options,
-    ``needs`` is a property, and a static method ``needs_for(options)`` returns them too. A reward whose scores have a
-    gradient also has a method ``differentiable``, see ``models.rewards.differentiable``. One that runs on the
-    accelerator may have a static method ``takes(options)`` that returns the memory of its models there,
-    ``models.rewards.sizes.Takes``, or None; ``flowmill check`` counts it.
+    a static method ``needs_for(options)`` returns them instead. A reward whose scores have a gradient also has a method
+    ``differentiable``, see ``models.rewards.differentiable``. One that runs on the accelerator may have a static method
+    ``takes(options)`` that returns the memory of its models there, ``models.rewards.sizes.Takes``, or None; ``flowmill
+    check`` counts it.
     """
 
     def score(
-        self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+        self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata
     ) -> Scores | Sequence[float] | np.ndarray:
         """Return one score per sample.
 
@@ -87,18 +90,15 @@ class Batch:
     media: np.ndarray
     """(B, ...), see ``Reward.score``."""
     prompts: Sequence[str]
-    """B prompts."""
-    metadata: Sequence[Mapping[str, Any]]
-    """B mappings."""
+    metadata: Metadata
     groups: Sequence[str] = ()
     """B group ids; a groupwise reward scores the samples of one group together."""
-    references: Sequence[Sequence[np.ndarray]] = ()
+    references: Sources = ()
     """The source images of each of the B prompts, (H, W, 3) uint8; empty where no reward needs them."""
     origin: Origin | None = None
     """Where the samples come from, for messages."""
 
     def __len__(self) -> int:
-        """Return B."""
         return len(self.prompts)
 
     def take(self, rows: Sequence[int]) -> Batch:
@@ -146,9 +146,7 @@ def perfect_score(reward: Reward) -> float | None:
 
 
 def quoted_text(prompt: str) -> str:
-    """Return the text between the first pair of double quotes, or the whole prompt without quotes.
-
-    Flow-GRPO's ``ocr.py`` takes the quoted text and fails without quotes; Flow-Factory takes the whole prompt.
-    """
+    """Return the text between the first pair of double quotes, or the whole prompt without quotes. Flow-GRPO's
+    ``ocr.py`` takes the quoted text and fails without quotes; Flow-Factory takes the whole prompt."""
     parts = prompt.split('"')
     return parts[1] if len(parts) >= 3 else prompt

@@ -33,11 +33,8 @@ class Answer:
     """Deadline for parsing all of it, by the monotonic clock."""
 
     def find_all(self, pattern: str, *, ignore_case: bool = False) -> list[str]:
-        """Return the text of the first group of every match of a pattern.
-
-        Raises:
-            RewardError: searching takes longer than a second, or than the time left for the request.
-        """
+        """Return the text of the first group of every match of a pattern; raise RewardError if searching takes longer
+        than a second, or than the time left for the request."""
         flags = regex.IGNORECASE if ignore_case else 0
         left = min(_SEARCHED_S, max(0.05, self.until - time.monotonic()))
         try:
@@ -52,15 +49,7 @@ class Answer:
 
 
 def read_answer(content: bytes, *, until: float = math.inf) -> Answer:
-    """Return the first choice of a chat completion.
-
-    Args:
-        content: the body of the response.
-        until: see ``Answer``.
-
-    Raises:
-        ValueError: it is not a completion with a text.
-    """
+    """Return the first choice of a chat completion; raise ValueError if it is not a completion with a text."""
     found = json_of(content)
     choices = found.get("choices") if isinstance(found, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from configs.path_types import ModelPlace
-from models.devices import chosen_device, local_rank
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Metadata, Needs, Scores
 from models.rewards.device_placement import settled
-from models.rewards.pretrained import load_pretrained
+from models.rewards.pretrained import Pretrained
 from models.rewards.sizes import BYTES, Takes
 from models.text.control_tokens import as_texts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Sample rate of published models, in Hz.
 _RATE = 48_000
@@ -30,37 +26,23 @@ _ROW = 27 << 20
 
 
 @dataclass(kw_only=True)
-class Clap:
-    """Cosine of a sound and its prompt (LAION's CLAP).
+class Clap(Pretrained):
+    """Cosine of a sound and its prompt (LAION's CLAP). Channels are averaged. A sound longer than the model's window of
+    ten seconds is cut into pieces of that length, and its embedding is the mean of theirs."""
 
-    Channels are averaged. A sound longer than the model's window of ten seconds is cut into pieces of that length, and
-    its embedding is the mean of theirs.
-    """
-
+    name: ClassVar[str] = "clap"
     needs: ClassVar[Needs] = Needs(media="sounds", rate=_RATE, accelerated=True, batch_size=16)
 
     model: ModelPlace = "laion/clap-htsat-unfused"
     """Folder, or id on the hub, of a CLAP model."""
-    revision: str | None = None
-    """Commit, tag or branch on the hub."""
-    device: str = "auto"
-    """Torch device, or auto."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Dtype of the weights."""
-    _clap: Any = field(init=False, repr=False)
-    _processor: Any = field(init=False, repr=False)
-    _device: torch.device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load the model.
-
-        Raises:
-            ValueError: it has another sample rate.
-        """
-        self._device = chosen_device(self.device, local_rank(), label="device of reward 'clap'")
-        made = load_pretrained("ClapModel", self.model, self.revision, reward="clap")
-        self._clap = settled(made, self._device, getattr(torch, self.dtype))
-        self._processor = load_pretrained("ClapProcessor", self.model, self.revision, reward="clap")
+        """Load the model; raise ValueError if it has another sample rate."""
+        self._device = self.chosen()
+        self._clap = settled(self.loaded("ClapModel"), self._device, getattr(torch, self.dtype))
+        self._processor = self.loaded("ClapProcessor")
         rate = self._processor.feature_extractor.sampling_rate
         if rate != _RATE:
             raise ValueError(f"model '{self.model}' hears {rate} samples a second; published ones hear {_RATE}.")
@@ -72,7 +54,7 @@ class Clap:
         known = _PUBLISHED.get(str(options.get("model", cls.model)))
         return None if known is None else Takes(weights=known * number, row=_ROW * number // BYTES["float32"])
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (N, C) float32 sound of 48,000 samples a second."""
         cosines = (self.of_sounds(media) * self.of_texts(prompts)).sum(-1)
         return Scores(cosines.float().cpu().numpy())

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from configs.path_types import ColumnFolderPlace, FilePlace, ModelPlace
-from models.devices import chosen_device, local_rank
 from models.image_files import open_picture
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Metadata, Needs, Scores, Sources
 from models.rewards.device_placement import settled
 from models.rewards.differentiable import processed
-from models.rewards.pretrained import load_pretrained
+from models.rewards.pretrained import Encoding, load_pretrained
 from models.rewards.similarity import pixel_similarity, sized_as, structural_similarity
-from models.rewards.sizes import Takes, encoder_of
 from models.rewards.weight_files import WeightsFile
 from models.text.control_tokens import as_texts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CLIP_L = "openai/clip-vit-large-patch14"
 #: Divisors of the scaled cosines, by reward and convention.
@@ -36,40 +31,27 @@ _HEAD = (
 
 
 @dataclass(kw_only=True)
-class ClipEmbeddings:
+class ClipEmbeddings(Encoding):
     """A CLIP model with its own processor."""
 
     #: So few rows per call fit next to a model that samples.
     needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=16, spreads=True)
-    name: ClassVar[str]
+    classes: ClassVar[tuple[str, str]] = ("CLIPModel", "CLIPProcessor")
+    """Classes of model and processor in transformers."""
 
     model: ModelPlace
     """Folder, or id on the hub, of a CLIP model."""
-    revision: str | None = None
-    """Commit, tag or branch on the hub."""
-    device: str = "auto"
-    """Torch device, or auto."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Dtype of the weights."""
-    _clip: Any = field(init=False, repr=False)
-    _processor: Any = field(init=False, repr=False)
-    _device: torch.device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load the model."""
-        self._device = chosen_device(self.device, local_rank(), label=f"device of reward '{self.name}'")
+        self._device = self.chosen()
         self._clip = settled(self._load(), self._device, getattr(torch, self.dtype))
         path, revision = self._processor_source()
-        self._processor = load_pretrained("CLIPProcessor", path, revision, reward=self.name)
-
-    @classmethod
-    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return the memory the model needs on a device, or None if it is not known yet."""
-        known = encoder_of(str(options.get("model", getattr(cls, "model", ""))))
-        return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
+        self._processor = load_pretrained(self.classes[1], path, revision, reward=self.name)
 
     def _load(self) -> Any:
-        return load_pretrained("CLIPModel", self.model, self.revision, reward=self.name)
+        return self.loaded(self.classes[0])
 
     def _processor_source(self) -> tuple[str, str | None]:
         return self.model, self.revision
@@ -107,12 +89,12 @@ class ClipEmbeddings:
 class PromptLikeness(ClipEmbeddings):
     """The cosine of an image and its prompt, times a factor."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
         cosines = _array((self.of_images(media) * self.of_texts(prompts)).sum(-1))
         return Scores(cosines * np.float32(self.factor()))
 
-    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return one score per (3, H, W) image."""
         # Autograd cannot save an inference tensor for the backward pass; it can save a copy.
         return (self.of_smooth(media) * self.of_texts(prompts).clone()).sum(-1) * self.factor()
@@ -124,11 +106,9 @@ class PromptLikeness(ClipEmbeddings):
 
 @dataclass(kw_only=True)
 class PickScore(PromptLikeness):
-    """PickScore (arXiv 2305.01569): how much people prefer an image for a prompt.
-
-    ``scaled``: exp(logit_scale) cos / 26, as Flow-GRPO's ``pickscore_scorer.py``, DiffusionNFT and Flow-Factory;
-    ``cosine``: the cosine alone, as DanceGRPO has it.
-    """
+    """PickScore (arXiv 2305.01569): how much people prefer an image for a prompt. ``scaled``: exp(logit_scale) cos /
+    26, as Flow-GRPO's ``pickscore_scorer.py``, DiffusionNFT and Flow-Factory; ``cosine``: the cosine alone, as
+    DanceGRPO has it."""
 
     name: ClassVar[str] = "pickscore"
 
@@ -150,11 +130,8 @@ class PickScore(PromptLikeness):
 
 @dataclass(kw_only=True)
 class ClipScore(PromptLikeness):
-    """Cosine of image and prompt (arXiv 2104.08718).
-
-    ``cosine``: as Flow-Factory and, but for rounding, DiffusionNFT (logits / 100) have it; ``flow_grpo``: logits / 30,
-    as Flow-GRPO's ``clip_scorer.py``, 3.3 times as much.
-    """
+    """Cosine of image and prompt (arXiv 2104.08718). ``cosine``: as Flow-Factory and, but for rounding, DiffusionNFT
+    (logits / 100) have it; ``flow_grpo``: logits / 30, as Flow-GRPO's ``clip_scorer.py``, 3.3 times as much."""
 
     name: ClassVar[str] = "clip_score"
 
@@ -189,7 +166,6 @@ class ImageSimilarity(ClipEmbeddings):
     """Measure of similarity, as above."""
 
     def __post_init__(self) -> None:
-        """Load the model where one is needed."""
         if self.by == "embedding":
             super().__post_init__()
 
@@ -211,19 +187,9 @@ class ImageSimilarity(ClipEmbeddings):
         """The accelerator for a model, references to compare with a source."""
         return self.needs_for({"to": self.to, "by": self.by})
 
-    def score(
-        self,
-        media: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        references: Sequence[Sequence[np.ndarray]] = (),
-    ) -> Scores:
-        """Return one score per (H, W, 3) uint8 image.
-
-        Raises:
-            ValueError: a prompt names no image.
-            OSError: an image cannot be read.
-        """
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
+        """Return one score per (H, W, 3) uint8 image; raise ValueError if a prompt names no image, OSError if an image
+        cannot be read."""
         if self.to == "column":
             wanted = [[self._wanted(row, prompt)] for row, prompt in zip(metadata, prompts, strict=True)]
         else:
@@ -243,7 +209,7 @@ class ImageSimilarity(ClipEmbeddings):
         pairs = ((media[row], sized_as(other, media[row])) for row, other in zip(rows, others, strict=True))
         return np.array([compare(one, other) for one, other in pairs])
 
-    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return one score per (3, H, W) image."""
         wanted = [self._wanted(row, prompt) for row, prompt in zip(metadata, prompts, strict=True)]
         return (self.of_smooth(media) * self.of_images(wanted).clone()).sum(-1)
@@ -262,34 +228,28 @@ _BY = {"pixels": pixel_similarity, "ssim": structural_similarity}
 @dataclass(kw_only=True)
 class Aesthetic(ClipEmbeddings):
     """LAION's improved aesthetic predictor (sac+logos+ava1-l14-linearMSE): raters' taste, about 1 to 10; no prompt.
-
-    Linear layers on CLIP ViT-L/14's embedding of length 1 (improved-aesthetic-predictor, ``simple_inference.py``).
-    """
+    Linear layers on CLIP ViT-L/14's embedding of length 1 (improved-aesthetic-predictor, ``simple_inference.py``)."""
 
     name: ClassVar[str] = "aesthetic"
 
     model: ModelPlace = CLIP_L
     head: FilePlace
     """Safetensors file of the perceptron."""
-    _layers: nn.Sequential = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load model and perceptron."""
         super().__post_init__()
         given = WeightsFile(reward=self.name, file=self.head, option="head", remedy=_HEAD)
         self._layers = given.perceptron(given.read(), self._clip.config.projection_dim).to(self._device)
 
     @torch.inference_mode()
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
         return Scores(_array(self._layers(self.of_images(media)).squeeze(-1)))
 
-    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return one score per (3, H, W) image."""
-        found: Tensor = self._layers(self.of_smooth(media)).squeeze(-1)
-        return found
+        return self._layers(self.of_smooth(media)).squeeze(-1)
 
 
 def _array(values: Tensor) -> np.ndarray:
-    found: np.ndarray = values.float().cpu().numpy()
-    return found
+    return values.float().cpu().numpy()

@@ -30,15 +30,8 @@ def spread_over(sharding: Sharding | None) -> Iterator[None]:
 
 
 def settled(module: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Return a loaded model of a reward, frozen, on its device.
-
-    A sharded model moves there layer by layer, and only this rank's part of each layer stays.
-
-    Args:
-        module: a torch module in host memory.
-        device: device of the computation.
-        dtype: dtype of its weights; None: unchanged.
-    """
+    """Return a loaded model of a reward, frozen, on its device. A sharded model moves there layer by layer, and only
+    this rank's part of each layer stays. ``dtype``: dtype of its weights; None: unchanged."""
     sharding = _SPREAD.get()
     frozen = module.to(dtype=dtype).eval().requires_grad_(False)
     if sharding is not None:
@@ -93,7 +86,8 @@ def modules_of(reward: object) -> list[nn.Module]:
     from models.policies.base import Policy
 
     found: dict[int, nn.Module] = {}
-    for held in _attributes(reward).values():
+    # Functions and objects with slots hold no modules.
+    for held in getattr(reward, "__dict__", {}).values():
         if isinstance(held, nn.Module):
             inner = [held]
         elif isinstance(held, Policy):
@@ -109,8 +103,3 @@ def device_of(module: nn.Module) -> torch.device | None:
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
     return None
-
-
-def _attributes(reward: object) -> dict[str, Any]:
-    # Functions and objects with slots hold no modules.
-    return vars(reward) if hasattr(reward, "__dict__") else {}

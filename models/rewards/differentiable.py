@@ -9,18 +9,15 @@ Legend: B rows, H W image pixels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from configs.errors import RewardError
+from models.rewards.base import Batch, Metadata
 from models.rewards.errors import describe, log_traceback
 from models.rewards.returned import described
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from models.rewards.base import Batch
 
 #: Pillow's number of bicubic interpolation, which image processors name.
 _BICUBIC = 3
@@ -29,7 +26,7 @@ _BICUBIC = 3
 class Differentiable(Protocol):
     """A reward whose scores have a gradient."""
 
-    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return (B,) float32 scores with a gradient to the samples.
 
         Args:
@@ -42,27 +39,16 @@ class Differentiable(Protocol):
 
 
 def is_differentiable(reward: Any, options: Mapping[str, Any] | None = None) -> bool:
-    """Return whether a reward, or its class with some options, has gradients.
-
-    Where that depends on the options, a static method ``follows(options)`` of the class decides it.
-    """
+    """Return whether a reward, or its class with some options, has gradients. Where that depends on the options, a
+    static method ``follows(options)`` of the class decides it."""
     follows = getattr(reward, "follows", None)
     allowed = follows is None or options is None or follows(options)
     return callable(getattr(reward, "differentiable", None)) and bool(allowed)
 
 
 def followed(reward: Differentiable, name: str, media: Tensor, about: Batch) -> Tensor:
-    """Return the (B,) scores of a reward, checked: one finite number per sample, with a gradient.
-
-    Args:
-        reward: the reward.
-        name: its name in messages.
-        media: (B, ...) samples, see ``Differentiable``.
-        about: their prompts and origin.
-
-    Raises:
-        RewardError: the reward failed, or returned something else.
-    """
+    """Return the (B,) scores of a reward, checked: one finite number per sample, with a gradient. Raises RewardError if
+    the reward failed, or returned something else."""
     try:
         values = reward.differentiable(media, list(about.prompts), [dict(row) for row in about.metadata])
     except Exception as error:  # A reward may be custom code; its error is raised with its context.
@@ -91,7 +77,8 @@ def processed(images: Tensor, processor: Any) -> Tensor:
     """Return images as an image processor of transformers transforms them, with a gradient.
 
     Resizing is Pillow's: bicubic with a = -0.5, whose support grows as the image shrinks. Pillow rounds the result to 8
-    bits; this does not.
+    bits; this does not. Raises ValueError if the processor transforms images in another way, or crops more pixels than
+    there are.
 
     Args:
         images: (B, 3, H, W) float32, about 0 to 1.
@@ -99,9 +86,6 @@ def processed(images: Tensor, processor: Any) -> Tensor:
 
     Returns:
         (B, 3, h, w) float32.
-
-    Raises:
-        ValueError: the processor transforms images in another way, or crops more pixels than there are.
     """
     if not processor.do_rescale or abs(processor.rescale_factor * 255 - 1) > 1e-6:
         raise ValueError(f"its image processor scales pixels by {processor.rescale_factor}, not by 1/255")

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from sklearn.ensemble import ExtraTreesClassifier
 from sklearn.svm import SVC
 
 from models.quickstart.corpus import real_digits
-from models.rewards.base import Bounds, Needs, Scores, quoted_text
+from models.rewards.base import Bounds, Metadata, Needs, Scores, quoted_text
 
 
 @dataclass(slots=True, kw_only=True)
 class DigitsReward:
-    """Share of the two halves that are read as the digits of the prompt: 0, 0.5 or 1.
-
-    ``svc`` reads 99 % of real digits it was not trained on. ``trees`` is a second opinion for evaluation: it is never
-    optimized, so a model that learns to fool ``svc`` shows as a gap between the two.
-    """
+    """Share of the two halves that are read as the digits of the prompt: 0, 0.5 or 1. ``svc`` reads 99 % of real digits
+    it was not trained on. ``trees`` is a second opinion for evaluation: it is never optimized, so a model that learns
+    to fool ``svc`` shows as a gap between the two."""
 
     needs: ClassVar[Needs] = Needs(media="images")
     perfect: ClassVar[float] = 1.0
@@ -32,12 +30,11 @@ class DigitsReward:
     _model: SVC | ExtraTreesClassifier = field(init=False)
 
     def __post_init__(self) -> None:
-        """Train the classifier, a tenth of a second."""
         images, labels = real_digits()
         model = SVC(gamma=0.05, C=5) if self.classifier == "svc" else ExtraTreesClassifier(200, random_state=0)
         self._model = model.fit(images.reshape(len(images), -1), labels)
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return shares and the two digits that were read; ``media`` is (B, 16, 32, 3)."""
         ink = 1 - media.astype(np.float32).mean(-1) / 255
         small = ink.reshape(len(media), 8, 2, 16, 2).mean((2, 4))

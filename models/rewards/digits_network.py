@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from models.quickstart.corpus import real_digits
-from models.rewards.base import Needs, Scores, quoted_text
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from models.rewards.base import Metadata, Needs, Scores, quoted_text
 
 _UPDATES, _ROWS, _NOISE = 400, 256, 0.1
 
 
 @dataclass(slots=True, kw_only=True)
 class DigitsNetwork:
-    """Mean log-likelihood of the two digits that the prompt asks for, at most 0.
-
-    The network is trained at load time on scikit-learn's digits with noise, in less than a second, and reads 98 % of
-    real digits it was not trained on. A policy optimized with it is best judged by the reward ``digits``, which has
-    other classifiers.
-    """
+    """Mean log-likelihood of the two digits that the prompt asks for, at most 0. The network is trained at load time on
+    scikit-learn's digits with noise, in less than a second, and reads 98 % of real digits it was not trained on. A
+    policy optimized with it is best judged by the reward ``digits``, which has other classifiers."""
 
     needs: ClassVar[Needs] = Needs(media="images")
 
     _network: nn.Sequential = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Train the network."""
         images, labels = real_digits()
         self._network = _trained(torch.tensor(images.reshape(len(images), -1)).float(), torch.tensor(labels).long())
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return log-likelihoods and the two digits that were read; ``media`` is (B, 16, 32, 3)."""
         unit = torch.from_numpy(media.astype(np.float32) / 255).permute(0, 3, 1, 2)
         with torch.no_grad():
@@ -45,7 +38,7 @@ class DigitsNetwork:
         read = found.argmax(-1).tolist()
         return Scores(_mean_likelihood(found, prompts).numpy(), [f"{left}{right}" for left, right in read])
 
-    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return log-likelihoods of (B, 3, 16, 32) images."""
         return _mean_likelihood(self._likelihoods(media), prompts)
 

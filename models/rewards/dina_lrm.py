@@ -9,14 +9,14 @@ Legend: B samples, N tokens of an image, M of its prompt, D width of the blocks,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, PositiveInt
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from configs.errors import ConfigError
@@ -26,16 +26,12 @@ from models.devices import chosen_device, local_rank
 from models.memory.architectures import architecture_of, meta_denoiser, parameters
 from models.policies.diffusion import DiffusionSettings
 from models.policies.parts import Part
-from models.policies.pipeline import PipelinePolicy
 from models.policies.sd3 import SD3
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Metadata, Needs, Scores
 from models.rewards.pretrained import downloaded
 from models.rewards.sizes import BYTES, Takes
 from models.rewards.weight_files import WeightsFile
 from models.weights.pretrained_loading import load_adapter_config
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _NAME = "dina_lrm"
 #: Side in pixels of the pipeline's images; none are generated here.
@@ -68,19 +64,10 @@ class DinaLrm:
     """Torch device, or auto."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of all weights."""
-    _policy: PipelinePolicy = field(init=False, repr=False)
-    _backbone: nn.Module = field(init=False, repr=False)
-    _head: RewardHead = field(init=False, repr=False)
-    _sigma: float = field(init=False, repr=False)
-    _timestep: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load pipeline, adapters and head.
-
-        Raises:
-            ConfigError: one does not fit the others.
-            ValueError: the blocks are not in order.
-        """
+        """Load pipeline, adapters and head; raise ConfigError if one does not fit the others, ValueError if the blocks
+        are not in order."""
         if list(self.taps) != sorted(set(self.taps)):
             raise ValueError(f"taps is {self.taps}; it must name blocks in ascending order.")
         device = chosen_device(self.device, local_rank(), label=f"device of reward '{_NAME}'")
@@ -124,22 +111,15 @@ class DinaLrm:
         )
 
     @torch.inference_mode()
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return one score per (C, h, w) float32 latents.
-
-        Raises:
-            ValueError: the latents are another model's.
-        """
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
+        """Return one score per (C, h, w) float32 latents; raise ValueError if the latents are another model's."""
         given = torch.from_numpy(np.array(media, np.float32))
         values: np.ndarray = self.differentiable(given, prompts, metadata).cpu().numpy()
         return Scores(values)
 
-    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Return one score per (C, h, w) float32 latents, with a gradient unless autograd is off.
-
-        Raises:
-            ValueError: the latents are another model's.
-        """
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
+        """Return one score per (C, h, w) float32 latents, with a gradient unless autograd is off; raise ValueError if
+        the latents are another model's."""
         settings, channels = self._policy.settings, self._policy.pipeline.transformer.config.in_channels
         latents = media.to(settings.device)
         if latents.ndim != 4 or latents.shape[1] != channels:
@@ -157,7 +137,6 @@ class DinaLrm:
         return (score + 10) / 10
 
     def _adapted(self, transformer: Any) -> Any:
-        """Return the transformer with the adapters."""
         from peft import get_peft_model, set_peft_model_state_dict
 
         folder = Path(self.adapter).expanduser()
@@ -200,14 +179,6 @@ class RewardHead(nn.Module):
     """Maps the states of some blocks to a score; parameter names are those of the published file."""
 
     def __init__(self, width: int, taps: int, *, queries: int = 4, heads: int = 8) -> None:
-        """Make the layers.
-
-        Args:
-            width: D.
-            taps: number of blocks whose states it reads.
-            queries: Q.
-            heads: number of attention heads.
-        """
         super().__init__()
         narrow = width // 4
         self.layer_adapters_visual = nn.ModuleList(_Modulated(width, narrow) for _ in range(taps))
@@ -228,8 +199,7 @@ class RewardHead(nn.Module):
         queries = self.attn1(self.query_tokens.expand(len(image), -1, -1), image, text)
         queries = self.attn2(queries, image)
         queries = queries + self.ff(self.norm_ff(queries))
-        score: Tensor = self.head(queries).mean(dim=(1, 2))
-        return score
+        return self.head(queries).mean(dim=(1, 2))
 
     @staticmethod
     def _joined(layers: nn.ModuleList, states: Sequence[Tensor], time: Tensor) -> Tensor:
@@ -247,8 +217,7 @@ class _Modulated(nn.Module):
 
     def forward(self, states: Tensor, time: Tensor) -> Tensor:
         scale, shift = self.cond_mlp(time)[:, None].chunk(2, dim=-1)
-        narrowed: Tensor = self.proj(states * (1 + scale) + shift + self.layer_embed)
-        return narrowed
+        return self.proj(states * (1 + scale) + shift + self.layer_embed)
 
 
 class _Attention(nn.Module):
@@ -278,7 +247,7 @@ class _Attention(nn.Module):
             found = found + self._found(
                 query, self.to_k_text(text), self.to_v_text(text) * self.gate_text(text).sigmoid()
             )
-        return queries + self.to_out(found)  # type: ignore[no-any-return]
+        return queries + self.to_out(found)
 
     def _found(self, *given: Tensor) -> Tensor:
         parts = [each.unflatten(-1, (self._heads, -1)).transpose(1, 2) for each in given]

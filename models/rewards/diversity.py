@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from configs.path_types import ModelPlace
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores
 from models.rewards.clip import CLIP_L, ClipEmbeddings
 
 #: Distance to which of the others.
@@ -26,7 +26,7 @@ class PixelDiversity:
     to: Others = "mean"
     """The mean over the others, or the difference to the nearest of them."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image of a group; 0 for one without others."""
         flat = media.reshape(len(media), -1).astype(np.float32) / 255
         # One image against all others at a time: memory does not suffice for all pairs of large images.
@@ -45,7 +45,7 @@ class EmbeddingDiversity(ClipEmbeddings):
     to: Others = "mean"
     """The mean over the others, or the distance to the nearest of them (GARDO's, of DINOv3's embeddings)."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image of a group; 0 for one without others."""
         embeddings = self.of_images(media).double()
         return Scores(_OTHERS[self.to]((1 - embeddings @ embeddings.T).cpu().numpy()))
@@ -54,8 +54,7 @@ class EmbeddingDiversity(ClipEmbeddings):
 def mean_to_others(distances: np.ndarray) -> np.ndarray:
     """Return the mean of (K, K) distances to the K - 1 others, (K,) float32; 0 where there are none."""
     others = max(1, len(distances) - 1)
-    apart: np.ndarray = ((distances.sum(1) - np.diagonal(distances)) / others).astype(np.float32)
-    return apart
+    return ((distances.sum(1) - np.diagonal(distances)) / others).astype(np.float32)
 
 
 def nearest_other(distances: np.ndarray) -> np.ndarray:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from configs.errors import RewardError
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
 from models.rewards.vlm import Asking, Question, edited
 
 _SUCCESS = (
@@ -101,12 +101,9 @@ RUBRICS: Mapping[str, Rubric] = {
 
 @dataclass(kw_only=True)
 class EditReward(Asking):
-    """Asks a model about every edit, with its source images.
-
-    The scores of its aspects are combined and mapped from the rubric's range to 0 to 1: Flow-Factory takes the ``mean``
-    for RationalRewards, VIEScore (arXiv 2312.14867) the ``min`` for success and restraint. An answer that lacks a score
-    is an error, never a low score.
-    """
+    """Asks a model about every edit, with its source images. The scores of its aspects are combined and mapped from the
+    rubric's range to 0 to 1: Flow-Factory takes the ``mean`` for RationalRewards, VIEScore (arXiv 2312.14867) the
+    ``min`` for success and restraint. An answer that lacks a score is an error, never a low score."""
 
     name: ClassVar[str] = "edit_reward"
     needs: ClassVar[Needs] = Needs(media="images", references=True)
@@ -121,19 +118,8 @@ class EditReward(Asking):
     max_tokens: int = 2048
     """Maximum tokens of an answer."""
 
-    def score(
-        self,
-        media: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        references: Sequence[Sequence[np.ndarray]],
-    ) -> Scores:
-        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note.
-
-        Raises:
-            RewardError: an answer lacks a score, or the endpoint refuses the request.
-            ConnectionError: the endpoint cannot be reached or is overloaded, after several tries.
-        """
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources) -> Scores:
+        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note."""
         found = self.map(self._judge, media, prompts, references)
         return Scores(np.array([value for value, _ in found], np.float32), [text for _, text in found])
 

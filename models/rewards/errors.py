@@ -52,11 +52,8 @@ def expected(media: np.ndarray) -> str:
 
 
 def log_traceback(error: BaseException, name: str, where: str) -> Path:
-    """Write an error's traceback to a separate file and return its path.
-
-    It is in the user's state folder (see ``configs.user_directories``), or in the system's temporary folder if that is
-    not writable.
-    """
+    """Write an error's traceback to a separate file and return its path. It is in the user's state folder (see
+    ``configs.user_directories``), or in the system's temporary folder if that is not writable."""
     text = f"reward {name}, {where}\n\n{''.join(traceback.format_exception(error))}"
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
     file = f"reward-{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from configs.option_types import GroupRegex
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores
 
 
 @dataclass(kw_only=True)
@@ -23,20 +25,13 @@ class ExactText:
     pattern: GroupRegex | None = None
     """Regular expression whose first group, of its last match, is compared instead of the whole completion."""
 
-    @property
-    def needs(self) -> Needs:
-        """Texts, and the column with answers."""
-        return self.needs_for({"column": self.column})
-
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:
         """Return the needs under some options."""
         return Needs(media="texts", columns=(str(options.get("column", "answer")),))
 
-    def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Compare completions with their answers."""
-        import numpy as np
-
         found = [self._answer(text) for text in media]
         right = [text == str(about[self.column]).strip() for text, about in zip(found, metadata, strict=True)]
         return Scores(np.array(right, np.float32), found)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores
 
 #: ITU-R BT.601, as JPEG and Pillow's mode L have it.
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
@@ -27,15 +27,11 @@ class Exposure:
     """Luma above which a pixel is overexposed, of 255."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: the bounds are out of order or range.
-        """
+        """Check the options; raise ValueError if the bounds are out of order or range."""
         if not 0 <= self.low < self.high <= 255:
             raise ValueError(f"low is {self.low} and high {self.high}; they must be 0 <= low < high <= 255.")
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image, 0 to 1, and the mean luma."""
         luma = [image.astype(np.float32) @ _LUMA for image in media]
         shares = [float(np.mean((each >= self.low) & (each <= self.high))) for each in luma]

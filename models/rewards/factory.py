@@ -16,7 +16,7 @@ from configs.fingerprint import canonical_json
 from configs.registry import check_options, create, option_names, resolve
 from configs.rewards import RewardSection
 from models.rewards import GIVEN, REWARDS
-from models.rewards.base import Bounds, Needs, Reward, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Reward, Scores
 from models.rewards.device_placement import Placed, modules_of, spread_over
 
 if TYPE_CHECKING:
@@ -33,42 +33,30 @@ class FunctionReward:
     function: Callable[..., Scores | Sequence[float] | np.ndarray]
     """See ``Reward.score``."""
     options: Mapping[str, Any]
-    """By name."""
     needs: Needs
-    """Its declared needs."""
 
     def score(
-        self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *references: Any
+        self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, *references: Any
     ) -> Scores | Sequence[float] | np.ndarray:
         """Return the scores of the function."""
         return self.function(media, prompts, metadata, *references, **self.options)
 
 
 def make_reward(name: str, options: Mapping[str, Any], *, device: str | None = None) -> Reward:
-    """Return a reward, built from its options.
-
-    Args:
-        name: name in the table, or an import string.
-        options: by name.
-        device: torch device, for a reward that takes one.
-
-    Raises:
-        ConfigError: it does not exist, or an option is unknown, missing or refused by it.
-    """
+    """Return a reward, built from its options; raise ConfigError if it does not exist, or an option is unknown, missing
+    or refused by it. ``name``: name in the table, or an import string."""
     check_reward(name, options, device=device)
     placed = dict(options) if device is None else {**options, _DEVICE: device}
     label = resolve(REWARDS, name, label="reward")
     if inspect.isfunction(label):
         return FunctionReward(label, placed, needs_of(name, options))
-    made: Reward = create(REWARDS, name, placed, label="reward")
-    return made
+    return create(REWARDS, name, placed, label="reward")
 
 
 class MadeRewards:
     """A cache of rewards: labels of a config with the same reward and options share one."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self.sharding: Sharding | None = None
         """Sharding of the models of rewards with ``spread``; None: this process holds them whole."""
         self._lock = threading.Lock()
@@ -76,15 +64,11 @@ class MadeRewards:
         self._placed: dict[int, Placed] = {}
 
     def __len__(self) -> int:
-        """Return the number of rewards made."""
         return len(self._made)
 
     def of(self, section: RewardSection) -> Reward:
-        """Return a reward, from the cache or new; its client where a server scores in its place.
-
-        Raises:
-            ConfigError: it cannot be made.
-        """
+        """Return a reward, from the cache or new; its client where a server scores in its place. Raises ConfigError if
+        it cannot be made."""
         url = None if section.server is None else section.server.url
         sharding = self.sharding if section.spread else None
         place = [section.device, url, sharding is not None]
@@ -127,11 +111,8 @@ def _check_spread(label: str, reward: Reward) -> None:
 
 
 def check_section(section: RewardSection) -> None:
-    """Check a reward of a config without making it; a server is not contacted.
-
-    Raises:
-        ConfigError: it does not exist, or does not know its options.
-    """
+    """Check a reward of a config without making it; a server is not contacted. Raises ConfigError if it does not exist,
+    or does not know its options."""
     if section.server is None:
         check_reward(section.name, section.options, device=section.device)
 
@@ -173,11 +154,8 @@ def scored_by_ranks(section: RewardSection, *, nodes: int) -> bool:
 
 
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
-    """Return the needs of a reward, without making it.
-
-    Raises:
-        ConfigError: there is no such reward, or its declared needs are not a ``Needs``.
-    """
+    """Return the needs of a reward, without making it; raise ConfigError if there is no such reward, or its declared
+    needs are not a ``Needs``."""
     label = resolve(REWARDS, name, label="reward")
     needs = label.needs_for(options) if hasattr(label, "needs_for") else getattr(label, "needs", Needs())
     if not isinstance(needs, Needs):
@@ -186,11 +164,8 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
 
 
 def bounds_of(name: str) -> Bounds | None:
-    """Return the lowest and the highest score a reward can give, without making it; None if it declares none.
-
-    Raises:
-        ConfigError: there is no such reward, or its bounds are invalid.
-    """
+    """Return the lowest and the highest score a reward can give, without making it; None if it declares none. Raises
+    ConfigError if there is no such reward, or its bounds are invalid."""
     found = getattr(resolve(REWARDS, name, label="reward"), "bounds", None)
     if found is None:
         return None
@@ -206,8 +181,7 @@ def bounds_of(name: str) -> Bounds | None:
 def takes_of(name: str, options: Mapping[str, Any]) -> Takes | None:
     """Return the memory that the models of a reward need on a device; None if it does not declare it."""
     label = resolve(REWARDS, name, label="reward")
-    found: Takes | None = label.takes(options) if hasattr(label, "takes") else None
-    return found
+    return label.takes(options) if hasattr(label, "takes") else None
 
 
 def check_reward(name: str, options: Mapping[str, Any], *, device: str | None = None) -> None:

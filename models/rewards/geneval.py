@@ -8,23 +8,20 @@ and the rules are those of the public ``evaluate_images.py``. The prompt source 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from configs.path_types import ModelPlace
 from models.devices import chosen_device, local_rank
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores
 from models.rewards.pretrained import load_pretrained
 from models.text.control_tokens import as_texts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 _TEMPLATES = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}", "a photo of a {color} object")
@@ -77,7 +74,6 @@ class GenEval:
     needs: ClassVar[Needs] = Needs(media="images", columns=("tag", "include"), accelerated=True, batch_size=8)
     perfect: ClassVar[float] = 1.0
     bounds: ClassVar[Bounds] = (0.0, 1.0)
-    """All demands are met."""
 
     detector: ModelPlace = "facebook/mask2former-swin-small-coco-instance"
     """Folder or hub id of an instance segmentation model of transformers, trained on COCO."""
@@ -91,20 +87,11 @@ class GenEval:
     """The rules, as above."""
     device: str = "auto"
     """Torch device, or auto."""
-    _detector: Any = field(init=False, repr=False)
-    _processor: Any = field(init=False, repr=False)
-    _clip: Any = field(init=False, repr=False)
-    _clip_processor: Any = field(init=False, repr=False)
-    _device: torch.device = field(init=False, repr=False)
-    _colors: dict[str, Tensor] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Load detector and CLIP.
-
-        Raises:
-            ConfigError: the detector has other classes than COCO's.
-        """
+        """Load detector and CLIP; raise ConfigError if the detector has other classes than COCO's."""
         self._device = chosen_device(self.device, local_rank(), label="device of reward 'geneval'")
+        self._colors: dict[str, Tensor] = {}
         source, revision = self.detector, self.detector_revision
         kind = "Mask2FormerForUniversalSegmentation"
         self._detector = self._ready(load_pretrained(kind, source, revision, reward=self.name))
@@ -120,7 +107,7 @@ class GenEval:
     def _ready(self, model: Any) -> Any:
         return model.to(self._device).eval().requires_grad_(False)
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image, with the unmet demands as notes."""
         values, notes = [], []
         for image, about, objects in zip(media, metadata, self._detect(media, metadata), strict=True):
@@ -134,14 +121,11 @@ class GenEval:
         return Scores(np.array(values, np.float32), notes)
 
     @torch.inference_mode()
-    def _detect(self, media: np.ndarray, metadata: Sequence[Mapping[str, Any]]) -> list[Objects]:
+    def _detect(self, media: np.ndarray, metadata: Metadata) -> list[Objects]:
         """Return the objects of every image by class, by descending confidence."""
         outputs = self._detector(**self._processor(images=list(media), return_tensors="pt").to(self._device))
         segmented = self._processor.post_process_instance_segmentation(
-            outputs,
-            threshold=_CONFIDENT,
-            target_sizes=[media.shape[1:3]] * len(media),
-            return_binary_maps=True,
+            outputs, threshold=_CONFIDENT, target_sizes=[media.shape[1:3]] * len(media), return_binary_maps=True
         )
         counted = [about.get("tag") == "counting" for about in metadata]
         return [
@@ -194,13 +178,8 @@ def meets(about: Mapping[str, Any], objects: Objects, colors: Colors) -> tuple[b
 
 
 def met_share(about: Mapping[str, Any], objects: Objects, colors: Colors) -> float:
-    """Return the mean score of the demands, as Flow-GRPO's reward server computes it for training.
-
-    Args:
-        about: the prompt's ``include``; ``exclude`` is ignored.
-        objects: detected objects by class, by descending confidence.
-        colors: classifies the colors of objects.
-    """
+    """Return the mean score of the demands, as Flow-GRPO's reward server computes it for training. ``about``: the
+    prompt's ``include``; ``exclude`` is ignored."""
     parts: list[float] = []
     groups: list[Sequence[Found] | None] = []
     for demand in about.get("include") or ():

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores
 from models.rewards.chat_answers import first_token
 from models.rewards.vlm import ONE_TOKEN, Asking
 
@@ -20,11 +20,9 @@ _LEAST = 1e-6
 
 @dataclass(kw_only=True)
 class GenEval2(Asking):
-    """Soft-TIFA: the mean of P(right answer) over the questions of a prompt (``evaluation.py:soft_tifa``).
-
-    Each question ends with 'Answer in one word.'; the probability is that of the answer as the first token, a number
-    also in digits. ``gm``: the geometric mean, for whole prompts; ``am``: the arithmetic mean, for their atoms.
-    """
+    """Soft-TIFA: the mean of P(right answer) over the questions of a prompt (``evaluation.py:soft_tifa``). Each
+    question ends with 'Answer in one word.'; the probability is that of the answer as the first token, a number also in
+    digits. ``gm``: the geometric mean, for whole prompts; ``am``: the arithmetic mean, for their atoms."""
 
     name: ClassVar[str] = "geneval2"
     needs: ClassVar[Needs] = Needs(media="images", columns=("vqa_list",))
@@ -33,14 +31,10 @@ class GenEval2(Asking):
     mean: Literal["gm", "am"] = "gm"
     """Geometric or arithmetic."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the probability of every answer.
-
-        Raises:
-            ValueError: a prompt has no questions.
-            RewardError: the endpoint refuses, or reports no probabilities.
-            ConnectionError: it cannot be reached or is overloaded, after several tries.
-        """
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
+        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the probability of every answer. Raises ValueError
+        if a prompt has no questions; RewardError if the endpoint refuses, or reports no probabilities; ConnectionError
+        if it cannot be reached or is overloaded, after several tries."""
         questions = [(row, *pair) for row, about in enumerate(metadata) for pair in _questions(about, prompts[row])]
         found = self.map(lambda one: self._probability(media[one[0]], one[1], one[2]), questions)
         values, notes = [], []

@@ -39,11 +39,9 @@ _CLIP_PARTS = {
 
 @dataclass(kw_only=True)
 class Hps(PromptLikeness):
-    """Human Preference Score v2 and v2.1 (arXiv 2306.09341): cosine of image and prompt.
-
-    The model is a CLIP ViT-H/14 trained on human preferences. ``cosine``: as DanceGRPO and DiffusionNFT have it;
-    ``percent``: times 100, as papers report it.
-    """
+    """Human Preference Score v2 and v2.1 (arXiv 2306.09341): cosine of image and prompt. The model is a CLIP ViT-H/14
+    trained on human preferences. ``cosine``: as DanceGRPO and DiffusionNFT have it; ``percent``: times 100, as papers
+    report it."""
 
     name: ClassVar[str] = "hpsv2"
 

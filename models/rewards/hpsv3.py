@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,11 +13,9 @@ from PIL import Image
 from torch import nn
 
 from configs.path_types import FilePlace, ModelPlace
-from models.devices import chosen_device, local_rank
 from models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, token_grid
-from models.rewards.base import Needs, Scores
-from models.rewards.pretrained import load_pretrained
-from models.rewards.sizes import Takes, encoder_of
+from models.rewards.base import Metadata, Needs, Scores
+from models.rewards.pretrained import Encoding
 from models.rewards.weight_files import WeightsFile
 
 _REWARD = "<|Reward|>"
@@ -26,7 +24,7 @@ _PIXELS = 256 * TOKEN**2
 
 
 @dataclass(kw_only=True)
-class HpsV3:
+class HpsV3(Encoding):
     """The mean that HPSv3's head gives at its reward token (``inference.py``: the first of mu and sigma)."""
 
     name: ClassVar[str] = "hpsv3"
@@ -38,26 +36,14 @@ class HpsV3:
     """Text file with the instruction of its training, with {text_prompt} for the prompt and its reward token."""
     model: ModelPlace = "Qwen/Qwen2-VL-7B-Instruct"
     """Folder or hub id of its base model, for its sizes, tokenizer and image processor."""
-    revision: str | None = None
-    """Commit, tag or branch of that model."""
-    device: str = "auto"
-    """Torch device, or auto."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the weights, except for those of the head, which are float32."""
-    _reader: Backbone = field(init=False, repr=False)
-    _head: nn.Sequential = field(init=False, repr=False)
-    _images: Any = field(init=False, repr=False)
-    _instruction: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load model and head.
-
-        Raises:
-            ConfigError: one cannot be loaded, or the instruction is invalid.
-        """
-        device = chosen_device(self.device, local_rank(), label="device of reward 'hpsv3'")
+        """Load model and head; raise ConfigError if one cannot be loaded, or the instruction is invalid."""
+        device = self.chosen()
         self._instruction = read_instruction(self.name, Path(self.instruction), [_REWARD])
-        self._images = load_pretrained("AutoImageProcessor", self.model, self.revision, reward=self.name)
+        self._images = self.loaded("AutoImageProcessor")
         given = WeightsFile(reward=self.name, file=self.weights)
         stored = given.read()
         head = {name.removeprefix("rm_head."): stored.pop(name) for name in list(stored) if name.startswith("rm_head.")}
@@ -69,14 +55,8 @@ class HpsV3:
         given.fill(self._head, head, lambda name, tensor: {name: tensor.float()})
         self._head.to(device).eval().requires_grad_(False)
 
-    @classmethod
-    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return the memory the model needs on a device, without its head; None if it is not known yet."""
-        known = encoder_of(str(options.get("model", cls.model)))
-        return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
-
     @torch.inference_mode()
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
         seen = self._images([_scaled(image) for image in media], return_tensors="pt")
         grid, merged = seen["image_grid_thw"], self._images.merge_size**2

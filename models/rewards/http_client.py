@@ -26,12 +26,7 @@ _MOST = 1 << 24
 
 
 def bounded_client(total_s: float, **how: Any) -> httpx.Client:
-    """Return a client whose requests end after some seconds, however slow the server is.
-
-    Args:
-        total_s: seconds for a request and its response.
-        how: see ``httpx.Client``.
-    """
+    """Return a client whose requests end after some seconds, however slow the server is."""
     accept_proxies()
     clock = _Clock(total_s)
     client = httpx.Client(**how, event_hooks={"request": [clock.start], "response": [read_as_utf8, clock.watch]})

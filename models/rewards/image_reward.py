@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from configs.path_types import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Metadata, Needs, Scores
 from models.rewards.device_placement import settled
 from models.rewards.differentiable import processed
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import Encoder, Takes
 from models.rewards.weight_files import WeightsFile
 from models.text.control_tokens import as_texts
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 #: Mean and standard deviation of ImageReward's scores on its own data (``ImageReward.py``).
 _MEAN, _STD = 0.16717362830052426, 1.0333394966054072
@@ -58,15 +56,8 @@ class ImageReward:
     """Commit, tag or branch of the tokenizer."""
     device: str = "auto"
     """Torch device, or auto."""
-    _vision: Any = field(init=False, repr=False)
-    _text: Any = field(init=False, repr=False)
-    _head: nn.Sequential = field(init=False, repr=False)
-    _tokenizer: Any = field(init=False, repr=False)
-    _images: Any = field(init=False, repr=False)
-    _device: torch.device = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load both encoders and the perceptron."""
         from transformers import BlipTextConfig, BlipVisionConfig, CLIPImageProcessor
         from transformers.models.blip.modeling_blip import BlipVisionModel
         from transformers.models.blip.modeling_blip_text import BlipTextModel
@@ -82,7 +73,7 @@ class ImageReward:
         except (KeyError, ValueError) as error:
             raise given.unusable(f"it lacks {error}") from None
         given.fill(made, vision, _vision_names)
-        given.fill(asking, text, _but_positions)
+        given.fill(asking, {name: text[name] for name in text if not name.endswith("position_ids")})
         self._vision, self._text = (settled(each, self._device) for each in (made, asking))
         self._head = given.perceptron(head, asking.config.hidden_size).to(self._device)
         self._tokenizer = load_pretrained("AutoTokenizer", self.tokenizer, self.tokenizer_revision, reward=self.name)
@@ -106,13 +97,13 @@ class ImageReward:
         return known.takes("float32")
 
     @torch.inference_mode()
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
         pixels = self._images(list(media), return_tensors="pt")["pixel_values"]
         values: np.ndarray = self._judged(pixels, prompts).cpu().numpy()
         return Scores((values - np.float32(_MEAN)) / np.float32(_STD))
 
-    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return one score per (3, H, W) image."""
         return (self._judged(processed(media, self._images), prompts) - _MEAN) / _STD
 
@@ -133,12 +124,7 @@ class ImageReward:
             encoder_hidden_states=seen,
             encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=self._device),
         ).last_hidden_state
-        values: Tensor = self._head(read[:, 0].float()).squeeze(-1)
-        return values
-
-
-def _but_positions(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
-    return {} if name.endswith("position_ids") else {name: tensor}
+        return self._head(read[:, 0].float()).squeeze(-1)
 
 
 def _vision_names(name: str, tensor: Tensor) -> Mapping[str, Tensor]:

@@ -1,7 +1,5 @@
 """Calls a reward as its needs require, and checks the result: a failed score is never replaced by a default.
-
-Legend: B samples, F frames of a clip.
-"""
+Legend: B samples, F frames of a clip."""
 
 from __future__ import annotations
 
@@ -48,18 +46,9 @@ class Handling:
 
 
 def score(reward: Reward, name: str, batch: Batch, handling: Handling = Handling()) -> Scores:
-    """Call a reward on samples and check the result.
-
-    Args:
-        reward: the reward.
-        name: its name in messages.
-        batch: the samples.
-        handling: how they are passed to the reward.
-
-    Raises:
-        RewardError: the reward failed, or returned a wrong number of scores, or one that is not finite.
-        OSError: the reward raised one, which may be temporary; a note names the samples.
-    """
+    """Call a reward on samples and check the result. Raises RewardError if the reward failed, or returned a wrong
+    number of scores, or one that is not finite; OSError if the reward raised one, which may be temporary; a note names
+    the samples."""
     needs = needs_of_made(reward)
     if batch.media.ndim == 5 and needs.media in ("samples", "images") and handling.frames != "clip":
         return _score_frames(reward, name, batch, handling)
@@ -74,9 +63,9 @@ def score(reward: Reward, name: str, batch: Batch, handling: Handling = Handling
 
 
 def needs_of_made(reward: Any) -> Needs:
-    """Return the needs that a reward object declares, or the default ones."""
-    found: Needs = getattr(reward, "needs", Needs())
-    return found
+    """Return the needs that a reward object declares, by its options or for all of them, or the default ones."""
+    of_options = hasattr(reward, "needs_for") and not hasattr(reward, "needs")
+    return reward.needs_for(vars(reward)) if of_options else getattr(reward, "needs", Needs())
 
 
 def _by_group(batch: Batch) -> Iterator[tuple[list[int], list[int]]]:

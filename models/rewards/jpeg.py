@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from PIL import Image
 
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Metadata, Needs, Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JpegCompressibility:
-    """Minus the JPEG size in kB (1000 bytes) at quality 95, over ``scale``.
-
-    DDPO (arXiv 2305.13301) uses scale 1, Flow-GRPO's ``rewards.py:jpeg_compressibility`` 500.
-    """
+    """Minus the JPEG size in kB (1000 bytes) at quality 95, over ``scale``. DDPO (arXiv 2305.13301) uses scale 1,
+    Flow-GRPO's ``rewards.py:jpeg_compressibility`` 500."""
 
     needs: ClassVar[Needs] = Needs(media="images")
 
     scale: float = 500.0
     """Kilobytes that make a score of -1."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
         return Scores(np.array([-_jpeg_kilobytes(image) / self.scale for image in media], np.float32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JpegIncompressibility:
-    """The JPEG size in kB (1000 bytes) at quality 95, over ``scale``.
-
-    DDPO (arXiv 2305.13301) and Flow-GRPO's ``rewards.py:jpeg_incompressibility`` use scale 1.
-    """
+    """The JPEG size in kB (1000 bytes) at quality 95, over ``scale``. DDPO (arXiv 2305.13301) and Flow-GRPO's
+    ``rewards.py:jpeg_incompressibility`` use scale 1."""
 
     needs: ClassVar[Needs] = Needs(media="images")
 
     scale: float = 1.0
     """Kilobytes that make a score of 1."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
         return Scores(np.array([_jpeg_kilobytes(image) / self.scale for image in media], np.float32))
 

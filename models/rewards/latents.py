@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from configs.path_types import FilePlace
 from models.devices import chosen_device, local_rank
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Metadata, Needs, Scores
 from models.rewards.weight_files import WeightsFile
 
 _LAYER = re.compile(r"(\d+)\.weight")
@@ -25,11 +25,9 @@ _REMEDY = (
 
 @dataclass(kw_only=True)
 class LatentHead:
-    """Custom layers on final latents, with ReLU between them.
-
-    The layers are those of a safetensors file, ``0.weight``, ``0.bias``, ``1.weight``, ... : convolutions (4
-    dimensions, padded to keep the size), then linear ones (2 dimensions) on flattened values; the last has one output.
-    """
+    """Custom layers on final latents, with ReLU between them. The layers are those of a safetensors file, ``0.weight``,
+    ``0.bias``, ``1.weight``, ... : convolutions (4 dimensions, padded to keep the size), then linear ones (2
+    dimensions) on flattened values; the last has one output."""
 
     needs: ClassVar[Needs] = Needs(media="latents", accelerated=True, batch_size=16)
 
@@ -37,36 +35,43 @@ class LatentHead:
     """Safetensors file of the layers."""
     device: str = "auto"
     """Torch device, or auto."""
-    _layers: nn.Sequential = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load the layers.
-
-        Raises:
-            ConfigError: there are none, or they do not fit together.
-        """
+        """Load the layers; raise ConfigError if there are none, or they do not fit together."""
         device = chosen_device(self.device, local_rank(), label="device of reward 'latent_head'")
-        self._layers = _read_layers(
-            WeightsFile(reward="latent_head", file=self.head, option="head", remedy=_REMEDY)
-        ).to(device)
+        self._layers = read_layers(WeightsFile(reward="latent_head", file=self.head, option="head", remedy=_REMEDY)).to(
+            device
+        )
 
     @torch.inference_mode()
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (C, h, w) float32 latents, or latents of another shape that the first layer takes."""
         found: np.ndarray = self.differentiable(torch.from_numpy(np.array(media)), prompts, metadata).cpu().numpy()
         return Scores(found)
 
-    def differentiable(
-        self, media: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> torch.Tensor:
+    def differentiable(self, media: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
         """Return one score per latents."""
         first = next(self._layers.parameters())
         given = media.to(first.device, first.dtype)
-        found: torch.Tensor = self._layers(given if first.ndim == 4 else given.flatten(1)).squeeze(-1)
-        return found
+        return self._layers(given if first.ndim == 4 else given.flatten(1)).squeeze(-1)
 
 
-def _read_layers(given: WeightsFile) -> nn.Sequential:
+def layer_tensors(layers: nn.Sequential) -> dict[str, torch.Tensor]:
+    """Return the tensors of layers by the names under which ``read_layers`` finds them."""
+    held = [layer for layer in layers if any(True for _ in layer.parameters())]
+    return {
+        f"{number}.{name}": tensor.detach().cpu().contiguous()
+        for number, layer in enumerate(held)
+        for name, tensor in layer.named_parameters()
+    }
+
+
+def read_layers(given: WeightsFile) -> nn.Sequential:
+    """Return the layers of a file, see ``LatentHead``.
+
+    Raises:
+        ConfigError: there are none, or they do not fit together.
+    """
     stored = given.read()
     numbers = sorted(int(found[1]) for found in map(_LAYER.fullmatch, stored) if found)
     layers: list[nn.Module] = []

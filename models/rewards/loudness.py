@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Metadata, Needs, Scores
 
 #: Largest value of a 16-bit sound; louder samples were clipped.
 _FULL = 32767 / 32768
@@ -16,10 +16,8 @@ _FULL = 32767 / 32768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loudness:
-    """The level of a sound in decibels of full scale, 20 log10 of its root mean square over samples and channels.
-
-    With a target it is minus the distance to the target.
-    """
+    """The level of a sound in decibels of full scale, 20 log10 of its root mean square over samples and channels. With
+    a target it is minus the distance to the target."""
 
     needs: ClassVar[Needs] = Needs(media="sounds")
 
@@ -29,15 +27,11 @@ class Loudness:
     """Level of silence, below which levels are equal."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: a level is out of range.
-        """
+        """Check the options; raise ValueError if a level is out of range."""
         if not self.floor < 0 or not self.floor <= (0 if self.target is None else self.target) <= 0:
             raise ValueError(f"floor is {self.floor} and target {self.target}; it must be floor <= target <= 0.")
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (N, C) float32 sound, with its level and the share of clipped samples as a note."""
         power = np.square(media.astype(np.float64)).mean(axis=(1, 2))
         levels = 10 * np.log10(np.maximum(power, 10 ** (self.floor / 10)))

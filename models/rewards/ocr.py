@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from configs.extras import require_extra
-from models.rewards.base import Bounds, Needs, Scores, quoted_text
+from models.rewards.base import Bounds, Metadata, Needs, Scores, quoted_text
 
 _HEIGHT = 48  # the recognizer's input height
 _MARGIN = 16  # white columns left and right; without them letters at the border are misread
@@ -20,10 +20,8 @@ _MARGIN = 16  # white columns left and right; without them letters at the border
 
 @dataclass(slots=True, kw_only=True)
 class OcrReward:
-    """Flow-GRPO's OCR score (``ocr.py:OcrScorer``): 1 - min(edit distance, length) / length of the quoted text.
-
-    Spaces are removed and case is ignored; a text that contains the target counts as read.
-    """
+    """Flow-GRPO's OCR score (``ocr.py:OcrScorer``): 1 - min(edit distance, length) / length of the quoted text. Spaces
+    are removed and case is ignored; a text that contains the target counts as read."""
 
     needs: ClassVar[Needs] = Needs(media="images")
     perfect: ClassVar[float] = 1.0
@@ -45,11 +43,10 @@ class OcrReward:
     _reader: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        """Load the model from the wheel."""
         require_extra("ocr", "rapidocr_onnxruntime", label="rewards 'ocr'")
         self._reader = _DetectingReader(self.min_side) if self.detect else _LineReader(self.batch_size, self.threads)
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return scores and the texts that were read; of a clip, ``clip_score`` and the text of the first frame."""
         if media.ndim == 5:
             return self._score_clips(media[:, :: self.every], prompts)
@@ -75,11 +72,8 @@ def clip_score(frames: np.ndarray) -> float:
 
 
 def text_score(text: str, target: str, *, substring: bool = True) -> float:
-    """Return 1 - min(edit distance, length) / length, with spaces and case ignored.
-
-    Raises:
-        ValueError: the target is empty once spaces are removed.
-    """
+    """Return 1 - min(edit distance, length) / length, with spaces and case ignored; raise ValueError if the target is
+    empty once spaces are removed."""
     read, wanted = (value.replace(" ", "").lower() for value in (text, target))
     if not wanted:
         raise ValueError("the prompt asks for no text: put the text to draw in double quotes")

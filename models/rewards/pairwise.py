@@ -15,7 +15,7 @@ import numpy as np
 
 from configs.errors import RewardError
 from configs.option_types import GroupRegex, Regex
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
 from models.rewards.vlm import Asking, Question, edited
 
 _ASK = (
@@ -32,10 +32,8 @@ _ASK_EDIT = (
 
 @dataclass(kw_only=True)
 class WinRate(Asking):
-    """Asks a model which is better for all pairs of a group: K (K - 1) / 2 requests, or twice that in both orders.
-
-    The score is the share of the others that a sample beats: (wins + ties / 2) / (K - 1), 0 to 1.
-    """
+    """Asks a model which is better for all pairs of a group: K (K - 1) / 2 requests, or twice that in both orders. The
+    score is the share of the others that a sample beats: (wins + ties / 2) / (K - 1), 0 to 1."""
 
     name: ClassVar[str] = "win_rate"
     bounds: ClassVar[Bounds] = (0.0, 1.0)
@@ -58,24 +56,8 @@ class WinRate(Asking):
         """Return the needs under some options: a whole group, and references where they are shown."""
         return Needs(media="images", groupwise=True, references=bool(options.get("references", False)))
 
-    @property
-    def needs(self) -> Needs:
-        """A whole group, and references where they are shown."""
-        return self.needs_for({"references": self.references})
-
-    def score(
-        self,
-        media: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        references: Sequence[Sequence[np.ndarray]] = (),
-    ) -> Scores:
-        """Return (K,) win rates of the (H, W, 3) uint8 images of one group, with tallies; 0 for a single image.
-
-        Raises:
-            RewardError: an answer names no winner, or the endpoint refuses the request.
-            ConnectionError: the endpoint cannot be reached or is overloaded, after several tries.
-        """
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
+        """Return (K,) win rates of the (H, W, 3) uint8 images of one group, with tallies; 0 for a single image."""
         pairs = list(combinations(range(len(media)), 2))
         orders = [pair for one, two in pairs for pair in [(one, two), (two, one)][: 1 + self.both_orders]]
         started = references[0] if references else ()
@@ -113,13 +95,10 @@ def _verdict(one: float, other: float) -> float:
 
 
 def win_rates(results: np.ndarray) -> np.ndarray:
-    """Return (K,) float32 win rates from (K, K) results: 1 a win, 1/2 a tie, 0 a loss, NaN on the diagonal.
-
-    The rate of a single sample is 0.
-    """
+    """Return (K,) float32 win rates from (K, K) results: 1 a win, 1/2 a tie, 0 a loss, NaN on the diagonal. The rate of
+    a single sample is 0."""
     others = max(1, len(results) - 1)
-    rates: np.ndarray = (np.nansum(results, axis=1) / others).astype(np.float32)
-    return rates
+    return (np.nansum(results, axis=1) / others).astype(np.float32)
 
 
 def _tallies(results: np.ndarray) -> list[str]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from configs.errors import ConfigError
+from configs.path_types import ModelPlace
+from models.devices import chosen_device, local_rank
 from models.library_loading import quiet_libraries
+from models.rewards.sizes import Takes, encoder_of
 from models.weights import pretrained_loading
 
 _REMEDY = (
@@ -15,18 +20,42 @@ _REMEDY = (
 )
 
 
+@dataclass(kw_only=True)
+class Pretrained:
+    """Base class of rewards with a model of transformers."""
+
+    name: ClassVar[str]
+
+    model: ModelPlace
+    """Folder, or id on the hub, of the model."""
+    revision: str | None = None
+    """Commit, tag or branch of the model on the hub."""
+    device: str = "auto"
+    """Torch device, or auto."""
+
+    def chosen(self) -> Any:
+        """Return the torch device of this process."""
+        return chosen_device(self.device, local_rank(), label=f"device of reward '{self.name}'")
+
+    def loaded(self, kind: str) -> Any:
+        """Return the model, or a part of it, as a class of transformers loads it."""
+        return load_pretrained(kind, self.model, self.revision, reward=self.name)
+
+
+@dataclass(kw_only=True)
+class Encoding(Pretrained):
+    """Base class of rewards whose model is one encoder, of the option ``dtype``."""
+
+    @classmethod
+    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
+        """Return the memory the model needs on a device, without a head; None if it is not known yet."""
+        known = encoder_of(str(options.get("model", getattr(cls, "model", ""))))
+        return None if known is None else known.takes(str(options.get("dtype", getattr(cls, "dtype", "float32"))))
+
+
 def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) -> Any:
     """Return a model or processor of transformers from a folder or hub repository; weights from safetensors only.
-
-    Args:
-        kind: class in transformers.
-        path: folder, or id on the hub.
-        revision: commit, tag or branch of a repository.
-        reward: name of the reward, for messages.
-
-    Raises:
-        ConfigError: it does not exist, cannot be reached, lacks weights, or has no safetensors.
-    """
+    Raises ConfigError if it does not exist, cannot be reached, lacks weights, or has no safetensors."""
     import transformers
 
     quiet_libraries()
@@ -46,16 +75,8 @@ def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) 
 
 
 def downloaded(path: str, revision: str | None, *, reward: str) -> Path:
-    """Return the folder of a pipeline of diffusers: a local one, or a copy of a hub repository's.
-
-    Args:
-        path: folder, or id on the hub.
-        revision: commit, tag or branch of a repository.
-        reward: name of the reward, for messages.
-
-    Raises:
-        ConfigError: it does not exist, or cannot be reached.
-    """
+    """Return the folder of a pipeline of diffusers: a local one, or a copy of a hub repository's. Raises ConfigError if
+    it does not exist, or cannot be reached."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
@@ -67,8 +88,5 @@ def downloaded(path: str, revision: str | None, *, reward: str) -> Path:
     try:
         return Path(snapshot_download(path, revision=revision, allow_patterns=wanted, ignore_patterns=["*.fp16*"]))
     except (OSError, ValueError, HFValidationError) as error:
-        raise _unreachable(path, error, reward) from None
-
-
-def _unreachable(path: str, error: Exception, reward: str) -> ConfigError:
-    return ConfigError(f"reward '{reward}': '{path}' cannot be loaded: {str(error).splitlines()[0]} {_REMEDY}")
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"reward '{reward}': '{path}' cannot be loaded: {reason} {_REMEDY}") from None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,10 +13,9 @@ from PIL import Image
 
 from configs.errors import ConfigError
 from configs.path_types import ModelPlace
-from models.devices import chosen_device, local_rank
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores
 from models.rewards.device_placement import settled
-from models.rewards.pretrained import load_pretrained
+from models.rewards.pretrained import Pretrained
 from models.text.chat_templates import day_of, render_chat
 
 #: The words, with their scores.
@@ -24,7 +23,7 @@ LEVELS: Mapping[str, float] = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor
 
 
 @dataclass(kw_only=True)
-class QualityLevels:
+class QualityLevels(Pretrained):
     """The mean of 5 (excellent) to 1 (bad), weighted by a softmax over the logits of these five words alone.
 
     This is the score of Q-Align (arXiv 2312.17090) and DeQA-Score (arXiv 2501.11561, ``src/evaluate/scorer.py``), which
@@ -40,36 +39,24 @@ class QualityLevels:
     """Folder or hub id of a model with a class in transformers itself (``AutoModelForImageTextToText``)."""
     template_date: str | None = None
     """Date passed to a chat template that needs one, as 2024-07-26; without it such a template is refused."""
-    revision: str | None = None
-    """Commit, tag or branch of it."""
     question: str = "How would you rate the quality of this image?"
     """Question about every image, rendered by the model's chat template."""
     answer: str = "The quality of the image is"
     """Beginning of its answer; one of the words comes next."""
-    device: str = "auto"
-    """Torch device, or auto."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Dtype of the weights."""
-    _processor: Any = field(init=False, repr=False)
-    _vlm: Any = field(init=False, repr=False)
-    _text: str = field(init=False, repr=False)
-    _tokens: list[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load the model.
-
-        Raises:
-            ConfigError: it cannot be loaded without third-party code, or two words have the same first token.
-        """
-        device = chosen_device(self.device, local_rank(), label=f"device of reward '{self.name}'")
-        self._processor = load_pretrained("AutoProcessor", self.model, self.revision, reward=self.name)
+        """Load the model; raise ConfigError if it cannot be loaded without third-party code, or two words have the same
+        first token."""
+        device = self.chosen()
+        self._processor = self.loaded("AutoProcessor")
         self._text = self._rendered()
         self._tokens = self._first_tokens()
-        vlm = load_pretrained("AutoModelForImageTextToText", self.model, self.revision, reward=self.name)
-        self._vlm = settled(vlm, device, getattr(torch, self.dtype))
+        self._vlm = settled(self.loaded("AutoModelForImageTextToText"), device, getattr(torch, self.dtype))
 
     @torch.inference_mode()
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score, 1 to 5, per (H, W, 3) uint8 image."""
         images = [Image.fromarray(image) for image in media]
         given = self._processor(images=images, text=[self._text] * len(images), return_tensors="pt")

@@ -12,15 +12,13 @@ import numpy as np
 
 from configs.extras import require_extra
 from configs.option_types import GroupRegex
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores
 
 
 @dataclass(kw_only=True)
 class ReasoningGym:
-    """Score of the verifier of a prompt's task, 0 to 1; 0 for a completion without an answer.
-
-    Prompts have the columns ``dataset`` (name of the task), ``answer`` and ``entry`` (the task's own metadata as JSON).
-    """
+    """Score of the verifier of a prompt's task, 0 to 1; 0 for a completion without an answer. Prompts have the columns
+    ``dataset`` (name of the task), ``answer`` and ``entry`` (the task's own metadata as JSON)."""
 
     needs: ClassVar[Needs] = Needs(media="texts", columns=("dataset", "answer", "entry"))
     perfect: ClassVar[float] = 1.0
@@ -30,14 +28,10 @@ class ReasoningGym:
     """Regular expression whose first group, of its last match, is the answer."""
 
     def __post_init__(self) -> None:
-        """Check the package.
-
-        Raises:
-            ConfigError: reasoning-gym is not installed.
-        """
+        """Check the package; raise ConfigError if reasoning-gym is not installed."""
         require_extra("reasoning", "reasoning_gym", label="reward 'reasoning_gym'")
 
-    def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return the verifiers' scores of (B,) completions."""
         found = [self._answer(str(text)) for text in media]
         scores = [_verified(*each) for each in zip(found, prompts, metadata, strict=True)]

@@ -19,13 +19,12 @@ from configs.errors import ConfigError, FlowmillError, RewardError
 from configs.fingerprint import canonical_json
 from configs.proxies import by_proxy
 from configs.rewards import ServerSection
-from models.rewards.base import Batch, Needs, Scores
+from models.rewards.base import Batch, Metadata, Needs, Scores, Sources
 from models.rewards.retry import PassingError, Patience
 from models.rewards.server_client import RefusedError, ServerClient
 from models.rewards.service import wire
 
 T = TypeVar("T")
-
 #: Seconds to wait for a server that has not answered this process yet, before anything is sampled.
 _FIRST_S = 10.0
 #: Bytes of a request in addition to its media: prompts and metadata of a few rows.
@@ -50,15 +49,6 @@ class RemoteReward:
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Bind to a server without a request.
-
-        Args:
-            server: its address and the limits of requests.
-            name: the reward it must serve.
-            options: the options that reward must have.
-            transport: transport of requests, for tests.
-            sleep: waits some seconds before a retry.
-        """
         self._server, self._name, self._options = server, name, dict(options)
         token = os.environ.get(wire.TOKEN)
         self._patience = Patience(server.patience_s, sleep)
@@ -72,12 +62,8 @@ class RemoteReward:
         )
 
     def introduce(self) -> None:
-        """Request the served reward, with little patience: a server that never answered is probably not running.
-
-        Raises:
-            ConfigError: it is not a reward server, or serves another reward.
-            RewardError: it does not answer.
-        """
+        """Request the served reward, with little patience: a server that never answered is probably not running. Raises
+        ConfigError if it is not a reward server, or serves another reward; RewardError if it does not answer."""
         self._patience.seconds = min(_FIRST_S, self._server.patience_s)
         try:
             self.needs  # noqa: B018 - the answer is cached
@@ -86,12 +72,8 @@ class RemoteReward:
 
     @property
     def needs(self) -> Needs:
-        """The needs of the reward.
-
-        Raises:
-            ConfigError: it is not a reward server, or serves another reward.
-            RewardError: it does not answer.
-        """
+        """The needs of the reward. Raises ConfigError if it is not a reward server, or serves another reward;
+        RewardError if it does not answer."""
         return wire.needs_from(self._info.needs.model_dump())
 
     @property
@@ -99,19 +81,9 @@ class RemoteReward:
         """The score that counts as an exact match."""
         return self._info.perfect
 
-    def score(
-        self,
-        media: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        references: Sequence[Sequence[np.ndarray]] = (),
-    ) -> Scores:
-        """Return the server's scores, from several requests if one would exceed its size limit.
-
-        Raises:
-            ConfigError: it refuses to answer.
-            RewardError: the reward fails there, or the server does not answer.
-        """
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
+        """Return the server's scores, from several requests if one would exceed its size limit. Raises ConfigError if
+        it refuses to answer; RewardError if the reward fails there, or the server does not answer."""
         batch = Batch(media=media, prompts=prompts, metadata=metadata, references=references)
         parts = [self._ask(part) for part in self._parts(batch)]
         if len(parts) == 1:

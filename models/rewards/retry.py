@@ -10,7 +10,6 @@ from typing import TypeVar
 import tenacity
 
 T = TypeVar("T")
-
 #: Maximum seconds before a retry that a server can ask for.
 _LONGEST_S = 60.0
 
@@ -34,7 +33,6 @@ class Patience:
 
         Args:
             seconds: duration of failures after which retries end.
-            sleep: waits some seconds before a retry.
             tries: minimum number of calls.
             pause_s: maximum pause before the first retry, which doubles with each, up to 5 s.
         """
@@ -45,11 +43,8 @@ class Patience:
         self._lock = threading.Lock()
 
     def again(self, ask: Callable[[], T]) -> T:
-        """Return the result of a call, with retries; after others gave up it is called once.
-
-        Raises:
-            PassingError: the last failure.
-        """
+        """Return the result of a call, with retries; after others gave up it is called once. Raises PassingError, the
+        last failure."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(PassingError),
             wait=self._wait,
@@ -57,8 +52,7 @@ class Patience:
             sleep=self._sleep,
             reraise=True,
         )
-        found: T = retrying(self._noted, ask)
-        return found
+        return retrying(self._noted, ask)
 
     def _noted(self, ask: Callable[[], T]) -> T:
         try:

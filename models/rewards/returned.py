@@ -1,7 +1,5 @@
 """Reads the result of a reward: one finite number per sample, or one message that describes the malformed result.
-
-Legend: B samples.
-"""
+Legend: B samples."""
 
 from __future__ import annotations
 
@@ -24,17 +22,9 @@ class MalformedError(RewardError):
 
 
 def read_scores(result: Any, name: str, batch: Batch) -> Scores:
-    """Return the (B,) float32 scores in a reward's result.
-
-    Args:
-        result: (B,) or (B, 1) numbers as a list, an array or a host tensor without gradient, or ``Scores`` of those.
-        name: name of the reward in messages.
-        batch: the B samples it was given.
-
-    Raises:
-        MalformedError: it is something else.
-        RewardError: a score is not finite; the message names its sample.
-    """
+    """Return the (B,) float32 scores in a reward's result. Raises MalformedError if it is something else, RewardError
+    if a score is not finite; the message names its sample. ``result``: (B,) or (B, 1) numbers as a list, an array or a
+    host tensor without gradient, or ``Scores`` of those."""
     if inspect.iscoroutine(result):
         # Without this Python warns later that the coroutine was never awaited.
         result.close()

@@ -14,7 +14,6 @@ from models.rewards.http_client import MOST, bounded_client
 from models.rewards.retry import PassingError, Patience
 
 T = TypeVar("T")
-
 #: Seconds to wait for a connection.
 _CONNECT_S = 5.0
 #: Status codes that call for a retry, in addition to those from 500 on.
@@ -36,14 +35,8 @@ class ServerClient:
     """A client of one server, for several threads."""
 
     def __init__(self, patience: Patience, *, timeout_s: float, concurrency: int, **how: Any) -> None:
-        """Make the client; no request is sent yet.
-
-        Args:
-            patience: the limit of retries.
-            timeout_s: seconds for a request and its whole response.
-            concurrency: maximum parallel requests.
-            how: see ``httpx.Client``.
-        """
+        """Make the client; no request is sent yet. ``timeout_s``: seconds for a request and its whole response;
+        ``how``: see ``httpx.Client``."""
         self.patience = patience
         self._slots = threading.BoundedSemaphore(concurrency)
         self._client = bounded_client(
@@ -54,19 +47,9 @@ class ServerClient:
         )
 
     def send(self, method: str, url: str, read: Callable[[httpx.Response], T], *, most: int, **more: Any) -> T:
-        """Return the parsed response to a request.
-
-        Args:
-            method: method of HTTP.
-            url: the address.
-            read: parses the response; a ``PassingError`` that it raises calls for a retry.
-            most: maximum bytes of the response.
-            more: see ``httpx.Client.request``.
-
-        Raises:
-            PassingError: the last failure, after all retries.
-            RefusedError: the server refuses, or the address is invalid.
-        """
+        """Return the parsed response to a request. Raises PassingError, the last failure, after all retries;
+        RefusedError if the server refuses, or the address is invalid. ``read``: parses the response; a ``PassingError``
+        that it raises calls for a retry; ``most``: maximum bytes of the response."""
         return self.patience.again(lambda: read(self._sent(method, url, {MOST: most}, **more)))
 
     def _sent(self, method: str, url: str, extensions: dict[str, Any], **more: Any) -> httpx.Response:
@@ -94,7 +77,6 @@ def openai_headers(key_variable: str) -> dict[str, str]:
 
 
 def _detail(answer: httpx.Response) -> str:
-    """Return the text of a refusal."""
     try:
         found = json_of(answer.content)
     except ValueError:

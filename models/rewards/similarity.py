@@ -1,7 +1,5 @@
 """Similarity of two images, without a model.
-
-Legend: H W pixels.
-"""
+Legend: H W pixels."""
 
 from __future__ import annotations
 
@@ -24,12 +22,7 @@ def pixel_similarity(one: np.ndarray, other: np.ndarray) -> float:
 
 def structural_similarity(one: np.ndarray, other: np.ndarray) -> float:
     """Return the mean SSIM of the luma of two (H, W, 3) uint8 images, -1 to 1 (Wang et al. 2004, equations 13 and 17).
-
-    Only windows that lie within the images count.
-
-    Raises:
-        ValueError: the images are smaller than a window.
-    """
+    Only windows that lie within the images count. Raises ValueError if the images are smaller than a window."""
     if min(one.shape[:2]) < _WINDOW:
         raise ValueError(f"SSIM compares windows of {_WINDOW} pixels, but images are {one.shape[1]} x {one.shape[0]}")
     a, b = (torch.from_numpy(image @ np.array(_LUMA))[None, None] for image in (one, other))

@@ -21,7 +21,6 @@ from models.rewards.invocation import Handling, needs_of_made, score
 from models.rewards.service import wire
 
 Check = Callable[[Reward, Batch], None]
-
 #: Tolerance between scores of one sample in calls with other rows: kernels depend on the number of rows.
 _TOLERANCE = 1e-5
 
@@ -39,7 +38,6 @@ def samples(
     """Return random samples.
 
     Args:
-        count: number of samples.
         shape: shape of one, (H, W, 3), (F, H, W, 3) or of latents.
         latents: float32 latents instead of uint8 media.
         texts: texts, repeated as needed, instead of media.

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from jinja2 import TemplateError
 
 from configs.errors import ConfigError
 from configs.extras import require_extra
 from configs.path_types import ModelPlace
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores
 from models.rewards.device_placement import settled
-from models.rewards.pretrained import load_pretrained
-from models.rewards.sizes import Takes, encoder_of
+from models.rewards.pretrained import Encoding
 from models.text.chat_templates import day_of, render_chat
 from models.text.control_tokens import as_texts
 
@@ -24,9 +24,10 @@ _NO_LIMIT = 1 << 40
 
 
 @dataclass(kw_only=True)
-class SequenceClassification:
+class SequenceClassification(Encoding):
     """A logit, or a probability, of a sequence classifier: sentiment, toxicity, or a reward model of one label."""
 
+    name: ClassVar[str] = _NAME
     needs: ClassVar[Needs] = Needs(media="texts", accelerated=True, batch_size=16, spreads=True)
 
     model: ModelPlace
@@ -41,30 +42,15 @@ class SequenceClassification:
     """Truncate inputs that are too long for the model; otherwise they are an error."""
     template_date: str | None = None
     """Date passed to a chat template that needs one, as 2024-07-26; without it such a template is refused."""
-    revision: str | None = None
-    """Commit, tag or branch on the hub."""
-    device: str = "auto"
-    """Torch device, or auto."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Dtype of the weights."""
-    _model: Any = field(init=False, repr=False)
-    _tokenizer: Any = field(init=False, repr=False)
-    _column: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load the model.
-
-        Raises:
-            ConfigError: it cannot be loaded, lacks the label, or has no chat template for ``given: chat``.
-        """
-        import torch
-
-        from models.devices import chosen_device, local_rank
-
-        device = chosen_device(self.device, local_rank(), label=f"device of reward '{_NAME}'")
-        loaded = load_pretrained("AutoModelForSequenceClassification", self.model, self.revision, reward=_NAME)
-        self._model = settled(loaded, device, getattr(torch, self.dtype))
-        self._tokenizer = load_pretrained("AutoTokenizer", self.model, self.revision, reward=_NAME)
+        """Load the model; raise ConfigError if it cannot be loaded, lacks the label, or has no chat template for
+        ``given: chat``."""
+        loaded = self.loaded("AutoModelForSequenceClassification")
+        self._model = settled(loaded, self.chosen(), getattr(torch, self.dtype))
+        self._tokenizer = self.loaded("AutoTokenizer")
         self._column = _column(self.label, loaded.config)
         if self.given == "chat" and self._tokenizer.chat_template is None:
             raise ConfigError(
@@ -75,21 +61,19 @@ class SequenceClassification:
             # A template that fails is refused before sampling begins.
             self._chat("prompt", "text")
 
-    @classmethod
-    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return the memory the model needs on a device, or None if it is not known yet."""
-        known = encoder_of(str(options.get("model", "")))
-        return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
+        """Return (B,) logits or probabilities; raise ValueError if a text is longer than the model takes."""
+        found = [self._value(output.logits.float()) for _, output in self.outputs(media, prompts)]
+        return Scores(torch.cat(found).cpu().numpy())
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return (B,) logits or probabilities.
+    def outputs(self, media: Sequence[str] | np.ndarray, prompts: Sequence[str], **how: Any) -> Iterator[Any]:
+        """Yield the encoded texts and the model's output for them, in one call if it can pad; see ``score``.
 
-        Raises:
-            ValueError: a text is longer than the model takes.
+        Args:
+            media: (B,) texts.
+            prompts: B prompts.
+            how: further arguments of the model.
         """
-        import torch
-
-        found = []
         # Without a padding token rows cannot share a call: classifiers of causal models read the last token that is
         # not padding, and another token used as padding could be the text's own end.
         alone = self._tokenizer.pad_token_id is None or self._model.config.pad_token_id is None
@@ -98,8 +82,8 @@ class SequenceClassification:
             texts, about = [str(media[row]) for row in chosen], [prompts[row] for row in chosen]
             encoded = self._encoded(about, texts, padded=not alone).to(self._model.device)
             with torch.inference_mode():
-                found.append(self._value(self._model(**encoded).logits.float()))
-        return Scores(torch.cat(found).cpu().numpy())
+                output = self._model(**encoded, **how)
+            yield encoded, output
 
     def _encoded(self, prompts: Sequence[str], texts: Sequence[str], *, padded: bool) -> Any:
         most = self._most()
@@ -175,15 +159,13 @@ class Lexicon:
 
     part: Literal["compound", "pos", "neu", "neg"] = "compound"
     """The normalized sum over all words, -1 to 1, or the share of positive, neutral or negative words, 0 to 1."""
-    _analyzer: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Read the lexicon."""
         require_extra("text", "vaderSentiment", label="reward 'lexicon'")
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # type: ignore[import-untyped]
 
         self._analyzer = SentimentIntensityAnalyzer()
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> list[float]:
         """Return the sentiment of (B,) texts."""
         return [self._analyzer.polarity_scores(str(text))[self.part] for text in media]

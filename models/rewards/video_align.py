@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import PositiveFloat
+from torch import Tensor
 from torch.nn.functional import interpolate
 
 from configs.errors import ConfigError
 from configs.path_types import FilePlace, ModelPlace
-from models.devices import chosen_device, local_rank
 from models.library_loading import read_json
 from models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, token_grid
-from models.rewards.base import Needs, Scores
-from models.rewards.sizes import Takes, encoder_of
+from models.rewards.base import Metadata, Needs, Scores
+from models.rewards.pretrained import Encoding
 from models.rewards.weight_files import WeightsFile
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ASPECTS = ("VQ", "MQ", "TA")
 _MARKS = [f"<|{aspect}_reward|>" for aspect in ASPECTS]
@@ -46,17 +43,13 @@ class Settings:
     scale: float
     """Scale of the adapters, where the weights have some."""
     mean: tuple[float, ...]
-    """Mean of each aspect's scores."""
+    """Mean, and standard deviation, of each aspect's scores."""
     std: tuple[float, ...]
-    """Standard deviation of each aspect's scores."""
 
     @classmethod
     def read(cls, file: Path) -> Settings:
-        """Read the published file.
-
-        Raises:
-            ConfigError: it cannot be read, or has other contents or unsupported values.
-        """
+        """Read the published file; raise ConfigError if it cannot be read, or has other contents or unsupported
+        values."""
         where = f"reward 'video_align': option 'settings': '{file}'"
         try:
             found = read_json(file)
@@ -83,11 +76,9 @@ class Settings:
 
 
 @dataclass(kw_only=True)
-class VideoAlign:
-    """VideoReward's scores at its three tokens, standardized by mean and std (``inference.py``, ``use_norm``).
-
-    Frames are evenly spaced, at the rate of its training, and scaled to at most its maximum of pixels.
-    """
+class VideoAlign(Encoding):
+    """VideoReward's scores at its three tokens, standardized by mean and std (``inference.py``, ``use_norm``). Frames
+    are evenly spaced, at the rate of its training, and scaled to at most its maximum of pixels."""
 
     name: ClassVar[str] = "video_align"
     needs: ClassVar[Needs] = Needs(
@@ -110,24 +101,12 @@ class VideoAlign:
     """Frames of the clips per second, ``rollout.media.fps``."""
     model: ModelPlace = "Qwen/Qwen2-VL-2B-Instruct"
     """Folder or hub id of its base model, for its sizes and tokenizer."""
-    revision: str | None = None
-    """Commit, tag or branch of that model."""
-    device: str = "auto"
-    """Torch device, or auto."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the weights, except for those of the head, which are float32."""
-    _reader: Backbone = field(init=False, repr=False)
-    _head: Tensor = field(init=False, repr=False)
-    _settings: Settings = field(init=False, repr=False)
-    _instruction: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load model and head.
-
-        Raises:
-            ConfigError: a file cannot be used.
-        """
-        device = chosen_device(self.device, local_rank(), label="device of reward 'video_align'")
+        """Load model and head; raise ConfigError if a file cannot be used."""
+        device = self.chosen()
         self._settings = Settings.read(Path(self.settings))
         self._instruction = read_instruction(self.name, Path(self.instruction), _MARKS)
         given = WeightsFile(reward=self.name, file=self.weights)
@@ -146,14 +125,8 @@ class VideoAlign:
         # A head of three rows has one per aspect; a single row serves all.
         self._head = head.float().expand(len(ASPECTS), -1).to(device)
 
-    @classmethod
-    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
-        """Return the memory the model needs on a device, without its head; None if it is not known yet."""
-        known = encoder_of(str(options.get("model", cls.model)))
-        return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
-
     @torch.inference_mode()
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return one score per (F, H, W, 3) uint8 clip, with the scores of all aspects as a note."""
         seen = [self._look(clip) for clip in media]
         tokens = [int(grid.prod()) // _MERGED**2 for _, grid in seen]
@@ -183,16 +156,8 @@ class VideoAlign:
 
 
 def frame_numbers(count: int, fps: float, wanted: float) -> list[int]:
-    """Return the sampled frames of a clip (``vision_process.py``: ``smart_nframes``, ``uniform``).
-
-    Args:
-        count: frames of the clip.
-        fps: its frames per second.
-        wanted: sampled frames per second.
-
-    Raises:
-        ValueError: it has one frame.
-    """
+    """Return the sampled frames of a clip (``vision_process.py``: ``smart_nframes``, ``uniform``). Raises ValueError if
+    it has one frame. ``fps``: its frames per second; ``wanted``: sampled frames per second."""
     most = min(_MOST_FRAMES, count) // _FRAMES * _FRAMES
     if most < _FRAMES:
         raise ValueError(f"a clip has {count} frame, and video_align looks at {_FRAMES} at least; set model.frames")
@@ -201,14 +166,9 @@ def frame_numbers(count: int, fps: float, wanted: float) -> list[int]:
 
 
 def patches_of(frames: Tensor) -> tuple[Tensor, Tensor]:
-    """Return frames as patches for Qwen2-VL's vision model (transformers' ``Qwen2VLImageProcessor``).
-
-    Args:
-        frames: (F, 3, H, W) float32 in [0, 1]; F even, sides whole tokens.
-
-    Returns:
-        (patches, 3 * 2 * 14 * 14) float32, those of a token adjacent; (3,) int64 of patches in time, height, width.
-    """
+    """Return frames as patches for Qwen2-VL's vision model (transformers' ``Qwen2VLImageProcessor``). ``frames``: (F,
+    3, H, W) float32 in [0, 1]; F even, sides whole tokens. Returns (patches, 3 * 2 * 14 * 14) float32, those of a token
+    adjacent; (3,) int64 of patches in time, height, width."""
     mean, std = (torch.tensor(each, device=frames.device)[:, None, None] for each in (_MEAN, _STD))
     grid = torch.tensor([len(frames) // _FRAMES, frames.shape[2] // _PATCH, frames.shape[3] // _PATCH])
     time, rows, columns = grid.tolist()
@@ -218,12 +178,9 @@ def patches_of(frames: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def merged(stored: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return published weights by their names in the model, with adapters merged: W + scale B A.
-
-    Args:
-        stored: tensors; with peft's names (``base_model.model.``, ``.base_layer``, ``.lora_A.default``) or without.
-        scale: alpha / r, or alpha / sqrt(r) (rslora).
-    """
+    """Return published weights by their names in the model, with adapters merged: W + scale B A. ``stored``: tensors;
+    with peft's names (``base_model.model.``, ``.base_layer``, ``.lora_A.default``) or without; ``scale``: alpha / r, or
+    alpha / sqrt(r) (rslora)."""
     plain = {name.removeprefix("base_model.model."): tensor for name, tensor in stored.items()}
     found = {
         name.replace(".base_layer.", ".").replace(".modules_to_save.default.", "."): tensor

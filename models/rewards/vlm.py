@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from configs.errors import ConfigError, RewardError
 from configs.extras import require_extra
 from configs.option_types import GroupRegex
 from configs.proxies import by_proxy
-from models.rewards.base import Bounds, Needs, Scores
+from models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
 from models.rewards.chat_answers import Answer, first_token, read_answer
 from models.rewards.http_client import UNTIL
 from models.rewards.retry import PassingError, Patience
@@ -26,7 +26,6 @@ from models.rewards.server_client import RefusedError, ServerClient, openai_head
 
 T = TypeVar("T")
 Question: TypeAlias = Annotated[str, Field(pattern=r"\{prompt\}"), "Write {prompt} where the prompt goes."]
-
 _ASK_SCORE = (
     "Rate how well this image shows what the text says, and how good it looks, from 1 (nothing is right) to 5 (all is "
     "right). Text: {prompt}\nEnd with one line: Final Score: N"
@@ -59,7 +58,8 @@ _RETRIES, _PAUSE_S = 4, 1.0
 
 @dataclass(kw_only=True)
 class Asking:
-    """Base class of rewards that ask a model about images."""
+    """Base class of rewards that ask a model about images. They raise RewardError if an answer holds no score or
+    the endpoint refuses a request, ConnectionError if it cannot be reached or is overloaded, after several tries."""
 
     name: ClassVar[str]
 
@@ -75,15 +75,10 @@ class Asking:
     """Parallel requests."""
     timeout_s: float = 120.0
     """Seconds for a request."""
-    _client: ServerClient = field(init=False, repr=False)
-    _address: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Make the client; no request is sent yet.
-
-        Raises:
-            ConfigError: the package is not installed, or there is no endpoint.
-        """
+        """Make the client; no request is sent yet. Raises ConfigError if the package is not installed, or there is no
+        endpoint."""
         require_extra("vlm", "regex", label=f"reward '{self.name}'")
         endpoint = self.endpoint or os.environ.get("OPENAI_BASE_URL")
         if endpoint is None:
@@ -109,17 +104,9 @@ class Asking:
         return self.answer_about([("", image)], question, **more)
 
     def answer_about(self, images: Sequence[tuple[str, np.ndarray]], question: str, **more: Any) -> Answer:
-        """Return the model's answer about several images.
-
-        Args:
-            images: a caption before each, or "", and the image, (H, W, 3) uint8.
-            question: the question after them.
-            more: other fields of the request.
-
-        Raises:
-            RewardError: the endpoint refuses the request.
-            ConnectionError: it cannot be reached or is overloaded, after several tries.
-        """
+        """Return the model's answer about several images. Raises RewardError if the endpoint refuses the request;
+        ConnectionError if it cannot be reached or is overloaded, after several tries. ``images``: a caption before
+        each, or "", and the image, (H, W, 3) uint8; ``more``: other fields of the request."""
         content: list[dict[str, Any]] = []
         for caption, image in images:
             content += [{"type": "text", "text": caption}] if caption else []
@@ -177,24 +164,8 @@ class VlmJudge(Asking):
         """Return the needs under some options: references where they are shown."""
         return Needs(media="images", references=bool(options.get("references", False)))
 
-    @property
-    def needs(self) -> Needs:
-        """References where they are shown."""
-        return Needs(media="images", references=self.references)
-
-    def score(
-        self,
-        media: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        references: Sequence[Sequence[np.ndarray]] = (),
-    ) -> Scores:
-        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note.
-
-        Raises:
-            RewardError: an answer holds no score, or the endpoint refuses the request.
-            ConnectionError: the endpoint cannot be reached or is overloaded, after several tries.
-        """
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
+        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the answer as a note."""
         found = self.map(self._judge, media, prompts, references or [()] * len(prompts))
         return Scores(np.array([value for value, _ in found], np.float32), [text for _, text in found])
 

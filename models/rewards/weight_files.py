@@ -1,9 +1,4 @@
-"""Weights that an option of a reward names: read from safetensors only, and all of them must fit the model.
-
-Reward models published as pickles need a safetensors copy that keeps their names. Make one if you trust the file:
-``safetensors.torch.save_file(torch.load(FILE, weights_only=True), "copy.safetensors")`` (for HPSv2 and v2.1,
-``torch.load(...)["state_dict"]``).
-"""
+"""Weights that an option of a reward names: read from safetensors only, and all of them must fit the model."""
 
 from __future__ import annotations
 
@@ -11,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from configs.errors import ConfigError
@@ -31,23 +28,13 @@ class WeightsFile:
     """A safetensors file of a reward."""
 
     reward: str
-    """Name of the reward."""
     file: str
-    """Path of the file."""
     option: str = "weights"
-    """Option that names it."""
     remedy: str = _COPY
     """The requirement for the file, in messages."""
 
     def read(self) -> dict[str, Tensor]:
-        """Return its tensors.
-
-        Raises:
-            ConfigError: it cannot be read, or contains numbers that are not finite.
-        """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
+        """Return its tensors; raise ConfigError if it cannot be read, or contains numbers that are not finite."""
         try:
             stored: dict[str, Tensor] = load_file(self.file)
         except (OSError, SafetensorError) as error:
@@ -58,16 +45,12 @@ class WeightsFile:
     def fill(
         self, model: nn.Module, stored: Mapping[str, Tensor], names: Names = as_stored, *, assign: bool = False
     ) -> None:
-        """Load all parameters of a model.
+        """Load all parameters of a model; raise ConfigError if a tensor is missing, unexpected or of another shape.
 
         Args:
-            model: the model; with ``assign`` it may be one without weights.
             stored: tensors by their published names.
             names: maps each to the model's names.
             assign: use the stored tensors instead of copying them.
-
-        Raises:
-            ConfigError: a tensor is missing, unexpected or of another shape.
         """
         named = {key: value for name, tensor in stored.items() for key, value in names(name, tensor).items()}
         try:
@@ -80,16 +63,8 @@ class WeightsFile:
 
     def perceptron(self, stored: Mapping[str, Tensor], width: int) -> nn.Sequential:
         """Return the layers of LAION's aesthetic predictor, also used by ImageReward: widths 1024, 128, 64, 16, 1.
-
-        There is dropout between them and no activation.
-
-        Args:
-            stored: ``layers.0.weight`` and so on.
-            width: width of their input.
-
-        Raises:
-            ConfigError: the layers are different.
-        """
+        There is dropout between them and no activation. Raises ConfigError if the layers are different. ``stored``:
+        ``layers.0.weight`` and so on."""
         widths = (width, 1024, 128, 64, 16, 1)
         # The numbers of its linear layers among dropouts in the published file.
         places = (0, 2, 4, 6, 7)

@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.errors import ConfigError
 from configs.path_types import RewardOptions
-from models.rewards.base import Batch, Bounds, Needs, Reward, Scores
+from models.rewards.base import Batch, Bounds, Metadata, Needs, Scores, Sources
 from models.rewards.invocation import Handling, score
 from models.rewards.sizes import Takes
 
@@ -18,10 +18,8 @@ from models.rewards.sizes import Takes
 @dataclass(kw_only=True)
 class Rank:
     """An image's rank among those of its prompt, by another reward: 1 / K for the worst of K, 1 for the best.
-
     Flow-Factory's ``PickScore_Rank`` is this of ``pickscore``. Samples that score the same share the mean of their
-    ranks.
-    """
+    ranks."""
 
     bounds: ClassVar[Bounds] = (0.0, 1.0)
 
@@ -31,21 +29,16 @@ class Rank:
     """Its options."""
     device: str | None = None
     """Its device, where it takes one."""
-    _inner: Reward = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Make the reward."""
         from models.rewards.factory import make_reward
 
         self._inner = make_reward(self.reward, self.options, device=self.device)
 
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:
-        """Return the wrapped reward's needs, for a whole group.
-
-        Raises:
-            ConfigError: the option ``reward`` is missing.
-        """
+        """Return the wrapped reward's needs, for a whole group; raise ConfigError if the option ``reward`` is
+        missing."""
         from models.rewards.factory import needs_of
 
         if "reward" not in options:
@@ -59,18 +52,7 @@ class Rank:
 
         return takes_of(str(options["reward"]), options.get("options", {}))
 
-    @property
-    def needs(self) -> Needs:
-        """The wrapped reward's needs, for a whole group."""
-        return self.needs_for({"reward": self.reward, "options": self.options})
-
-    def score(
-        self,
-        media: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        references: Sequence[Sequence[np.ndarray]] = (),
-    ) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata, references: Sources = ()) -> Scores:
         """Return (K,) ranks of the samples of one group over K, with the wrapped reward's notes."""
         batch = Batch(media=media, prompts=prompts, metadata=metadata, references=references)
         found = score(self._inner, self.reward, batch, Handling(frames="clip"))
@@ -81,8 +63,7 @@ def mean_ranks(values: np.ndarray) -> np.ndarray:
     """Return the ranks of (K,) values, 1 the smallest, float32; equal values share the mean of their ranks."""
     below = (values[None, :] < values[:, None]).sum(1)
     equal = (values[None, :] == values[:, None]).sum(1)
-    ranks: np.ndarray = (below + (equal + 1) / 2).astype(np.float32)
-    return ranks
+    return (below + (equal + 1) / 2).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +73,6 @@ class Constant:
     value: float = 0.0
     """The score."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return (B,) times the value."""
         return Scores(np.full(len(prompts), self.value, np.float32))

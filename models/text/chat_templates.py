@@ -33,19 +33,14 @@ def render_chat(
     generate: bool = False,
     more: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return messages, rendered by the chat template of a tokenizer or processor.
+    """Return messages, rendered by the chat template of a tokenizer or processor. Raises ConfigError if the text
+    depends on the clock, and no date is set; TemplateError if it fails, exceeds a limit, or uses randomness.
 
     Args:
-        source: tokenizer or processor of transformers, with a ``chat_template``.
-        messages: messages with ``role`` and ``content``.
         setting: name of the setting of the date, for error messages.
         day: date that the template reads from its clock, at midnight.
         generate: end with the beginning of an answer.
         more: other values the template may read, by name.
-
-    Raises:
-        ConfigError: the text depends on the clock, and no date is set.
-        TemplateError: it fails, exceeds a limit, or uses randomness.
     """
     template = compiled(_template_of(source))
     given = {**(more or {}), **_given(source, messages, generate=generate)}
@@ -60,21 +55,16 @@ def render_chat(
 
 
 def told_dates(source: Any, messages: Sequence[Mapping[str, Any]], day: date) -> dict[str, str]:
-    """Return the dates that a template with ``add_generation_prompt`` reads on a day, by their format.
-
-    Raises:
-        TemplateError: it fails.
-    """
+    """Return the dates that a template with ``add_generation_prompt`` reads on a day, by their format; raise
+    TemplateError if it fails."""
     now = datetime(day.year, day.month, day.day)
     given = _given(source, messages, generate=True)
     return carried_out(compiled(_template_of(source)), given, now, settled=True)[1]
 
 
 def guard_template(tokenizer: Any) -> None:
-    """Wrap a tokenizer's ``apply_chat_template``: first render with resource limits and two clocks.
-
-    Calls by pipelines then raise a ConfigError if a template reads the clock or fails.
-    """
+    """Wrap a tokenizer's ``apply_chat_template``: first render with resource limits and two clocks. Calls by pipelines
+    then raise a ConfigError if a template reads the clock or fails."""
     original = tokenizer.apply_chat_template
     if not isinstance(getattr(tokenizer, "chat_template", None), str | dict) or hasattr(original, "guarded"):
         return
@@ -100,7 +90,6 @@ def guard_template(tokenizer: Any) -> None:
 
 
 def _given(source: Any, messages: Sequence[Mapping[str, Any]], *, generate: bool) -> dict[str, Any]:
-    """Return the variables of a template."""
     tokenizer = getattr(source, "tokenizer", source)
     return {
         **tokenizer.special_tokens_map,
@@ -112,11 +101,7 @@ def _given(source: Any, messages: Sequence[Mapping[str, Any]], *, generate: bool
 
 
 def day_of(text: str | None, reward: str) -> date | None:
-    """Return the date of a reward's option 'template_date'.
-
-    Raises:
-        ValueError: it is not a date.
-    """
+    """Return the date of a reward's option 'template_date'; raise ValueError if it is not a date."""
     try:
         # YAML parses a date without quotes as a date.
         return text if text is None or isinstance(text, date) else date.fromisoformat(text)

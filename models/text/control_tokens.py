@@ -18,11 +18,9 @@ _KNOWN: WeakKeyDictionary[Any, tuple[int, re.Pattern[str]]] = WeakKeyDictionary(
 
 
 def control_tokens(tokenizer: Any) -> tuple[str, ...]:
-    """Return the texts of a tokenizer's control tokens, the longest first.
-
-    Tokens of one character are excluded, as some families pad with letters or signs (CLIP's '!' in Stable Diffusion
-    XL), and so is a token that only stands for unknown text.
-    """
+    """Return the texts of a tokenizer's control tokens, the longest first. Tokens of one character are excluded, as
+    some families pad with letters or signs (CLIP's '!' in Stable Diffusion XL), and so is a token that only stands for
+    unknown text."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     names = {str(token.content) for token in added if token.special}
     names |= {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
@@ -55,10 +53,8 @@ def as_texts(tokenizer: Any, texts: Iterable[str]) -> list[str]:
 
 
 def plain_ids(tokenizer: Any, text: str) -> list[int] | None:
-    """Return the ids of a text, with the tokenizer's added tokens but with control tokens in it as plain text.
-
-    None: the tokenizer does not support that.
-    """
+    """Return the ids of a text, with the tokenizer's added tokens but with control tokens in it as plain text. None:
+    the tokenizer does not support that."""
     try:
         whole = tokenizer(text, split_special_tokens=True).input_ids
         bare = tokenizer(text, split_special_tokens=True, add_special_tokens=False).input_ids
@@ -82,8 +78,6 @@ def chat_ids(tokenizer: Any, chat: str, between: tuple[str, str]) -> list[int] |
     which is removed again, so that SentencePiece puts no space before them.
 
     Args:
-        tokenizer: tokenizer of transformers.
-        chat: the chat.
         between: the characters around marked parts, see ``marked``.
 
     Returns:

@@ -20,13 +20,12 @@ from jinja2 import Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import do_format
-from jinja2.runtime import Undefined
+from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 if TYPE_CHECKING:
     from jinja2.parser import Parser
-    from jinja2.runtime import Context
 
 #: Maximum characters of a template; the longest published ones have about 20,000.
 _MOST_SOURCE = 1 << 18
@@ -69,18 +68,9 @@ _BUDGET: ContextVar[_Budget] = ContextVar("budget")
 def carried_out(
     template: Template, given: Mapping[str, Any], now: datetime, *, settled: bool
 ) -> tuple[str, dict[str, str]]:
-    """Return the text of a template, and the dates it read from the clock, by their format.
-
-    Args:
-        template: see ``compiled``.
-        given: its variables.
-        now: time of its clock.
-        settled: the template may compare the date; otherwise only write it.
-
-    Raises:
-        ChoiceError: it compares the date, and is not settled.
-        TemplateError: the template fails, or exceeds a limit.
-    """
+    """Return the text of a template, and the dates it read from the clock, by their format. Raises ChoiceError if it
+    compares the date, and is not settled; TemplateError if the template fails, or exceeds a limit. ``settled``: the
+    template may compare the date; otherwise only write it."""
     budget = _Budget(now=now, settled=settled)
     token = _BUDGET.set(budget)
     try:
@@ -93,11 +83,7 @@ def carried_out(
 
 @lru_cache(maxsize=32)
 def compiled(text: str) -> Template:
-    """Return a compiled template.
-
-    Raises:
-        TemplateError: it is too long, or has a syntax error.
-    """
+    """Return a compiled template; raise TemplateError if it is too long, or has a syntax error."""
     if len(text) > _MOST_SOURCE:
         raise TemplateError(f"it has {len(text):,} characters, more than {_MOST_SOURCE:,}")
     environment = _Environment(
@@ -236,11 +222,8 @@ def _weigh(values: Sequence[Any]) -> None:
 
 
 def _size(value: Any) -> int:
-    """Return a number's magnitude, a text's length, or the sum of that over the values of a list or a mapping.
-
-    Raises:
-        SecurityError: it has too many values, as lists that contain each other twice do.
-    """
+    """Return a number's magnitude, a text's length, or the sum of that over the values of a list or a mapping; raise
+    SecurityError if it has too many values, as lists that contain each other twice do."""
     if isinstance(value, int):
         return abs(value)
     found, left, count = 0, [value], 0

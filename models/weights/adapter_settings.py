@@ -12,20 +12,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from models.library_loading import same
 from models.weights.lora_files import unfit
 
 #: Read by ``models.weights.lora_start``.
 FOLLOWED = frozenset({"lora_alpha", "use_rslora", "alpha_pattern"})
-_TENSORS = "the names and shapes of the tensors give the layers and the rank"
-_NEEDS_OTHER = "only has an effect with another setting, which is refused"
 #: Fields that do not change an adapter's outputs, and the reason.
 MOOT: Mapping[str, str] = {
-    "r": _TENSORS,
-    "rank_pattern": _TENSORS,
-    "target_modules": _TENSORS,
-    "exclude_modules": _TENSORS,
-    "layers_to_transform": _TENSORS,
-    "layers_pattern": _TENSORS,
+    **dict.fromkeys(
+        "r rank_pattern target_modules exclude_modules layers_to_transform layers_pattern".split(),
+        "the names and shapes of the tensors give the layers and the rank",
+    ),
+    **dict.fromkeys(
+        "megatron_core loftq_config corda_config lora_ga_config qalora_group_size ensure_weight_tying".split(),
+        "only has an effect with another setting, which is refused",
+    ),
     "task_type": "names the wrapper of the model, not the computation of a layer",
     "auto_mapping": "names classes of the adapted model",
     "base_model_name_or_path": "a name; layers and shapes must fit the model",
@@ -35,13 +36,7 @@ MOOT: Mapping[str, str] = {
     "lora_dropout": "acts while peft trains; here dropout is off, so that sampling and training agree",
     "fan_in_fan_out": "how the model's layer stores its weight, which its class defines",
     "runtime_config": "where peft computes",
-    "megatron_core": _NEEDS_OTHER,
-    "loftq_config": _NEEDS_OTHER,
     "eva_config": "how initial weights were found; the trained weights are in the tensors",
-    "corda_config": _NEEDS_OTHER,
-    "lora_ga_config": _NEEDS_OTHER,
-    "qalora_group_size": _NEEDS_OTHER,
-    "ensure_weight_tying": _NEEDS_OTHER,
 }
 #: Supported values of other fields; all other values are refused.
 ALLOWED: Mapping[str, tuple[Any, ...]] = {
@@ -52,15 +47,7 @@ ALLOWED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("modules_to_save", "target_parameters", "alora_invocation_tokens"), (None, [])),
     **dict.fromkeys(("trainable_token_indices", "layer_replication"), (None, [], {})),
     **dict.fromkeys(
-        (
-            "megatron_config",
-            "velora_config",
-            "monteclora_config",
-            "use_bdlora",
-            "arrow_config",
-            "kasa_config",
-        ),
-        (None, False, {}),
+        "megatron_config velora_config monteclora_config use_bdlora arrow_config kasa_config".split(), (None, False, {})
     ),
 }
 _MERGE = "Merge it into the model's weights and start from those"
@@ -83,56 +70,15 @@ _MODULE, _ARGUMENTS = "ss_network_module", "ss_network_args"
 _NETWORKS = ("networks.lora", "lycoris.kohya")
 #: Arguments of networks that do not change outputs: ranks and alphas are in the tensors, others only act in training.
 MOOT_ARGUMENTS = frozenset(
-    {
-        "conv_dim",
-        "conv_alpha",
-        "conv_lora_dim",
-        "linear_dim",
-        "linear_alpha",
-        "preset",
-        "dropout",
-        "rank_dropout",
-        "module_dropout",
-        "rank_dropout_scale",
-        "block_dims",
-        "block_alphas",
-        "conv_block_dims",
-        "conv_block_alphas",
-        "block_lr_zero_threshold",
-        "down_lr_weight",
-        "mid_lr_weight",
-        "up_lr_weight",
-        "loraplus_lr_ratio",
-        "loraplus_unet_lr_ratio",
-        "loraplus_text_encoder_lr_ratio",
-        "train_t5xxl",
-        "train_blocks",
-        "train_double_block_indices",
-        "train_single_block_indices",
-        "split_qkv",
-        "in_dims",
-        "img_attn_dim",
-        "txt_attn_dim",
-        "img_mlp_dim",
-        "txt_mlp_dim",
-        "img_mod_dim",
-        "txt_mod_dim",
-        "single_dim",
-        "single_mod_dim",
-        "verbose",
-        "include_patterns",
-        "exclude_patterns",
-        "bypass_mode",
-        "use_tucker",
-        "use_conv_cp",
-        "decompose_both",
-        "factor",
-        "constraint",
-        "rescaled",
-        "block_size",
-        "full_matrix",
-        "unbalanced_factorization",
-    }
+    (
+        "conv_dim conv_alpha conv_lora_dim linear_dim linear_alpha preset dropout rank_dropout module_dropout "
+        "rank_dropout_scale block_dims block_alphas conv_block_dims conv_block_alphas block_lr_zero_threshold "
+        "down_lr_weight mid_lr_weight up_lr_weight loraplus_lr_ratio loraplus_unet_lr_ratio "
+        "loraplus_text_encoder_lr_ratio train_t5xxl train_blocks train_double_block_indices train_single_block_indices "
+        "split_qkv in_dims img_attn_dim txt_attn_dim img_mlp_dim txt_mlp_dim img_mod_dim txt_mod_dim single_dim "
+        "single_mod_dim verbose include_patterns exclude_patterns bypass_mode use_tucker use_conv_cp decompose_both "
+        "factor constraint rescaled block_size full_matrix unbalanced_factorization"
+    ).split()
 )
 #: Supported algorithms of LyCORIS.
 _ALGORITHMS = ("lora", "locon")
@@ -140,25 +86,15 @@ _ALGORITHMS = ("lora", "locon")
 
 def check_settings(path: Path, where: str, settings: Mapping[str, Any]) -> None:
     """Check that peft settings describe low-rank adapters relative to the model's own weights; raise ConfigError.
-
-    Args:
-        path: path of the adapter, for messages.
-        where: the file or entry with the settings.
-        settings: the settings by name.
-    """
+    ``where``: the file or entry with the settings."""
     for name, value in settings.items():
-        if name in FOLLOWED or name in MOOT or any(_same(value, each) for each in ALLOWED.get(name, (None, False, {}))):
+        if name in FOLLOWED or name in MOOT or any(same(value, each) for each in ALLOWED.get(name, (None, False, {}))):
             continue
         raise unfit(path, f"has '{name}: {_short(value)}' in {where}", _REMEDIES.get(name, _MERGE))
 
 
 def check_header(path: Path, header: Mapping[str, str]) -> None:
-    """Check that the header of a safetensors file describes low-rank adapters of weights; raise ConfigError.
-
-    Args:
-        path: path of the file.
-        header: its texts by name.
-    """
+    """Check that the header of a safetensors file describes low-rank adapters of weights; raise ConfigError."""
     settings = _json(path, _DIFFUSERS, header.get(_DIFFUSERS))
     # diffusers prefixes each name with the model's.
     for name, value in settings.items():
@@ -191,10 +127,6 @@ def _json(path: Path, name: str, text: str | None) -> Mapping[str, Any]:
 
 def _value(text: str) -> Any:
     return {"true": True, "false": False, "none": None, "null": None, "": None}.get(text.strip().lower(), text)
-
-
-def _same(value: Any, other: Any) -> bool:
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _short(value: Any) -> str:

@@ -21,18 +21,9 @@ from models.weights.stored_weights import on_meta, weight_files
 
 
 def check_complete(folder: Path, made: Any, *, label: str) -> None:
-    """Check, without loading weights, that a folder has all weights of a model in the shapes of its config.
-
-    Args:
-        folder: folder of a component or a transformers model.
-        made: its class, of diffusers or transformers.
-        label: the setting that names it.
-
-    Raises:
-        ConfigError: a weight is missing or has another shape.
-        OSError: a file is missing.
-        ValueError: a file cannot be read.
-    """
+    """Check, without loading weights, that a folder has all weights of a model in the shapes of its config; raise
+    ConfigError if a weight is missing or has another shape, OSError if a file is missing, ValueError if a file cannot
+    be read."""
     quiet_libraries()
     config = folder / "config.json"
     if not config.is_file() or "quantization_config" in read_json(config):

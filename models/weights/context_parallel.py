@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from configs.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +34,8 @@ class TokenSplit:
 
     @contextmanager
     def over(self, modules: Sequence[nn.Module]) -> Iterator[None]:
-        """Let the ranks of a group compute rows of denoisers together inside the context.
-
-        Raises:
-            ConfigError: the tokens or heads of a denoiser cannot be split.
-        """
+        """Let the ranks of a group compute rows of denoisers together inside the context; raise ConfigError if the
+        tokens or heads of a denoiser cannot be split."""
         from diffusers.hooks.context_parallel import apply_context_parallel, remove_context_parallel
 
         config = self._config()
@@ -67,11 +61,8 @@ class TokenSplit:
 
 
 def token_plan(module: nn.Module, degree: int) -> Any:
-    """Return diffusers' plan of where a denoiser's tokens are split and joined; it may be on the meta device.
-
-    Raises:
-        ConfigError: diffusers has no plan, or the heads cannot be divided evenly.
-    """
+    """Return diffusers' plan of where a denoiser's tokens are split and joined; it may be on the meta device. Raises
+    ConfigError if diffusers has no plan, or the heads cannot be divided evenly."""
     plan, heads = getattr(module, "_cp_plan", None), module.config.get("num_attention_heads")  # type: ignore[union-attr, operator]
     if plan is None:
         raise ConfigError(

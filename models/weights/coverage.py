@@ -13,13 +13,11 @@ MAX_DIMENSIONS = 6
 def check_covered(size: Sequence[int], chunks: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
     """Check that boxes tile a tensor, without gaps, overlaps or points outside; raise ValueError.
 
-    The number of boxes over each point is a step function, determined by its steps: the corners of the boxes with
-    signs (+ where a box begins, - where it ends, multiplied over the dimensions). The boxes tile the tensor if and only
-    if their corners add up to those of the tensor. The work is linear in the number of boxes.
+    The number of boxes over each point is a step function, determined by its steps: the corners of the boxes with signs
+    (+ where a box begins, - where it ends, multiplied over the dimensions). The boxes tile the tensor if and only if
+    their corners add up to those of the tensor. The work is linear in the number of boxes.
 
-    Args:
-        size: shape of the tensor.
-        chunks: offsets and sizes of its parts.
+    ``chunks``: offsets and sizes of its parts.
     """
     if len(size) > MAX_DIMENSIONS:
         raise ValueError(f"a tensor has {len(size)} dimensions, and {MAX_DIMENSIONS} are read at most")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -28,7 +29,6 @@ from models.weights.coverage import MAX_DIMENSIONS, check_covered
 from models.weights.plain_pickle import MAX_BYTES, PERSISTENT, Record, read_records
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.distributed.checkpoint.metadata import MetadataIndex
 
 METADATA = ".metadata"
@@ -46,15 +46,9 @@ _IN_METADATA = (
     *(
         f"{_ABOUT}.{name}"
         for name in (
-            "Metadata",
-            "MetadataIndex",
-            "TensorStorageMetadata",
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "TensorProperties",
-            "StorageMeta",
-            "_MEM_FORMAT_ENCODING",
-        )
+            "Metadata MetadataIndex TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties "
+            "StorageMeta _MEM_FORMAT_ENCODING"
+        ).split()
     ),
     "torch.distributed.checkpoint.filesystem._StorageInfo",
     "torch.serialization._get_layout",
@@ -81,13 +75,9 @@ _PREFIXES = ("model.", "")
 
 
 def write_checkpoint(state: Mapping[str, Any], folder: Path, read: Callable[[str], Tensor]) -> None:
-    """Write a checkpoint from this process alone.
-
-    Args:
-        state: nested mappings; tensors on the meta device are placeholders for ``read``.
-        folder: folder of the checkpoint.
-        read: returns the tensor for a placeholder's keys, joined by dots; only one is in memory at a time.
-    """
+    """Write a checkpoint from this process alone. ``state``: nested mappings; tensors on the meta device are
+    placeholders for ``read``; ``read``: returns the tensor for a placeholder's keys, joined by dots; only one is in
+    memory at a time."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         save(dict(state), storage_writer=_Writer(folder), planner=_Reading(read), no_dist=True)
@@ -95,18 +85,13 @@ def write_checkpoint(state: Mapping[str, Any], folder: Path, read: Callable[[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """A part of a tensor, and its location."""
+    """A part of a tensor: its place there, and its bytes in a file."""
 
     offsets: tuple[int, ...]
-    """Offsets in the tensor."""
     sizes: tuple[int, ...]
-    """Shape of the part."""
     file: Path
-    """Its file."""
     start: int
-    """First byte in the file."""
     length: int
-    """Length in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +101,6 @@ class _Stored:
     dtype: str
     """Torch's name of its dtype."""
     size: torch.Size
-    """Shape of the tensor."""
     chunks: Sequence[_Chunk]
     """Parts that tile it."""
 
@@ -125,11 +109,7 @@ class DcpCheckpoint:
     """A checkpoint to read weights from."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the metadata.
-
-        Raises:
-            ConfigError: it is missing, or is not in torch's format.
-        """
+        """Read the metadata; raise ConfigError if it is missing, or is not in torch's format."""
         self._folder = folder
         try:
             self._stored = dict(_tensors(folder))
@@ -146,15 +126,9 @@ class DcpCheckpoint:
             ) from None
 
     def places(self, shapes: Mapping[str, torch.Size]) -> dict[str, str]:
-        """Return the checkpoint's names of some weights, by their own names.
-
-        Args:
-            shapes: shapes of the weights, by ``module.parameter``; for a single module, the checkpoint may also name
-                them ``parameter``.
-
-        Raises:
-            ConfigError: a weight is missing, or has another shape or an unsupported dtype.
-        """
+        """Return the checkpoint's names of some weights, by their own names; raise ConfigError if a weight is missing,
+        or has another shape or an unsupported dtype. ``shapes``: shapes of the weights, by ``module.parameter``; for a
+        single module, the checkpoint may also name them ``parameter``."""
         stored = self._stored
         places = next((each for each in _named(shapes) if set(each.values()) <= stored.keys()), None)
         if places is None:
@@ -182,11 +156,8 @@ class DcpCheckpoint:
 
     @torch.no_grad()
     def read(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Return weights by name, float32 on the CPU.
-
-        Raises:
-            ConfigError: a weight is missing, or a file does not match the metadata.
-        """
+        """Return weights by name, float32 on the CPU; raise ConfigError if a weight is missing, or a file does not
+        match the metadata."""
         return {name: self._read(place) for name, place in self.places(shapes).items()}
 
     def _read(self, place: str) -> Tensor:
@@ -326,6 +297,5 @@ class _Reading(DefaultSavePlanner):
         self._read = read
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """Return the object to write."""
         found = super().lookup_object(index)
         return self._read(index.fqn) if isinstance(found, torch.Tensor) and found.is_meta else found

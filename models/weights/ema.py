@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from models.weights.sharding import local
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Ema:
     """Exponential moving average of trained parameters, float32 on the parameters' device."""
 
     def __init__(self, parameters: Sequence[Tensor], *, decay: float) -> None:
-        """Start from the current values."""
         self.decay = decay
         self.values = [parameter.detach().clone() for parameter in parameters]
 
@@ -30,7 +26,5 @@ class Ema:
 
 def warm_decay(count: int, decay: float) -> float:
     """Return min((1 + n) / (10 + n), decay) for n = ``count`` optimizer updates: a mean that forgets its start sooner.
-
-    Flow-GRPO ``ema.py:get_current_decay``; Flow-Factory's 'power' schedule is the same.
-    """
+    Flow-GRPO ``ema.py:get_current_decay``; Flow-Factory's 'power' schedule is the same."""
     return min((1 + count) / (10 + count), decay)

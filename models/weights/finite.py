@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from configs.errors import ConfigError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 def check_finite(loaded: Any, label: str) -> None:
-    """Check that the parameters of a loaded object are finite; raise ConfigError.
-
-    Args:
-        loaded: a module, a diffusers pipeline (all its components), or an object without parameters, such as a
-            tokenizer.
-        label: the setting and the path, for messages.
-    """
+    """Check that the parameters of a loaded object are finite; raise ConfigError. ``loaded``: a module, a diffusers
+    pipeline (all its components), or an object without parameters, such as a tokenizer."""
     for module in _modules(loaded):
         check_tensors(dict(module.named_parameters()), label)
 
 
 def check_tensors(tensors: Mapping[str, Tensor], label: str) -> None:
-    """Check that tensors are finite: this rank's part of sharded ones, none on the meta device; raise ConfigError.
-
-    Args:
-        tensors: tensors of any dtype and shape, by name.
-        label: the setting and the path, for messages.
-    """
+    """Check that tensors are finite: this rank's part of sharded ones, none on the meta device; raise ConfigError."""
     for name, tensor in tensors.items():
         if not _is_finite(tensor):
             raise ConfigError(

@@ -6,14 +6,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
+from torch import nn
 
 from configs.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +19,6 @@ class LoraSpec:
     """Low-rank adapters on a policy's denoisers."""
 
     rank: int
-    """Rank of the update."""
     alpha: int
     """Scale is alpha / rank."""
     targets: tuple[str, ...]
@@ -46,11 +43,8 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> None:
-    """Check that every LoRA target names at least one linear or convolution layer.
-
-    Raises:
-        ConfigError: a target matches no layer, so part of the model would silently stay untrained.
-    """
+    """Check that every LoRA target names at least one linear or convolution layer; raise ConfigError if a target
+    matches no layer, so part of the model would silently stay untrained."""
     layers = [key for key, layer in module.named_modules() if _takes_adapters(layer)]
     for target in targets:
         if not any(targeted(key, [target]) for key in layers):
@@ -80,16 +74,7 @@ def _adapted(module: nn.Module, lora: LoraSpec) -> Iterator[nn.Linear | nn.Conv2
 
 def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:
     """Add adapters to a model in place and freeze all other weights; adapters have memory even if the model is on meta.
-
-    Args:
-        name: name of the model, for messages.
-        module: a diffusers or transformers model.
-        lora: the adapters.
-        seed: seed of their initial weights.
-
-    Raises:
-        ConfigError: a target matches no layer.
-    """
+    Raises ConfigError if a target matches no layer."""
     from peft import LoraConfig
     from peft.tuners.lora import LoraLayer
 

@@ -17,14 +17,8 @@ PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def adapter_file(path: Path) -> Path:
-    """Return the safetensors file of adapters to start from.
-
-    Args:
-        path: the file, or a folder where it has a known name or is the only safetensors file.
-
-    Raises:
-        ConfigError: there is no such file, or there are several.
-    """
+    """Return the safetensors file of adapters to start from; raise ConfigError if there is no such file, or there are
+    several. ``path``: the file, or a folder where it has a known name or is the only safetensors file."""
     path = path.expanduser()
     if path.is_file() and path.suffix == ".safetensors":
         return path
@@ -40,10 +34,7 @@ def adapter_file(path: Path) -> Path:
 
 def adapter_files(path: str | Path) -> list[Path]:
     """Return the files to read for adapters to start from: the adapter, peft's settings, files of other denoisers.
-
-    Raises:
-        ConfigError: see ``adapter_file``.
-    """
+    Raises ConfigError, see ``adapter_file``."""
     path = Path(path).expanduser()
     file = adapter_file(path)
     if file == path:
@@ -66,8 +57,6 @@ def save_lora(pipeline_name: str, folder: Path, name: str, module: Any) -> None:
 
     Args:
         pipeline_name: the diffusers class that will read it.
-        folder: target folder; created if missing.
-        name: name of the module in the pipeline's loader.
         module: module with one PEFT adapter, ``default``.
     """
     from peft import get_peft_model_state_dict

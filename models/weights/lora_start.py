@@ -13,7 +13,8 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 
 from models.library_loading import diffusers_class, quiet_libraries, read_json
 from models.weights.adapter_settings import check_header, check_settings
@@ -62,16 +63,8 @@ class StartAdapter:
     """Adapters by ``module.layer``: the module's name in the model's folder, and the layer's in the model's library."""
 
     def __init__(self, path: Path, layers: Mapping[str, Layer], *, within: str = "") -> None:
-        """Keep the adapters.
-
-        Args:
-            path: their path, for messages.
-            layers: adapters by ``module.layer``.
-            within: prefix of layers' names that other models with the same backbone, such as critics, lack.
-
-        Raises:
-            ConfigError: they have several ranks.
-        """
+        """Keep the adapters; raise ConfigError if they have several ranks. ``within``: prefix of layers' names that
+        other models with the same backbone, such as critics, lack."""
         self._path, self._layers, self._within = path, layers, within
         ranks = sorted({len(layer.down) for layer in layers.values()})
         if len(ranks) != 1:
@@ -86,16 +79,8 @@ class StartAdapter:
         return self.rank if alphas or alpha != int(alpha) else int(alpha)
 
     def spec(self, *, rank: int | None, alpha: int | None, targets: Sequence[str] | None) -> LoraSpec:
-        """Return the specification of these adapters, after checking it against the config.
-
-        Args:
-            rank: the config's value, or None.
-            alpha: likewise.
-            targets: likewise, suffixes of layers' names.
-
-        Raises:
-            ConfigError: the config's value differs.
-        """
+        """Return the specification of these adapters, after checking it against the config; raise ConfigError if the
+        config's value differs."""
         for name, value, number in (("rank", rank, self.rank), ("alpha", alpha, self.alpha)):
             if value is not None and value != number:
                 remedy = f"Write model.lora.{name}={number}, or leave it out"
@@ -108,14 +93,9 @@ class StartAdapter:
         return LoraSpec(rank=self.rank, alpha=self.alpha, targets=tuple(names if targets is None else targets))
 
     def weights(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Return the trained parameters by name, float32 on the CPU.
-
-        Args:
-            shapes: shapes of the parameters of new adapters of ``spec``, by ``module.layer.lora_A.default.weight``.
-
-        Raises:
-            ConfigError: the model has other layers, or layers of other sizes.
-        """
+        """Return the trained parameters by name, float32 on the CPU; raise ConfigError if the model has other layers,
+        or layers of other sizes. ``shapes``: shapes of the parameters of new adapters of ``spec``, by
+        ``module.layer.lora_A.default.weight``."""
         given = dict(self._parameters())
         for name in sorted(shapes.keys() | given.keys()):
             layer = name.rpartition(".lora_")[0]
@@ -144,15 +124,8 @@ _OTHER_MODEL = "Give an adapter of this model"
 
 
 def peft_adapter(path: str | Path, module: str) -> StartAdapter:
-    """Read a folder that ``PeftModel.save_pretrained`` wrote for a language model.
-
-    Args:
-        path: the folder.
-        module: the adapted module's name.
-
-    Raises:
-        ConfigError: it is not such a folder, or holds other kinds of adapters.
-    """
+    """Read a folder that ``PeftModel.save_pretrained`` wrote for a language model; raise ConfigError if it is not such
+    a folder, or holds other kinds of adapters."""
     file = adapter_file(Path(path))
     if not _is_peft(file):
         raise unfit(Path(path), f"has no {PEFT_CONFIG}", "Give a folder that peft's save_pretrained() wrote")
@@ -162,16 +135,9 @@ def peft_adapter(path: str | Path, module: str) -> StartAdapter:
 
 
 def pipeline_adapter(path: str | Path, pipeline_name: str, modules: Sequence[str]) -> StartAdapter:
-    """Read an adapter of a diffusers pipeline's denoisers.
-
-    Args:
-        path: a safetensors file, or a folder with one; a subfolder has the adapter of the second denoiser.
-        pipeline_name: the diffusers class.
-        modules: the denoisers' names.
-
-    Raises:
-        ConfigError: there is no adapter, or it is not a low-rank adapter of the denoisers.
-    """
+    """Read an adapter of a diffusers pipeline's denoisers; raise ConfigError if there is no adapter, or it is not a
+    low-rank adapter of the denoisers. ``path``: a safetensors file, or a folder with one; a subfolder has the adapter
+    of the second denoiser."""
     quiet_libraries()
     layers = dict(_pipeline_layers(adapter_file(Path(path)), pipeline_name, modules[0]))
     for module in modules[1:]:
@@ -187,8 +153,6 @@ def _is_peft(file: Path) -> bool:
 
 def _names(file: Path) -> list[str]:
     """Return the names of a file's tensors, after checking that none is of another kind of adapter."""
-    from safetensors import safe_open
-
     try:
         with safe_open(file, "pt") as opened:
             names, header = list(opened.keys()), opened.metadata() or {}
@@ -204,8 +168,6 @@ def _names(file: Path) -> list[str]:
 
 
 def _peft_layers(file: Path, module: str) -> Iterator[tuple[str, Layer]]:
-    from safetensors.torch import load_file
-
     try:
         about = read_json(file.parent / PEFT_CONFIG)
     except (OSError, ValueError) as error:

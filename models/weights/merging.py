@@ -1,20 +1,16 @@
 """Adapters merged into the weights they adapt: one product per layer instead of three, with or without gradient.
-
-Legend: N rows and tokens, I O inputs and outputs of a layer, R rank.
-"""
+Legend: N rows and tokens, I O inputs and outputs of a layer, R rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.weights.lora import is_transposed
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 #: Default adapter name of diffusers.
 _NAME = "default"
@@ -78,15 +74,14 @@ class _Layer:
     @property
     def down(self) -> Tensor:
         """A, (R, I) of a linear layer."""
-        return self._layer.lora_A[_NAME].weight  # type: ignore[no-any-return]
+        return self._layer.lora_A[_NAME].weight
 
     @property
     def up(self) -> Tensor:
         """B, (O, R) of a linear layer."""
-        return self._layer.lora_B[_NAME].weight  # type: ignore[no-any-return]
+        return self._layer.lora_B[_NAME].weight
 
     def merge(self) -> None:
-        """Add the adapters to the weight."""
         self._weight = self._base.weight.detach() + self._layer.get_delta_weight(_NAME)
 
     @property
@@ -96,21 +91,19 @@ class _Layer:
         return weight.T if self._transposed else weight
 
     def remove(self) -> None:
-        """Restore the layer's own forward."""
         del self._layer.forward
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the layer's outputs."""
         base = self._base
         if self._layer.disable_adapters:
-            return base(inputs)  # type: ignore[no-any-return]
+            return base(inputs)
         if not torch.is_grad_enabled():
             if self._linear:
                 return torch.nn.functional.linear(inputs, self._matrix, base.bias)
-            return base._conv_forward(inputs, self._weight, base.bias)  # type: ignore[no-any-return]
+            return base._conv_forward(inputs, self._weight, base.bias)
         if not self._linear:
-            return type(self._layer).forward(self._layer, inputs)  # type: ignore[no-any-return]
-        return _Adapted.apply(inputs, self._matrix, base.bias, self.down, self.up, self._scale)  # type: ignore[no-any-return]
+            return type(self._layer).forward(self._layer, inputs)
+        return _Adapted.apply(inputs, self._matrix, base.bias, self.down, self.up, self._scale)
 
 
 class _Adapted(torch.autograd.Function):

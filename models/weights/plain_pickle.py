@@ -35,15 +35,8 @@ PERSISTENT = "persistent_id"
 
 
 def read_records(data: bytes, names: Collection[str]) -> Any:
-    """Return the content of a pickle.
-
-    Args:
-        data: the pickle.
-        names: every allowed ``module.name``.
-
-    Raises:
-        ValueError: it has another name or other opcodes, or exceeds a bound; the message is short.
-    """
+    """Return the content of a pickle. Raises ValueError if it has another name or other opcodes, or exceeds a bound;
+    the message is short. ``names``: every allowed ``module.name``."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data)} bytes, and {MAX_BYTES} are read at most")
     machine = _Machine(data, names)

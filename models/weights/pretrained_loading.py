@@ -23,18 +23,14 @@ _MOST_VOCABULARY = 256 * _MIB
 _INDICES = ("model_index.json", "modular_model_index.json")
 #: Settings files that libraries read from a folder; others, such as a trainer's notes, are not read.
 _SETTINGS = (
-    "config.json",
-    "generation_config.json",
     *_INDICES,
-    "scheduler_config.json",
-    "guider_config.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-    "chat_template.json",
+    *(
+        f"{name}.json"
+        for name in (
+            "config generation_config scheduler_config guider_config tokenizer_config special_tokens_map added_tokens "
+            "preprocessor_config processor_config video_preprocessor_config chat_template"
+        ).split()
+    ),
 )
 #: Keys of a transformers config that name an attention implementation.
 _ATTENTION = ("attn_implementation", "_attn_implementation")
@@ -46,19 +42,9 @@ _AGAIN = "Save it again with save_pretrained(), or download it again."
 
 
 def load_pretrained(loader: Any, source: str | Path, *, label: str, remedy: str = _AGAIN, **options: Any) -> Any:
-    """Return ``loader.from_pretrained(source)``, without running code from the source.
-
-    Args:
-        loader: a class of transformers, diffusers or peft.
-        source: a folder, or a hub id with ``local_files_only=False`` in ``options``.
-        label: the setting that names the source, for messages.
-        remedy: advice for the user if loading fails.
-        options: options of ``from_pretrained``.
-
-    Raises:
-        ConfigError: it needs custom code, holds an adapter next to a model, has weights that are not finite, or cannot
-            be read.
-    """
+    """Return ``loader.from_pretrained(source)``, without running code from the source; raise ConfigError if it needs
+    custom code, holds an adapter next to a model, has weights that are not finite, or cannot be read. ``source``: a
+    folder, or a hub id with ``local_files_only=False`` in ``options``."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
@@ -91,17 +77,8 @@ def load_pretrained(loader: Any, source: str | Path, *, label: str, remedy: str 
 
 
 def auto_from_config(loader: Any, config: Any, *, label: str = "model.path", **options: Any) -> Any:
-    """Return a model with random weights, created from a config by an ``Auto`` class of transformers.
-
-    Args:
-        loader: the class.
-        config: a transformers config.
-        label: the setting that names the config's folder, for messages.
-        options: options of ``from_config``.
-
-    Raises:
-        ConfigError: the config needs custom code, or no such model can be created from it.
-    """
+    """Return a model with random weights, created from a config by an ``Auto`` class of transformers; raise ConfigError
+    if the config needs custom code, or no such model can be created from it."""
     never_ask()
     try:
         return loader.from_config(config, trust_remote_code=False, **options)
@@ -110,13 +87,9 @@ def auto_from_config(loader: Any, config: Any, *, label: str = "model.path", **o
 
 
 def load_adapter_config(folder: Path) -> Any:
-    """Return peft's settings of low-rank adapters in a folder.
-
-    Raises:
-        OSError: there are no settings.
-        ValueError: they exceed the bounds of reading, hold a regular expression, or name a module to import.
-        TypeError: they are of another kind of adapter.
-    """
+    """Return peft's settings of low-rank adapters in a folder. Raises OSError if there are no settings; ValueError if
+    they exceed the bounds of reading, hold a regular expression, or name a module to import; TypeError if they are of
+    another kind of adapter."""
     from peft import LoraConfig
 
     about = read_json(folder / ADAPTER_CONFIG)
@@ -128,14 +101,8 @@ def load_adapter_config(folder: Path) -> Any:
 
 def check_patterns(about: Mapping[str, Any]) -> None:
     """Check that layer names in peft's settings are plain names: peft uses them as regular expressions, which could
-    match for hours.
-
-    Args:
-        about: peft's settings, from a file or a safetensors header.
-
-    Raises:
-        ValueError: a name is a regular expression with a repetition, a group or an alternative, or not text.
-    """
+    match for hours. Raises ValueError if a name is a regular expression with a repetition, a group or an alternative,
+    or not text."""
     for setting in _PATTERNS:
         value = about.get(setting) or ()
         if not isinstance(value, str | list | tuple | set | dict):
@@ -147,26 +114,16 @@ def check_patterns(about: Mapping[str, Any]) -> None:
 
 def never_ask() -> None:
     """Make transformers refuse a folder's code without a prompt on the terminal, also in nested classes.
-
     ``resolve_trust_remote_code`` only prompts if its time limit is above 0; processors load their tokenizers without
-    passing on ``trust_remote_code``.
-    """
+    passing on ``trust_remote_code``."""
     from transformers import dynamic_module_utils
 
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
 
 
 def check_model_folder(folder: Path, *, label: str) -> None:
-    """Check the settings files of a model, or of a pipeline and its components.
-
-    Args:
-        folder: the folder.
-        label: the setting that names it, for messages.
-
-    Raises:
-        ConfigError: a file exceeds the bounds of reading, the folder holds an adapter next to a model, or it needs code
-            from elsewhere.
-    """
+    """Check the settings files of a model, or of a pipeline and its components; raise ConfigError if a file exceeds the
+    bounds of reading, the folder holds an adapter next to a model, or it needs code from elsewhere."""
     for component in _components(folder):
         if (component / ADAPTER_CONFIG).is_file():
             raise _holds_adapter(component, label)
@@ -185,13 +142,8 @@ def holds_model(folder: Path) -> bool:
 
 
 def check_own_code(folder: Path, entries: Mapping[str, Any], *, label: str) -> None:
-    """Check that no component's class is defined by code in the pipeline's folder; raise ConfigError.
-
-    Args:
-        folder: folder of the pipeline.
-        entries: library and class by component, from the folder's index.
-        label: the setting that names it, for messages.
-    """
+    """Check that no component's class is defined by code in the pipeline's folder; raise ConfigError. ``entries``:
+    library and class by component, from the folder's index."""
     for name, entry in entries.items():
         if isinstance(entry, list) and entry and (folder / name / f"{entry[0]}.py").is_file():
             raise _needs_code(folder, f"its index takes '{name}' from {name}/{entry[0]}.py", label)

@@ -18,10 +18,8 @@ def canonical_header(path: Path) -> None:
     """Rewrite a safetensors file with its header's keys sorted.
 
     The header is JSON (https://huggingface.co/docs/safetensors: 8 bytes of length, JSON, tensors at offsets counted
-    from its end); safetensors writes its metadata in an order that differs between calls.
-
-    Raises:
-        CorruptError: the file is no safetensors file.
+    from its end); safetensors writes its metadata in an order that differs between calls. Raises CorruptError if the
+    file is no safetensors file.
     """
     with path.open("r+b") as file:
         found = file.read(_read_length(file.read(_LENGTH.size), path))

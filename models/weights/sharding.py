@@ -10,18 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +30,8 @@ class Sharding:
 
     @classmethod
     def over(cls, device: torch.device, *, world: int, size: int, offload: bool) -> Sharding:
-        """Return a sharding over ranks; all ranks must call this together.
-
-        Args:
-            device: this rank's device.
-            world: number of ranks.
-            size: number of consecutive ranks per group; each group holds all weights.
-            offload: parts stay in host memory.
-        """
+        """Return a sharding over ranks; all ranks must call this together. ``size``: number of consecutive ranks per
+        group; each group holds all weights."""
         shape, names = ((world,), ("parts",)) if size == world else ((world // size, size), ("copies", "parts"))
         return cls(mesh=init_device_mesh(device.type, shape, mesh_dim_names=names), offload=offload)
 
@@ -68,10 +57,8 @@ class Sharding:
 
     def shard_layers(self, module: nn.Module) -> None:
         """Shard a frozen module over the ranks in place; each layer is a separate unit, whole only while it computes.
-
         Weights outside of layers stay whole on every rank and its device, so that methods of the module other than its
-        forward work as before.
-        """
+        forward work as before."""
         for layer in layers(module):
             fully_shard(layer, mesh=self.mesh, reshard_after_forward=True)
 
@@ -123,17 +110,14 @@ def local(tensor: Tensor) -> Tensor:
 
 def spread_like(pattern: Tensor, part: Tensor, shape: torch.Size) -> Tensor:
     """Return this rank's part as a tensor of ``shape`` sharded like ``pattern``, sharing the part's memory.
-
-    ``DTensor.from_local`` would copy a part in host memory to the devices of the mesh.
-    """
+    ``DTensor.from_local`` would copy a part in host memory to the devices of the mesh."""
     if not isinstance(pattern, DTensor):
         return part
     stride = torch.empty(shape, device="meta").stride()
     spec = DTensorSpec(
         pattern.device_mesh, pattern.placements, tensor_meta=TensorMeta(shape=shape, stride=stride, dtype=part.dtype)
     )
-    made: Tensor = DTensor(part, spec, requires_grad=False)
-    return made
+    return DTensor(part, spec, requires_grad=False)
 
 
 @torch.no_grad()

@@ -11,21 +11,19 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from configs.errors import ConfigError
 from models.library_loading import diffusers_class, read_json
 from models.weights.pretrained_loading import load_pretrained
 from models.weights.stored_weights import on_meta
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Prefix of a denoiser's names; files with only a denoiser may have no prefix.
 _DENOISER = "model.diffusion_model."
@@ -63,20 +61,15 @@ class HeldPart:
     name: str
     """Its name in the folder's index."""
     file: Path
-    """The file."""
-    names: Mapping[str, str]
+    names: dict[str, str]
     """Names of its tensors in the file, by the names without the common prefix."""
     prefix: str
-    """The common prefix."""
     whole: bool
     """All components of the file are used."""
 
     def tensors(self, *, empty: bool) -> dict[str, Tensor]:
-        """Return its tensors by their names without the prefix, on the meta device if ``empty``.
-
-        Raises:
-            ConfigError: they have a quantized dtype.
-        """
+        """Return its tensors by their names without the prefix, on the meta device if ``empty``; raise ConfigError if
+        they have a quantized dtype."""
         found = {}
         with _opened(self.file) as opened:
             for name, stored in self.names.items():
@@ -94,12 +87,6 @@ class HeldPart:
         return found
 
 
-@dataclass(slots=True)
-class _Found:
-    names: dict[str, str] = field(default_factory=dict)
-    prefix: str = ""
-
-
 def unfit(path: Path, found: str, remedy: str) -> ConfigError:
     """Return the error for a file that cannot be a base model, with the reason and the remedy."""
     return ConfigError(f"model.single_file: '{path}' {found}, so no run can start from it. {remedy}.")
@@ -108,32 +95,21 @@ def unfit(path: Path, found: str, remedy: str) -> ConfigError:
 def held_parts(
     files: Mapping[str, str], denoisers: Sequence[str], *, texts: Sequence[str] = ("text_encoder",)
 ) -> dict[str, HeldPart]:
-    """Return the components in files, by name.
-
-    Args:
-        files: paths by the component to use; under '' a file of which all components are used.
-        denoisers: names of the trained components.
-        texts: names of the text encoders.
-
-    Raises:
-        ConfigError: a file is missing, pickled or unreadable, has unknown tensors, or lacks its component.
-    """
+    """Return the components in files, by name; raise ConfigError if a file is missing, pickled or unreadable, has
+    unknown tensors, or lacks its component. ``files``: paths by the component to use; under '' a file of which all
+    components are used."""
     parts: dict[str, HeldPart] = {}
     for component, file in files.items():
         path = Path(file).expanduser()
-        held = _by_component(path, component or denoisers[0], texts[-1], strict=not component)
+        held = _by_component(path, component or denoisers[0], texts[-1], whole=not component)
         if component and component not in held:
             known = ", ".join(name or "a denoiser" for name in held)
             raise unfit(path, f"holds {known} and no {component}", "Give another file for it")
-        wanted = {component: held[component]} if component else held
-        parts |= {
-            name: HeldPart(name=name, file=path, names=one.names, prefix=one.prefix, whole=not component)
-            for name, one in wanted.items()
-        }
+        parts |= {component: held[component]} if component else held
     return parts
 
 
-def _by_component(path: Path, alone: str, last_text: str, *, strict: bool) -> dict[str, _Found]:
+def _by_component(path: Path, alone: str, last_text: str, *, whole: bool) -> dict[str, HeldPart]:
     """Return the tensors of a file by component; if no name has a known prefix, all belong to ``alone``."""
     if path.suffix in (".ckpt", ".pt", ".pth", ".bin"):
         remedy = "Convert it where you trust it: safetensors.torch.save_file(torch.load(FILE)['state_dict'], NEW_FILE)"
@@ -144,15 +120,16 @@ def _by_component(path: Path, alone: str, last_text: str, *, strict: bool) -> di
         names = [name for name in sorted(opened.keys()) if not _IGNORED.fullmatch(name)]
     known = {**_PREFIXES, _T5: last_text}
     known[_DENOISER] = "" if alone in known.values() else alone
-    found: dict[str, _Found] = {}
+    found: dict[str, HeldPart] = {}
+    made = partial(HeldPart, file=path, whole=whole)
     if not any(name.startswith(tuple(known)) for name in names):
-        return {alone: _Found({name: name for name in names})}
+        return {alone: made(name=alone, names={name: name for name in names}, prefix="")}
     for name in names:
         prefix = next((each for each in known if name.startswith(each)), None)
         if prefix is not None:
-            one = found.setdefault(known[prefix], _Found(prefix=prefix))
+            one = found.setdefault(known[prefix], made(name=known[prefix], names={}, prefix=prefix))
             one.names[name.removeprefix(prefix)] = name
-        elif strict:
+        elif whole:
             remedy = "Say which of its components to take: model.single_file={COMPONENT: FILE}"
             raise unfit(path, f"holds '{name}', which is of no known component", remedy)
     return found
@@ -170,31 +147,15 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def check_part(part: HeldPart, folder: Path, entry: Sequence[str]) -> None:
-    """Check, without reading tensors, that a file's component fits the config in a folder.
-
-    Args:
-        part: the component in the file.
-        folder: folder of the pipeline.
-        entry: library and class of the component, from the folder's index.
-
-    Raises:
-        ConfigError: it is another model: names are missing or left over, or sizes differ.
-    """
+    """Check, without reading tensors, that a file's component fits the config in a folder; raise ConfigError if it is
+    another model: names are missing or left over, or sizes differ. ``entry``: library and class of the component, from
+    the folder's index."""
     _converted(part, _empty(folder / part.name, entry), empty=True)
 
 
 def write_part(part: HeldPart, folder: Path, entry: Sequence[str], target: Path) -> None:
-    """Write a file's component as a folder, with the config of another folder.
-
-    Args:
-        part: the component in the file.
-        folder: folder of the pipeline with the config.
-        entry: library and class of the component, from that folder's index.
-        target: folder to write.
-
-    Raises:
-        ConfigError: it is another model.
-    """
+    """Write a file's component as a folder, with the config of another folder; raise ConfigError if it is another
+    model."""
     module = _empty(folder / part.name, entry)
     module.load_state_dict(_converted(part, module, empty=False), strict=False, assign=True)
     if entry[0] == "transformers":
@@ -242,7 +203,9 @@ def _converted(part: HeldPart, module: Any, *, empty: bool) -> dict[str, Tensor]
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise unfit(part.file, f"is no {made} as {part.name} ({_first_line(error)})", _OTHER_MODEL) from None
     # Views are cloned: saving would write their whole storage.
-    found = {name: tensor.clone() if _is_part(tensor) else tensor.contiguous() for name, tensor in found.items()}
+    for name, tensor in found.items():
+        is_view = tensor.untyped_storage().nbytes() != tensor.nbytes
+        found[name] = tensor.clone() if is_view else tensor.contiguous()
     tied = set(getattr(module, "_tied_weights_keys", None) or ())
     for name in sorted(wanted.keys() | found.keys()):
         if name not in found and name not in tied:
@@ -256,12 +219,9 @@ def _converted(part: HeldPart, module: Any, *, empty: bool) -> dict[str, Tensor]
 
 
 def _convert(part: HeldPart, module: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a component's tensors with the names of diffusers' converters.
-
-    Raises:
-        ConfigError: diffusers has no converter for the component, or the converter leaves tensors over.
-        KeyError: a tensor is missing; converters also raise other exceptions.
-    """
+    """Return a component's tensors with the names of diffusers' converters. Raises ConfigError if diffusers has no
+    converter for the component, or the converter leaves tensors over; KeyError if a tensor is missing; converters also
+    raise other exceptions."""
     if part.name.startswith("text_encoder"):
         return _text_encoder(part, module, tensors)
     from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
@@ -294,10 +254,6 @@ def _text_encoder(part: HeldPart, module: Any, tensors: Mapping[str, Tensor]) ->
         like = next(iter(found.values()))
         found["text_projection.weight"] = torch.eye(module.config.hidden_size, dtype=like.dtype, device=like.device)
     return found
-
-
-def _is_part(tensor: Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() != tensor.nbytes
 
 
 def _first_line(error: Exception) -> str:

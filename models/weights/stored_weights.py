@@ -6,19 +6,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from configs.errors import ConfigError, CorruptError
 from models.library_loading import read_weight_index
 from models.weights.finite import check_tensors
 from models.weights.tensor_files import TensorFiles
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: File names of a component in diffusers and transformers; several files have an index next to them.
 _NAMES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
@@ -33,7 +30,6 @@ class StoredWeights:
     """The weights a component had when it was loaded."""
 
     files: tuple[Path, ...]
-    """Safetensors files."""
     dtypes: Mapping[str, torch.dtype]
     """The dtype of each weight when it was loaded, by name; training may use another."""
 
@@ -44,11 +40,8 @@ class StoredWeights:
 
     @torch.no_grad()
     def read(self, targets: Mapping[str, Tensor]) -> None:
-        """Fill tensors, whole or sharded, with the stored weights, rounded to the dtype they were loaded in.
-
-        Raises:
-            ConfigError: the files lack a weight, or hold one that is not finite.
-        """
+        """Fill tensors, whole or sharded, with the stored weights, rounded to the dtype they were loaded in; raise
+        ConfigError if the files lack a weight, or hold one that is not finite."""
         rounded = {
             name: target if target.dtype == self.dtypes[name] else torch.empty_like(target, dtype=self.dtypes[name])
             for name, target in targets.items()
@@ -78,15 +71,9 @@ class StoredWeights:
 
 
 def empty_model(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
-    """Return a diffusers model as from ``from_pretrained``, with its parameters on the meta device.
-
-    Buffers are computed, as files do not have all of them. Stored tensors get ``dtype``, or float32 if the class keeps
-    them in it (``ModelMixin.from_pretrained`` and ``load_model_dict_into_meta``).
-
-    Args:
-        make: creates the model from its config.
-        dtype: the dtype it is loaded in.
-    """
+    """Return a diffusers model as from ``from_pretrained``, with its parameters on the meta device. Buffers are
+    computed, as files do not have all of them. Stored tensors get ``dtype``, or float32 if the class keeps them in it
+    (``ModelMixin.from_pretrained`` and ``load_model_dict_into_meta``)."""
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
     usual = torch.get_default_dtype()
@@ -113,11 +100,8 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the safetensors files of a component.
-
-    Raises:
-        ConfigError: it has no such files, or their index cannot be read.
-    """
+    """Return the safetensors files of a component; raise ConfigError if it has no such files, or their index cannot be
+    read."""
     for name in _NAMES:
         index = folder / f"{name}.index.json"
         if index.is_file():

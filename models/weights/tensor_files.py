@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
+from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
@@ -28,9 +30,7 @@ from models.weights.coverage import check_covered
 from models.weights.safetensors_header import canonical_header
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.distributed import ProcessGroup
-    from torch.distributed.checkpoint.metadata import Metadata
 
 #: Separator of file and tensor name in files of parts, which are written together.
 _IN = "/"
@@ -40,11 +40,8 @@ class TensorFiles:
     """Stored tensors: files of whole tensors, or the parts of one set of tensors."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """Read the headers.
-
-        Raises:
-            CorruptError: a file is not a safetensors file, or the parts do not make up whole tensors.
-        """
+        """Read the headers; raise CorruptError if a file is not a safetensors file, or the parts do not make up whole
+        tensors."""
         self._reader = _read_headers(files)
         self._folder, prefix = files[0].parent, files[0].name + _IN
         entries = self._reader.metadata.state_dict_metadata.items()
@@ -61,15 +58,9 @@ class TensorFiles:
 
     @torch.no_grad()
     def read_into(self, targets: Mapping[str, Tensor]) -> None:
-        """Fill tensors in place; if they are sharded, each rank reads its part without waiting for the others.
-
-        Args:
-            targets: tensors by name, of the stored shapes; floating ones of any dtype, others of the stored dtype.
-
-        Raises:
-            KeyError: the files lack a tensor.
-            CorruptError: a shape differs, or a dtype is incompatible.
-        """
+        """Fill tensors in place; if they are sharded, each rank reads its part without waiting for the others. Raises
+        KeyError if the files lack a tensor; CorruptError if a shape differs, or a dtype is incompatible. ``targets``:
+        tensors by name, of the stored shapes; floating ones of any dtype, others of the stored dtype."""
         for name, tensor in targets.items():
             _, size, dtype = self._stored[name]
             alike = (tensor.is_floating_point() and dtype.is_floating_point) or tensor.dtype == dtype
@@ -86,8 +77,6 @@ class TensorFiles:
 
 
 def _read_headers(files: Sequence[Path]) -> _Reader:
-    from safetensors import SafetensorError
-
     try:
         reader = _Reader(files)
         for name, entry in reader.metadata.state_dict_metadata.items():
@@ -105,28 +94,17 @@ def _read_headers(files: Sequence[Path]) -> _Reader:
 
 
 def write_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: ProcessGroup | None = None) -> None:
-    """Write this rank's part of some tensors; all ranks must call this together.
-
-    Args:
-        files: tensors by name, by file name; whole ones are written by one rank.
-        folder: folder of this rank's files.
-        group: the ranks; None: all.
-    """
+    """Write this rank's part of some tensors; all ranks must call this together. ``files``: tensors by name, by file
+    name; whole ones are written by one rank; ``group``: the ranks; None: all."""
     named, writer = _together(files, folder)
     save(named, storage_writer=writer, process_group=group)
     finish_parts(files, folder)
 
 
 def begin_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: ProcessGroup) -> Future[Any]:
-    """Copy this rank's part of some tensors to host memory, and write it in the background.
-
-    All ranks must call this together. When the future is done, call ``finish_parts``.
-
-    Args:
-        files: tensors by name, by file name.
-        folder: folder of this rank's files.
-        group: the ranks, with a backend for host memory; it must not be used otherwise meanwhile.
-    """
+    """Copy this rank's part of some tensors to host memory, and write it in the background. All ranks must call this
+    together. When the future is done, call ``finish_parts``. ``group``: the ranks, with a backend for host memory; it
+    must not be used otherwise meanwhile."""
     named, writer = _together(files, folder)
     # The writer's own staging does not copy tensors in host memory, which training would change meanwhile.
     with contextlib.closing(DefaultStager(StagingOptions(False, False, False, False))) as stager:
@@ -163,7 +141,6 @@ class _Reader(HuggingFaceStorageReader):
         self.metadata = super().read_metadata()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the metadata from the headers."""
         return self.metadata
 
 
@@ -172,5 +149,4 @@ class _Listed(FileSystem):
         self._files = [str(file) for file in files]
 
     def ls(self, path: str | os.PathLike[str]) -> list[str]:
-        """Return the files."""
         return self._files

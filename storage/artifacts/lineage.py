@@ -20,6 +20,8 @@ from storage.names import part
 
 #: Attempts to create a record under a free number.
 _TRIES = 100
+#: Series of the records that name the artifacts of a run's preferences.
+PREFERENCES = "preferences"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ class RunFolder:
             raise StoreError(f"There is no run '{name}': {error}.") from None
         self._entries: dict[str, LineageEntry] | None = None
         self._keyed: dict[tuple[int, str, str], list[LineageEntry]] | None = None
+        self._known: dict[str, bytes] = {}
 
     @property
     def lock_path(self) -> str:
@@ -140,6 +143,19 @@ class RunFolder:
         """Return the newest record of a series, or None."""
         names = self._series(series)
         return self._read(f"{layout.run(self.name)}/{series}/{names[-1]}") if names else None
+
+    def series(self, series: str) -> dict[str, bytes]:
+        """Return the bytes of all records of a series by path, in order; each record is read once."""
+        paths = [f"{layout.run(self.name)}/{series}/{name}" for name in self._series(series)]
+        unknown = [path for path in paths if path not in self._known]
+        read = zip(unknown, self.store.root.read_many(unknown), strict=True)
+        self._known |= {path: data for path, data in read if data is not None}
+        return {path: self._known[path] for path in paths if path in self._known}
+
+    def named(self) -> list[ArtifactRef]:
+        """Return the artifacts that the run's records name: those of its lineage, and its preferences."""
+        recorded = [content(data, path)["artifact"] for path, data in self.series(PREFERENCES).items()]
+        return [*(entry.ref for entry in self.entries()), *map(ArtifactRef.parse, recorded)]
 
     def config(self) -> dict[str, Any] | None:
         """Return the config of the run's last start, or None when the run does not exist."""

@@ -52,7 +52,7 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
     """
     _check_records(store, retention.forget)
     kept = {name: RunFolder(store, name) for name in list_runs(store) if name not in retention.forget}
-    named = {entry.artifact for run in kept.values() for entry in run.entries()}
+    named = {str(ref) for run in kept.values() for ref in run.named()}
     past = _past(kept, retention)
     removals = [
         Removal(label=layout.run(name), size=0, reason="the run is given up", trace=False)
@@ -60,7 +60,8 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
     ]
     for item in list_artifacts(store):
         artifact, size = item["artifact"], item["size"]
-        if artifact not in named:
+        # No run makes a reward model; configs name it by its folder.
+        if artifact not in named and not artifact.startswith("reward_models/"):
             # Without a record the age is unknown: it counts as new, as its training may be in progress.
             if item["runs"] or (item["age_s"] or 0.0) >= retention.older_than_s:
                 removals.append(Removal(label=artifact, size=size, reason="no run names it", trace=False))

@@ -39,7 +39,7 @@ def copy_run(
     _check_same(source, target, run)
     # Records are read first: all artifacts that they name are committed, and are copied below.
     records = records_of(source, run)
-    refs = list(dict.fromkeys(entry.ref for entry in RunFolder(source, run).entries()))
+    refs = list(dict.fromkeys(RunFolder(source, run).named()))
     counts = {"artifacts": len(refs), "shards": 0, "bytes": 0}
     for number, ref in enumerate(refs, 1):
         # The manifest is read before the shards, as a later one could name shards that are not copied.

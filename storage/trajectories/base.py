@@ -137,6 +137,13 @@ class TrajectoryShard:
         self._blob: Blob | None = None
         self._where = where
 
+    def only(self, sample_ids: pa.Array) -> TrajectoryShard:
+        """Return the shard with some of its samples."""
+        import pyarrow.compute as pc
+
+        kept = pc.is_in(self.table.column("sample_id"), value_set=sample_ids)
+        return TrajectoryShard(self.table.filter(kept), self._payloads, self._where)
+
     @cached_property
     def _stored(self) -> _Stored:
         return _Stored(self.table.column("arrays"), self._where)

@@ -159,6 +159,22 @@ MODALITY_ADVANTAGES = pa.schema(
     ]
 )
 
+#: Comparisons of two samples of one prompt, by people or programs. A page shows the first one left.
+PREFERENCES = pa.schema(
+    [
+        _PROMPT,
+        column("prompt", pa.string(), "Text of the prompt."),
+        column("first_artifact", pa.string(), "Artifact of the first sample, kind/id."),
+        column("first_sample", pa.string(), "Its id within that artifact."),
+        column("second_artifact", pa.string(), "Artifact of the second sample, kind/id."),
+        column("second_sample", pa.string(), "Its id within that artifact."),
+        column("preferred", pa.float32(), "1: the first is better, 0: the second, 0.5: neither."),
+        column("rater", pa.string(), "Name of the one who compared them."),
+        column("number", pa.int64(), "Order of the answers, from 1; withdrawn ones leave gaps."),
+        column("seconds", pa.float32(), "Time that the answer took."),
+    ]
+)
+
 
 def write_table(path: Path, rows: Mapping[str, Sequence[Any]], schema: pa.Schema) -> None:
     """Write columns as one Parquet file with the schema's version in its metadata.

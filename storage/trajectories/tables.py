@@ -1,4 +1,4 @@
-"""Artifacts whose shards are tables: prompts, rewards, values, gradients, advantages."""
+"""Artifacts whose shards are tables: prompts, rewards, values, gradients, advantages, preferences."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ TABLES: Mapping[str, str] = {
     "values": "VALUES",
     "gradients": "GRADIENTS",
     "advantages": "ADVANTAGES",
+    "preferences": "PREFERENCES",
     "token_advantages": "TOKEN_ADVANTAGES",
     "modality_advantages": "MODALITY_ADVANTAGES",
 }

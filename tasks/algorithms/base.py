@@ -14,7 +14,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.compute_meter import Meter
+    from models.policies.compute_meter import Meter
     from models.policies.trainable import Trainable
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from pydantic import PositiveFloat
 
-from models.maths.precision import widened
+from models.devices import widened
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.forward import Decay, ForwardProcess, decay_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.maths.precision import widened
+from models.devices import widened
 from models.maths.transitions import Gaussian, expand, gaussian_kl
 from tasks.algorithms.ratios import policy_ratio
 
@@ -159,6 +159,40 @@ def dpo_loss(margin: Tensor, reference_margin: Tensor, beta: float) -> Tensor:
     """
     loss: Tensor = -torch.nn.functional.logsigmoid(-0.5 * beta * (margin - reference_margin))
     return loss
+
+
+def kto_loss(gain: Tensor, advantages: Tensor, desired_weight: float, undesired_weight: float) -> Tensor:
+    """Return KTO's loss (arXiv 2402.01306, eq. 8, with reference point 0) of rows, (B,).
+
+    w (1 - sigmoid(s gain)) with s = 1 for desired rows (A > 0) and -1 for undesired ones; 0 where A = 0.
+
+    Args:
+        gain: (B,) implicit reward beta log p / p_ref, or its proxy.
+        advantages: (B,) of which only the sign counts.
+        desired_weight: w of desired rows.
+        undesired_weight: w of undesired rows.
+    """
+    weight = torch.where(advantages > 0, desired_weight, undesired_weight) * advantages.sign().abs()
+    return weight * torch.sigmoid(-advantages.sign() * gain)
+
+
+def prediction_weight(prediction: str, sigma: Tensor) -> Tensor:
+    """Return (B,) weights that turn the squared error of velocities into that of another prediction.
+
+    With flow latents x = (1 - s) x0 + s eps and v = eps - x0, an error d of v is an error (1 - s) d of the noise, -s d
+    of x0, and d / (a + b) of v = a eps - b x0 of variance-preserving diffusion; 1 / (a + b)^2 is (1 - s)^2 + s^2.
+
+    Args:
+        prediction: "velocity", "epsilon", "sample" or "v_prediction".
+        sigma: (B,) noise levels s.
+    """
+    if prediction == "epsilon":
+        return (1 - sigma).square()
+    if prediction == "sample":
+        return sigma.square()
+    if prediction == "v_prediction":
+        return (1 - sigma).square() + sigma.square()
+    return torch.ones_like(sigma)
 
 
 def unit_sum(values: Tensor, units: Tensor) -> Tensor:

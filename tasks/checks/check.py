@@ -13,6 +13,7 @@ from models.policies import POLICIES
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
+from tasks.checks.check_data import check_data
 from tasks.checks.check_execution import check_execution
 from tasks.checks.check_render import check_render
 from tasks.checks.check_rewards import check_followed, check_rewards
@@ -51,6 +52,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     check_execution(config)
     check_render(config)
     check_optimizer(config)
+    check_data(config, requires)
     kind.check(config, requires)
     check_trained(config)
     check_teachers(config)
@@ -108,7 +110,7 @@ def _check_registered(config: RunConfig) -> None:
 
 def _check_prompts(config: RunConfig, prompts: Mapping[str, int]) -> None:
     wanted = config.rollout.prompts_per_epoch
-    if wanted > prompts["train"]:
+    if config.data is None and wanted > prompts["train"]:
         raise ConfigError(
             f"rollout.prompts_per_epoch is {wanted}, but prompts.train holds {prompts['train']} prompts and an epoch "
             f"takes each at most once. Lower it to {prompts['train']} or add prompts."

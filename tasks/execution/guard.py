@@ -7,9 +7,14 @@ pages of other local servers. Both run behind this middleware. Programs do not s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
+
+from configs.addresses import is_loopback
+from configs.errors import ConfigError
+from configs.escaping import quoted
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -46,6 +51,21 @@ class OwnPagesOnly:
             await send(message)
 
         await self._app(scope, receive, framed)
+
+
+def access_token(host: str, variable: str, *, where: str) -> str | None:
+    """Return the token that a server on ``host`` wants, from an environment variable; None: it wants none.
+
+    Raises:
+        ConfigError: other machines could use the server without a token; ``where`` else it is needed.
+    """
+    token = os.environ.get(variable) or None
+    if token is None and not is_loopback(host):
+        raise ConfigError(
+            f"--host {quoted(host)} gives other machines access, but {variable} is not set. Set it here and {where}, "
+            "or listen on 127.0.0.1 and forward the port."
+        )
+    return token
 
 
 def refusal(scope: Scope) -> str | None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from configs.addresses import is_loopback
 from configs.command_options import CommandLine
-from configs.errors import ConfigError
-from configs.escaping import quoted
 from configs.extras import require_extra
 from configs.overrides import apply_overrides
 from models.rewards.factory import make_reward
-from tasks.execution.guard import App, OwnPagesOnly
+from tasks.execution.guard import App, OwnPagesOnly, access_token
 
 _MODULES = ("fastapi", "uvicorn", "msgpack", "prometheus_client")
 
@@ -53,12 +49,7 @@ def reward_app(request: ServeRequest) -> App:
     from models.rewards.service.batching import Limits
     from models.rewards.service.wire import TOKEN
 
-    token = os.environ.get(TOKEN) or None
-    if token is None and not is_loopback(request.host):
-        raise ConfigError(
-            f"--host {quoted(request.host)} gives other machines access, but {TOKEN} is not set. Set it here and where "
-            "runs are started, or listen on 127.0.0.1 and forward the port."
-        )
+    token = access_token(request.host, TOKEN, where="where runs are started")
     options = apply_overrides({}, request.options)
     served = Served(
         reward=make_reward(request.name, options, device=request.device),

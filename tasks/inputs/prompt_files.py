@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from configs.data import DataSection
 from configs.errors import PromptError
 from configs.schema import PROMPT_FILES, PromptsSection
 from tasks.inputs.saved_datasets import read_table, saved_files
@@ -119,7 +120,7 @@ def _parquet_rows(path: str, column: str) -> Rows:
     yield from _table_rows(table, path)
 
 
-def saved_rows(path: str, section: PromptsSection, where: str) -> Rows:
+def saved_rows(path: str, section: PromptsSection | DataSection, where: str) -> Rows:
     """Yield the rows of a folder that ``save_to_disk`` of datasets wrote.
 
     Raises:
@@ -144,7 +145,7 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def hub_rows(source: str, section: PromptsSection, where: str) -> Rows:
+def hub_rows(source: str, section: PromptsSection | DataSection, where: str) -> Rows:
     """Yield the rows of a hub dataset.
 
     Raises:

@@ -16,7 +16,7 @@ from storage.backends.checksums import hash_data, hash_file
 from storage.names import below
 
 #: Limit on pixels, as a small file can claim to be an image of any size; models take a hundredth of this.
-_MOST_PIXELS = 1 << 26
+MOST_PIXELS = 1 << 26
 #: File types whose rows are identified by line number.
 _OF_LINES = (".txt", ".jsonl", ".csv", ".tsv")
 #: Suffix of the key of an image that is displayed differently from its stored pixels (such as EXIF rotation).
@@ -233,4 +233,4 @@ def _size(data: bytes) -> tuple[int, int]:
 def _too_large(width: int, height: int) -> str:
     """Return the complaint about an image that is too large; '' otherwise."""
     pixels = width * height
-    return f"has {pixels:,} pixels, more than {_MOST_PIXELS:,}" if pixels > _MOST_PIXELS else ""
+    return f"has {pixels:,} pixels, more than {MOST_PIXELS:,}" if pixels > MOST_PIXELS else ""

@@ -16,6 +16,7 @@ from configs.fingerprint import canonical_json, fingerprint, hash_text
 from configs.gc_tuning import without_collecting
 from configs.schema import PROMPT_FILES, PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
+from tasks.inputs.data_rows import DataRow, given_data
 from tasks.inputs.prompt_files import READERS, Rows, hub_rows, saved_rows
 from tasks.inputs.prompt_rows import RowLocation, check_metadata, images_of, split_keys, text_of
 from tasks.inputs.saved_datasets import is_saved_dataset, saved_files
@@ -103,11 +104,28 @@ def source_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
 
     Raises:
         PromptError: a source cannot be used, or a held-out prompt is also a train prompt.
+        DataError: given data cannot be used.
     """
-    train, heldout = _listed(config.prompts, "train"), _listed(config.prompts, "heldout")
+    train = _listed(config.prompts, "train") if config.data is None else given_prompts(config)
+    heldout = _listed(config.prompts, "heldout")
     _check_held_out(train, heldout)
     negative = _negative(config, [*train, *heldout]) if uses_guidance(config) else []
     return {"train": train, "heldout": heldout, "negative": negative}
+
+
+def given_prompts(config: RunConfig) -> list[Prompt]:
+    """Return the distinct prompts of given data, in order of first appearance.
+
+    Raises:
+        DataError: the data cannot be used, see ``given_data``.
+    """
+    prompts = (prompt_of(row) for row in given_data(config).rows)
+    return list({prompt.id: prompt for prompt in prompts}.values())
+
+
+def prompt_of(row: DataRow) -> Prompt:
+    """Return the prompt of a row of given data."""
+    return Prompt(text=row.text, metadata=row.metadata)
 
 
 def _check_held_out(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> None:

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def earned(chain: Chain, epoch: int) -> str:
-    """Return the mean optimized reward of an epoch's samples in words."""
+    """Return the mean optimized reward of an epoch's samples in words; for given samples the mean loss."""
+    if chain.plan.given:
+        losses = [
+            update["loss"] for update in chain.store.require(chain.require(epoch, "optimize").ref).summary["updates"]
+        ]
+        return f"loss {sum(losses) / len(losses):.4f}" if losses else ""
     mean = chain.store.require(chain.require(epoch, "advantage").ref).summary["reward_mean"]
     rewards = chain.config.rewards
     plain = len(rewards) == 1 and rewards[0].weight == 1

@@ -87,7 +87,8 @@ def epoch_content(chain: Chain, epoch: int) -> Content | None:
         return None
     figures = _epoch_figures(chain, made)
     points = [Point(key=key, value=value, step=epoch) for key, value in figures.items()]
-    points.append(Point(key=f"{ACHIEVED}/rollout", value=figures["reward/mean"], step=epoch))
+    if "reward/mean" in figures:
+        points.append(Point(key=f"{ACHIEVED}/rollout", value=figures["reward/mean"], step=epoch))
     scored = read_scored(chain, epoch)
     points += [
         Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
@@ -151,7 +152,8 @@ def paragraphs(context: RunContext, *, done: bool) -> list[str]:
     model, counts = config.model, context.store.manifest(chain.ref(Node(0, "preprocess")))
     base = model.base_name if model.path else f"the built-in '{model.base_name}'"
     rewards = " + ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards)
-    prompts = " + ".join(Path(source).name for source in config.prompts.lists("train").values())
+    sources = config.prompts.lists("train").values() if config.data is None else [config.data.train]
+    prompts = " + ".join(Path(source).name for source in sources)
     size = f" ({counts.summary['train']} prompts, {counts.summary['heldout']} held out)" if counts else ""
     lines = [
         f"trains {base} ({model.policy}) with {config.optimize.algorithm.name} on {prompts}{size} for {rewards}, "

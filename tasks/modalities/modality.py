@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,12 @@ from models.rewards.base import Needs
 from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.inputs.policy_kind import kind_name
-from tasks.inputs.prompts import Prompt, StoredPrompt
+from tasks.inputs.prompts import Prompt
 from tasks.inputs.weight_sources import Weights
 from tasks.modalities import KINDS
+from tasks.modalities.given import GivenSample
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult, RewardGradients, no_slopes
+from tasks.modalities.samplers import Sampler, SamplingContext
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,50 +39,6 @@ if TYPE_CHECKING:
     from tasks.runs.context import RunContext
     from tasks.runtime.host import ModelHost
     from tasks.runtime.renderer import Renderer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRequest:
-    """One sample to make."""
-
-    prompt: StoredPrompt
-    """Its prompt."""
-    replica: int
-    """Index of the sample within its prompt."""
-    name: str
-    """Id of the sample; if one job gives several, the prefix of their ids."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingContext:
-    """Context, models and policy for sampling."""
-
-    context: RunContext
-    """The run."""
-    host: ModelHost
-    """Holds its models."""
-    policy: ArtifactRef
-    """The policy that makes the samples."""
-    epoch: int
-    """Epoch of the rollout, or the last epoch before the evaluation."""
-
-    @property
-    def config(self) -> RunConfig:
-        """The run's config."""
-        return self.context.config
-
-
-class Sampler(Protocol):
-    """Makes samples, batch by batch: a job's sample does not depend on the other jobs of its batch."""
-
-    def load(self) -> None:
-        """Load models for all batches; ranks that shard weights do it collectively."""
-
-    def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
-        """Return the samples of at most ``execution.rollout_batch_size`` jobs, computed at one fixed size."""
-
-    def rest(self) -> None:
-        """Take part in collective calls of other ranks, with no job left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +120,8 @@ class Kind(ABC):
     """Parts of the model that make samples; the others may leave the device during sampling."""
     training_parts: ClassVar[frozenset[Part]]
     """Parts of the model that are trained."""
+    given_parts: ClassVar[frozenset[Part]] = frozenset()
+    """Parts of the model that encode given samples."""
     exporting_parts: ClassVar[frozenset[Part]]
     """Parts of the model that an export needs."""
     saves_memory: ClassVar[tuple[str, ...]] = ()
@@ -211,6 +171,27 @@ class Kind(ABC):
     @abstractmethod
     def rollout(self, making: SamplingContext) -> Sampler:
         """Return the sampler of rollouts, with log-probs."""
+
+    def read_given(self, making: SamplingContext, sample: GivenSample) -> Any:
+        """Return the content of a given sample, in the form that ``given`` takes.
+
+        Raises:
+            DataError: it cannot be trained on.
+            ConfigError: samples of this kind cannot be given.
+        """
+        raise ConfigError(
+            f"data: samples of the kind '{kind_name(making.config)}' cannot be given. Remove the section."
+        )
+
+    def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
+        """Return given samples in the form of a rollout's: with final latents or tokens, without behavior log-probs.
+
+        Args:
+            making: run and models.
+            samples: at most ``execution.decode_batch_size``.
+            contents: the result of ``read_given`` for each.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def evaluation(self, making: SamplingContext) -> Sampler:

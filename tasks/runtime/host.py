@@ -13,11 +13,11 @@ import torch
 
 from configs.registry import resolve
 from configs.schema import RunConfig
-from models.compute_meter import Meter, peak_flops
 from models.devices import chosen_device, local_rank, make_current
 from models.library_loading import quiet_libraries
 from models.policies import POLICIES
 from models.policies.base import Policy
+from models.policies.compute_meter import Meter, peak_flops
 from models.policies.parts import Part
 from models.policies.trainable import Trainable
 from models.rewards.factory import MadeRewards

@@ -39,6 +39,18 @@ class DiffusionSpec(ModalitySpec):
             more["reference_kl"] = True
         return {"rollout": rollout, "model": call_options(config), **more}
 
+    def given_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """Size, precision, levels, and stored media."""
+        model, rollout = config.model, config.rollout
+        return {
+            "size": [model.frames, model.height, model.width],
+            "dtype": model.dtype,
+            "options": model.options,
+            "steps": rollout.steps,
+            "latents_dtype": rollout.latents_dtype,
+            "media": rollout.media.fingerprinted(),
+        }
+
     def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Steps, solver, arguments of the model, and stored media."""
         return {**_drawn(config), "media": config.rollout.media.fingerprinted()}

@@ -34,6 +34,10 @@ class ModalitySpec(ABC):
         """Return the options of a rollout's samples, besides policy, prompts, seed and epoch."""
 
     @abstractmethod
+    def given_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """Return the options of given samples, besides their content, the base model and the store's format."""
+
+    @abstractmethod
     def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Return the options of an evaluation's samples, besides policy, prompts, seed and number."""
 

@@ -41,6 +41,15 @@ class RunPlan:
         return make_estimator(self.config)
 
     @property
+    def given(self) -> bool:
+        """Whether the run trains on given samples, and has neither rollouts nor scores of them."""
+        return self.config.data is not None
+
+    def samples_of(self, epoch: int) -> Node:
+        """Return the stage whose artifact holds the samples that an epoch trains on."""
+        return Node(0, "ingest") if self.given else Node(epoch, "rollout")
+
+    @property
     def has_values(self) -> bool:
         """Whether there is a values stage, for a critic's values or per-token log-probs of the base model."""
         return self.estimator.needs_values or self.estimator.needs_reference
@@ -66,10 +75,13 @@ class RunPlan:
         yield Node(0, "base")
         if self.config.render is not None:
             yield Node(0, "base", RENDERER)
-        yield from (Node(0, name) for name in names_of("run") if name != "base")
+        left_out = {"base"} if self.given else {"base", "ingest"}
+        yield from (Node(0, name) for name in names_of("run") if name not in left_out)
 
     def scored(self, epoch: int) -> Iterator[Node]:
         """Yield the stages from an epoch's policy to its scores."""
+        if self.given:
+            return
         yield Node(epoch, "rollout")
         if self.config.render is not None:
             yield Node(epoch, "render")

@@ -13,6 +13,8 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import RunFolder
+from tasks.inputs.data_rows import data_of, given_data
+from tasks.inputs.data_sources import is_there
 from tasks.inputs.prompts import Prompt, prompts_fingerprint, source_prompts
 from tasks.inputs.renderer import render_of
 from tasks.inputs.weight_sources import (
@@ -132,6 +134,16 @@ class RunInputs:
     def source_prompts(self) -> dict[str, list[Prompt]]:
         """The prompts the config names, by split."""
         return source_prompts(self.config)
+
+    @cached_property
+    def data_identity(self) -> str:
+        """Identity of the given samples; as recorded if the run is only read, or their source is gone."""
+        source = data_of(self.config).train
+        for entry in reversed(self.run.made(0, "ingest")) if self.reads or not is_there(source) else ():
+            manifest = self.store.manifest(entry.ref)
+            if manifest is not None:
+                return str(manifest.options["data"])
+        return given_data(self.config).identity
 
     @cached_property
     def contents(self) -> Contents:

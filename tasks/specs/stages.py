@@ -34,6 +34,8 @@ class StageSpec:
     """True where an epoch may have several: one for each reward, model or evaluation."""
     renders: bool = False
     """True where it renders texts, in runs with a section ``render``."""
+    given: bool = False
+    """True where it reads given samples, in runs with a section ``data``."""
     grows: bool = False
     """True for a cache that is never complete and has no manifest."""
 
@@ -50,6 +52,7 @@ _SPECS = (
         grows=True,
     ),
     StageSpec(name="preprocess", stage="tasks.stages.preprocess:PreprocessStage", artifact="prompts", scope="run"),
+    StageSpec(name="ingest", stage="tasks.stages.ingest:IngestStage", artifact="trajectories", scope="run", given=True),
     StageSpec(name="policy", stage="tasks.stages.policy:PolicyStage", artifact="policies", scope="run"),
     StageSpec(name="rollout", stage="tasks.stages.rollout:RolloutStage", artifact="trajectories", scope="epoch"),
     StageSpec(name="render", stage="tasks.stages.render:RenderStage", artifact="renders", scope="epoch", renders=True),

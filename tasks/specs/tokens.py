@@ -29,6 +29,10 @@ class TokensSpec(ModalitySpec):
         section = tokens_of(config)
         return {"rollout": rollout, "tokens": _drawn(section), **engine_identity(section.engine), **_called(config)}
 
+    def given_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """Template and longest text."""
+        return {"tokens": tokens_of(config).fingerprinted({"evaluate", "engine", "rescore", "temperature", "stop"})}
+
     def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
         """How tokens are drawn, or that the likeliest are taken."""
         section = tokens_of(config)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.metrics.evaluations import SPLITS, named_range, split_of
-from tasks.modalities.modality import Sampler, SampleRequest
+from tasks.modalities.samplers import Sampler, SampleRequest
 from tasks.runs.sharding import cover, evaluation_cuts
 from tasks.specs.graph import Node, policy_after
 from tasks.specs.modalities import modality_spec

@@ -57,7 +57,7 @@ class OptimizeStage(Stage):
         epochs = range(self.epoch, first - 1, -1)
         found = [policy_after(self.epoch - 1)]
         for epoch in epochs:
-            found += [Node(epoch, "rollout"), Node(epoch, "advantage"), *self.facts.plan.gradients(epoch)]
+            found += [self.facts.plan.samples_of(epoch), Node(epoch, "advantage"), *self.facts.plan.gradients(epoch)]
         return tuple(found)
 
     @property

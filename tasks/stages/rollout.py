@@ -12,7 +12,7 @@ from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.records import ShardRecord
 from storage.layout import ArtifactRef
 from tasks.inputs.prompts import SOURCE, StoredPrompt
-from tasks.modalities.modality import Sampler, SampleRequest
+from tasks.modalities.samplers import Sampler, SampleRequest
 from tasks.runs.sharding import cover, rollout_cuts
 from tasks.specs.graph import Node
 from tasks.specs.modalities import modality_spec

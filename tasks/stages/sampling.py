@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample, TrajectoryStore
 from tasks.inputs.components import media_format, open_trajectory_store, sampling_sizes
-from tasks.modalities.modality import Sampler, SampleRequest, SamplingContext
+from tasks.modalities.samplers import Sampler, SampleRequest, SamplingContext
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:

@@ -34,11 +34,13 @@ def _settings(config: RunConfig) -> dict[str, str]:
     flat = flatten(config.model_dump(mode="json"))
     chosen = {name: value for name, value in _main_settings(config).items() if value is not None}
     plain = flatten(
-        RunConfig(model=config.model, prompts=config.prompts, rewards=config.rewards).model_dump(mode="json")
+        RunConfig(model=config.model, prompts=config.prompts, data=config.data, rewards=config.rewards).model_dump(
+            mode="json"
+        )
     )
     for key, value in flat.items():
         section = key.split(".")[0]
-        named = key in chosen or section in ("model", "prompts", "rewards", "store", "run", *_FREE)
+        named = key in chosen or section in ("model", "prompts", "data", "rewards", "store", "run", *_FREE)
         if (
             len(chosen) < _MOST
             and not named

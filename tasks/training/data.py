@@ -54,8 +54,12 @@ class TrainingData:
 
     def samples(self, host: ModelHost | None = None) -> SampleSet:
         """Return the samples; batches need a host."""
-        shards = [shard for ref in self._trajectories for shard in self._open(ref)]
         advantages = pa.concat_tables([self._earned(ref) for ref in self._advantages])
+        shards = [shard for ref in self._trajectories for shard in self._open(ref)]
+        if self.context.plan.given:
+            # An epoch trains on some of the given samples.
+            chosen = advantages.column("sample_id").combine_chunks()
+            shards = [part for shard in shards if (part := shard.only(chosen)).table.num_rows]
         training = Training(
             context=self.context,
             host=host,

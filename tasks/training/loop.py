@@ -17,8 +17,8 @@ import torch
 
 from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
-from models.compute_meter import backward
 from models.devices import as_here
+from models.policies.compute_meter import backward
 from models.policies.trainable import Trainable
 from models.weights.ema import Ema
 from models.weights.sharding import number as number_of

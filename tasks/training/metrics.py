@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.maths.precision import widened
+from models.devices import widened
 from tasks.algorithms.base import Batch
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import diffusers
 import numpy as np
@@ -64,6 +64,14 @@ from tests.support.families import PIPELINES, UNPADDED
 ALL = frozenset(Part)
 FLUX2 = ("flux2", "flux2_klein")
 PROMPTS = ["a red cube", "two cats and a dog in the photo", 'a sign "9"', "a blue circle on a green cube"]
+
+
+class Decoded(tuple[torch.Tensor]):
+    """What an autoencoder returns."""
+
+    @property
+    def sample(self) -> torch.Tensor:
+        return self[0]
 
 
 @dataclass(frozen=True)
@@ -745,6 +753,33 @@ def test_rows_with_mixed_steps_equal_their_own(load: Load) -> None:
     velocity = policy.velocity(rollout.states[rows, steps], grid.sigma, cond)
     _, mixed = replay(FlowSDE(), rollout.states[rows, steps], velocity, rollout.states[rows, steps + 1], grid)
     torch.testing.assert_close(mixed.detach(), rollout.log_probs[rows, steps], rtol=0, atol=1e-6)
+
+
+def test_given_media_are_encoded_as_samples_are_decoded(
+    family: str, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = cast(Any, load())
+    if family in IMAGE_CONDITIONED | CLIP_CONDITIONED:
+        return
+    latents, vae, given, taken = noise(policy, 2), policy.pipeline.vae, list[torch.Tensor](), [0]
+
+    def decode(z: torch.Tensor, *_: Any, **__: Any) -> Any:
+        given.extend(z.split(1))
+        return Decoded((z,))
+
+    def encode(media: torch.Tensor, return_dict: bool) -> tuple[torch.Tensor]:
+        taken[0] += len(media)
+        return (torch.cat(given[taken[0] - len(media) : taken[0]]),)
+
+    monkeypatch.setattr(vae, "decode", decode)
+    monkeypatch.setattr(vae, "encode", encode)
+    shape = (2, 3, policy.settings.frames, 8, 8) if policy.settings.frames > 1 else (2, 3, 8, 8)
+    if policy.modality_names:
+        with pytest.raises(ConfigError, match="encode_media"):
+            policy.encode_media(torch.zeros(shape))
+        return
+    policy.decoded_clean(latents)
+    torch.testing.assert_close(policy.encode_media(torch.zeros(shape)), latents, rtol=2e-5, atol=2e-5)
 
 
 def test_encoding_a_prompt_does_not_depend_on_its_neighbors(load: Load) -> None:

@@ -23,6 +23,7 @@ from models.rewards.testing import CONTRACT, Check, made_up_references, samples
 from tests.support.chat import Endpoint, says, serving
 from tests.support.clap import write_clap
 from tests.support.clip import write_clip, write_head, write_latent_head
+from tests.support.judged import write_fitted
 from tests.support.published_rewards import (
     write_detector,
     write_dina,
@@ -46,6 +47,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_head(folder / "head.safetensors")
     write_latent_head(folder / "latent.safetensors")
     write_open_clip(folder, folder / "HPS.safetensors")
+    write_fitted(folder / "fitted")
     for name in ("blip", "detector", "dina", "hpsv3", "video"):
         (folder / name).mkdir()
     write_image_reward(folder / "blip")
@@ -85,6 +87,7 @@ def build(clip: Path, dina: dict[str, str], endpoint: Endpoint) -> Callable[...,
         "clip_diversity": model,
         "clip_score": model,
         "dina_lrm": {**dina, "taps": (1,), "dtype": "float32", "max_sequence_length": 1},
+        "fitted": {"path": str(clip / "fitted")},
         "geneval": {"clip": str(clip), "detector": str(clip / "detector")},
         "geneval2": {"model": "judge", "endpoint": endpoint.url},
         "hpsv3": {

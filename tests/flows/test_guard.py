@@ -25,7 +25,7 @@ from tests.support.s3 import free_port
 
 #: Modules that start processes or listen, and what of this file, or of another, holds what listens there.
 STARTS = {
-    "flows/cli/serve_reward.py": "test_servers_answer_no_foreign_page",
+    "flows/cli/http_server.py": "test_servers_answer_no_foreign_page",
     "flows/cli/ui.py": "test_servers_answer_no_foreign_page",
     "flows/cli/view.py": "test_servers_answer_no_foreign_page",
     "flows/cli/worker.py": "test_a_worker_serves_no_http",

@@ -25,6 +25,7 @@ from flows.cli.request_options import with_options
 from flows.environment import as_overrides
 from flows.requests import BenchmarkRequest, DeployRequest, PipelineRequest, Request, StageRequest, SweepRequest
 from tasks.execution.serve_reward import ServeRequest
+from tasks.ratings.request import RateRequest
 from tasks.runs.opening import run_name
 from tests.conftest import ConfigFactory
 
@@ -69,6 +70,7 @@ KINDS: dict[str, type[BaseModel]] = {
     "benchmark": BenchmarkRequest,
     "deploy": DeployRequest,
     "serve-reward": ServeRequest,
+    "rate": RateRequest,
 }
 
 

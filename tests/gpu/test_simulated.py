@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from models.devices import as_here, make_current
-from models.compute_meter import Meter
+from models.policies.compute_meter import Meter
 from tools.accelerator import simulated
 
 counts = simulated(Path(sys.argv[1]))

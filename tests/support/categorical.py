@@ -30,8 +30,9 @@ from tasks.algorithms.base import Batch, Models, Requirements, RowLoss, expect
 from tasks.inputs.prompts import Prompt
 from tasks.inputs.weight_sources import PIPELINE, Weights
 from tasks.modalities.forward_cost import Cost
-from tasks.modalities.modality import ExportRequest, Kind, SampleRequest, SamplingContext, Training
+from tasks.modalities.modality import ExportRequest, Kind, Training
 from tasks.modalities.sample_set import SampleSet, tensor_of
+from tasks.modalities.samplers import SampleRequest, SamplingContext
 from tasks.runs.seeds import derive
 from tasks.runs.sharding import rollout_cuts
 from tasks.specs.modalities import ModalitySpec

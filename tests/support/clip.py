@@ -7,7 +7,16 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPProcessor,
+    SiglipConfig,
+    SiglipImageProcessorPil,
+    SiglipModel,
+    SiglipProcessor,
+)
 
 from models.quickstart.text import clip_tokenizer
 
@@ -28,6 +37,20 @@ def write_clip(folder: Path) -> str:
     size = {"height": 30, "width": 30}
     processor = CLIPImageProcessor(size={"shortest_edge": 30}, crop_size=size)
     CLIPProcessor(image_processor=processor, tokenizer=tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+def write_siglip(folder: Path) -> str:
+    """Write a SigLIP and its processor."""
+    tokenizer = clip_tokenizer()
+    layers = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    texts = {**layers, **ends, "vocab_size": len(tokenizer), "max_position_embeddings": 16, "projection_size": 32}
+    torch.manual_seed(0)
+    config = SiglipConfig(text_config=texts, vision_config={**layers, "image_size": 30, "patch_size": 6})
+    SiglipModel(config).save_pretrained(folder)
+    processor = SiglipImageProcessorPil(size={"height": 30, "width": 30})
+    SiglipProcessor(image_processor=processor, tokenizer=tokenizer).save_pretrained(folder)
     return str(folder)
 
 

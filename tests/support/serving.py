@@ -1,4 +1,4 @@
-"""Reward servers for tests: real processes, and a proxy that spoils what they answer."""
+"""Servers of commands for tests: real processes, and a proxy that spoils what they answer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Server:
-    """A ``flowmill serve-reward`` of one reward at a fixed port."""
+    """A ``flowmill serve-reward`` of one reward, or another command that serves, at a fixed port."""
 
     arguments: Sequence[str]
     port: int = 0
     environment: dict[str, str] | None = None
+    name: str = "serve-reward"
     _process: subprocess.Popen[str] | None = None
 
     @property
@@ -32,7 +33,7 @@ class Server:
 
     def start(self) -> None:
         """Start it, and wait until it answers; once started it keeps its port."""
-        command = [sys.executable, "-m", "flows.cli", "serve-reward", *self.arguments, "--port", str(self.port)]
+        command = [sys.executable, "-m", "flows.cli", self.name, *self.arguments, "--port", str(self.port)]
         path = os.pathsep.join(filter(None, [(self.environment or {}).get("PYTHONPATH"), str(ROOT)]))
         environment = {**os.environ, **(self.environment or {}), "PYTHONPATH": path}
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)

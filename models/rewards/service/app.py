@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +17,12 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
+from configs.addresses import holds_token
 from configs.errors import FlowmillError
 from models.rewards.base import Reward, Scores, perfect_score
 from models.rewards.invocation import needs_of_made
 from models.rewards.service import wire
-from models.rewards.service.batching import Batcher, BusyError, Limits
-from models.rewards.service.metrics import Metrics
+from models.rewards.service.batching import Batcher, BusyError, Limits, Metrics
 
 #: Number of request bodies of the maximum size that may be in memory at a time.
 _BODIES = 2
@@ -40,13 +39,11 @@ class Served:
     name: str
     """Name in the table, or an import string."""
     options: Mapping[str, Any]
-    """Its options."""
     token: str | None = None
     """Token of callers; None: any caller is accepted."""
     max_bytes: int = 256_000_000
     """The largest request body."""
     limits: Limits = field(default_factory=Limits)
-    """Limits of calls and of the queue."""
 
 
 class _Room:
@@ -88,8 +85,7 @@ def make_app(served: Served) -> FastAPI:
     app = FastAPI(title=f"reward {served.name}", lifespan=working, docs_url=None, redoc_url=None)
 
     def authorized(request: Request) -> None:
-        shown = request.headers.get("authorization", "")
-        if served.token is not None and not secrets.compare_digest(shown.encode(), f"Bearer {served.token}".encode()):
+        if not holds_token(request.headers.get("authorization", ""), served.token):
             raise _Refused(401, f"the token is missing or wrong: set {wire.TOKEN} to the server's")
 
     @app.exception_handler(_Refused)

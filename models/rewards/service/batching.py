@@ -1,7 +1,5 @@
 """Scores several requests in common calls, from a bounded queue.
-
-Legend: B samples of a request.
-"""
+Legend: B samples of a request."""
 
 from __future__ import annotations
 
@@ -12,9 +10,37 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
 from models.rewards.base import Batch, Reward, Scores, joined
 from models.rewards.invocation import Handling, score
-from models.rewards.service.metrics import Metrics
+
+
+class Metrics:
+    """Metrics of one server, in a separate registry."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        of = self._registry
+        self.requests = Counter(
+            "flowmill_reward_requests", "Requests by status of the answer.", ["status"], registry=of
+        )
+        self.samples = Counter("flowmill_reward_samples", "Samples handed to the reward.", registry=of)
+        self.seconds = Histogram("flowmill_reward_call_seconds", "Seconds of a call of the reward.", registry=of)
+        self.rows = Histogram(
+            "flowmill_reward_call_samples", "Samples of a call.", buckets=[2**n for n in range(11)], registry=of
+        )
+        self.waiting = Gauge("flowmill_reward_waiting_samples", "Samples that wait or are being scored.", registry=of)
+
+    def scored(self, rows: int, seconds: float) -> None:
+        """Count a call."""
+        self.samples.inc(rows)
+        self.seconds.observe(seconds)
+        self.rows.observe(rows)
+
+    def text(self) -> bytes:
+        """Return all in Prometheus' text format."""
+        return generate_latest(self._registry)
 
 
 class BusyError(Exception):
@@ -45,20 +71,14 @@ class Batcher:
     """Calls one reward for all requests, one call after the other."""
 
     def __init__(self, reward: Reward, name: str, limits: Limits, metrics: Metrics) -> None:
-        """Bind to a reward; ``run`` does the work."""
         self._reward, self._name, self._limits, self._metrics = reward, name, limits, metrics
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._waiting = 0
         self._numbers = 0
 
     async def submit(self, batch: Batch) -> Scores:
-        """Return the scores of a request's samples.
-
-        Raises:
-            BusyError: too many samples wait already.
-            FlowmillError: the reward failed for them.
-            OSError: the reward raised one, which may be temporary.
-        """
+        """Return the scores of a request's samples. Raises BusyError if too many samples wait already; FlowmillError if
+        the reward failed for them; OSError if the reward raised one, which may be temporary."""
         if self._waiting and self._waiting + len(batch) > self._limits.waiting:
             raise BusyError(f"{self._waiting} samples wait")
         # A groupwise reward treats the samples of one request as one group.

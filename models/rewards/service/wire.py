@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.fingerprint import fingerprint
 from configs.validation_messages import first_error
-from models.rewards.base import Batch, Needs, Scores
+from models.rewards.base import Batch, Needs, Scores, Sources
 
 SCORE, INFO, HEALTH, METRICS = "/v1/score", "/v1/info", "/health", "/metrics"
 TYPE = "application/msgpack"
@@ -23,7 +23,6 @@ CHECKSUM = "x-flowmill-xxh3"
 REWARD = "x-flowmill-reward"
 #: Environment variable with the token, on both sides.
 TOKEN = "FLOWMILL_REWARD_TOKEN"
-
 #: Maximum rows of a message, keys of a mapping, and values in a message; legitimate requests stay below.
 _MOST_ROWS, _MOST_KEYS, _MOST_VALUES = 1 << 16, 1 << 12, 1 << 21
 
@@ -53,9 +52,7 @@ class ScoreRequest(_Message):
     """Samples to score."""
 
     dtype: Literal["uint8", "float32", "text"]
-    """Dtype of the media."""
     shape: Annotated[list[Annotated[int, Field(ge=1, le=1 << 40)]], Field(min_length=1, max_length=8)]
-    """Shape of the media."""
     media: bytes | _Texts
     """Values in C order; a list of texts."""
     prompts: _Texts
@@ -95,9 +92,7 @@ class RewardInfo(_Message):
     name: str
     """Name in the table, or an import string."""
     options: dict[str, Any]
-    """By name."""
     needs: NeedsFields
-    """Its needs."""
     perfect: float | None = Field(allow_inf_nan=False)
     """The score that counts as an exact match."""
     max_bytes: int = Field(ge=1)
@@ -119,12 +114,12 @@ def pack_request(batch: Batch) -> bytes:
     )
 
 
-def distinct(references: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+def distinct(references: Sources) -> list[np.ndarray]:
     """Return the source images of rows, each once: rows of one prompt share the same objects."""
     return list({id(image): image for images in references for image in images}.values())
 
 
-def _packed_references(references: Sequence[Sequence[np.ndarray]]) -> dict[str, Any]:
+def _packed_references(references: Sources) -> dict[str, Any]:
     if not references:
         return {}
     images = distinct(references)
@@ -149,11 +144,7 @@ def _unpacked_references(request: ScoreRequest) -> list[list[np.ndarray]]:
 
 
 def unpack_request(body: bytes) -> Batch:
-    """Return the samples in a body.
-
-    Raises:
-        WireError: it has none, or they do not match its shape and dtype.
-    """
+    """Return the samples in a body; raise WireError if it has none, or they do not match its shape and dtype."""
     request = _read(ScoreRequest, body)
     media, shape = request.media, tuple(request.shape)
     texts = isinstance(media, list)
@@ -183,11 +174,7 @@ def pack_answer(scores: Scores) -> bytes:
 
 
 def unpack_answer(body: bytes, count: int) -> Scores:
-    """Return the scores in a response.
-
-    Raises:
-        WireError: it has another number of scores or notes.
-    """
+    """Return the scores in a response; raise WireError if it has another number of scores or notes."""
     answer = _read(ScoreAnswer, body)
     if len(answer.scores) != 4 * count:
         raise WireError(f"{len(answer.scores)} bytes of scores for {count} samples")
@@ -222,12 +209,10 @@ def needs_from(fields: Mapping[str, Any]) -> Needs:
 
 
 def _pack(message: Mapping[str, Any]) -> bytes:
-    packed: bytes = msgpack.packb(message, use_bin_type=True)
-    return packed
+    return msgpack.packb(message, use_bin_type=True)
 
 
 def _read(message: type[M], body: bytes) -> M:
-    """Return the message in a body."""
     try:
         return message.model_validate(_unpack(body))
     except ValidationError as error:

@@ -13,6 +13,7 @@ from models.quickstart import BUILDERS
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay
 from tasks.inputs.components import make_kernel, make_plan
+from tasks.inputs.data_rows import given_per_epoch
 from tasks.inputs.prompts import source_prompts, uses_guidance
 from tasks.modalities.diffusion.setting_combination import Combination, draw_plans
 from tasks.modalities.diffusion.setting_rules import check_combination
@@ -51,13 +52,15 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
     rollout, calls = config.rollout, 2 if uses_guidance(config) else 1
     trained_calls = calls if requires.guided else 1
     trunks = rollout.prompts_per_epoch * rollout.group_size
+    if config.data is not None:
+        trunks = given_per_epoch(config)
     samples = trunks * (steps.branches * len(steps.trained) if steps.branches else 1)
     trained, states = (1, 2) if steps.branches else (len(steps.trained), len(steps.states))
     positions = requires.times.count if requires.times is not None else trained
     if requires.data == "states":
         positions = sum(state + requires.calls <= rollout.steps for state in steps.states)
     branched = sum(steps.branches * (rollout.steps - 1 - step) for step in steps.trained)
-    used = 2 * rollout.prompts_per_epoch if requires.unit == "pair" else samples
+    used = 2 * rollout.prompts_per_epoch if requires.unit == "pair" and config.data is None else samples
     rows = (
         used
         * positions
@@ -73,15 +76,16 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
     return Cost(
         prompts=prompts,
         samples_per_epoch=samples,
-        rollout_forwards=trunks * (rollout.steps + branched) * calls,
+        rollout_forwards=0 if config.data is not None else trunks * (rollout.steps + branched) * calls,
         optimize_rows=rows,
         optimize_forwards=rows * trained_calls * requires.calls,
         reference_forwards=rows * trained_calls // config.optimize.inner_epochs if requires.reference else 0,
         evaluate_forwards=splits * config.evaluate.samples * (config.evaluate.steps or rollout.steps) * calls,
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
-        shards_per_epoch=len(rollout_cuts(config)),
+        shards_per_epoch=0 if config.data is not None else len(rollout_cuts(config)),
         latent_bytes_per_epoch=per_epoch,
         latent_bytes=None if per_epoch is None else per_epoch * config.run.epochs,
+        stores_latents=config.data is None,
         evaluations=evaluations,
         reference=requires.reference or config.advantage.kl_coef > 0,
     )

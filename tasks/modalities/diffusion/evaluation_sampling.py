@@ -16,7 +16,7 @@ from tasks.inputs.weight_sources import Weights
 from tasks.modalities.diffusion.final_samples import Finals
 from tasks.modalities.diffusion.lockstep import InStep
 from tasks.modalities.diffusion.velocities import SamplingModels
-from tasks.modalities.modality import SampleRequest, SamplingContext
+from tasks.modalities.samplers import SampleRequest, SamplingContext
 from tasks.runs.seeds import derive, generator
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from configs.schema import RunConfig
-from models.compute_meter import timed
 from models.maths.conditioning import Conditioning
+from models.policies.compute_meter import timed
 from models.policies.diffusion import DiffusionPolicy
 from models.policies.nan_checks import finite
 from storage.trajectories.media import Sound

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ from tasks.modalities.diffusion.checks import check_diffusion, cost_of_diffusion
 from tasks.modalities.diffusion.evaluation_sampling import EvaluationSampler
 from tasks.modalities.diffusion.exporting import PipelineExport
 from tasks.modalities.diffusion.final_samples import decode_in_slices
+from tasks.modalities.diffusion.given_media import given_media, read_media
 from tasks.modalities.diffusion.memory import DenoiserMemory, denoiser_memory
 from tasks.modalities.diffusion.rendering import draw, drawing_memory
 from tasks.modalities.diffusion.reward_gradients import follow
@@ -39,10 +40,12 @@ from tasks.modalities.diffusion.scored import check_scored, heard, trial_media
 from tasks.modalities.diffusion.trained_rewards import HeldRewards, decoded_parts
 from tasks.modalities.diffusion.training_sets import training_set
 from tasks.modalities.forward_cost import Cost
+from tasks.modalities.given import GivenSample
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
 from tasks.modalities.memory import DrawingMemory, OptimizerSizes
-from tasks.modalities.modality import ExportRequest, Kind, Sampler, SamplingContext, Training
+from tasks.modalities.modality import ExportRequest, Kind, Training
 from tasks.modalities.sample_set import SampleSet
+from tasks.modalities.samplers import Sampler, SamplingContext
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +64,7 @@ class Diffusion(Kind):
     draws = True
     sampling_parts = frozenset({Part.DENOISER, Part.VAE})
     training_parts = frozenset({Part.DENOISER})
+    given_parts = frozenset({Part.VAE})
     exporting_parts = frozenset({Part.DENOISER, Part.VAE})
     saves_memory = ("Lower execution.rollout_batch_size, or execution.decode_batch_size if it failed while decoding.",)
 
@@ -99,6 +103,14 @@ class Diffusion(Kind):
     def rollout(self, making: SamplingContext) -> Sampler:
         """Return the sampler of stochastic chains, or of branches of a trunk."""
         return RolloutSampler(making)
+
+    def read_given(self, making: SamplingContext, sample: GivenSample) -> np.ndarray:
+        """Return an image or clip of the configured size."""
+        return read_media(making, sample)
+
+    def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
+        """Encode images or clips."""
+        return given_media(making, samples, contents)
 
     def evaluation(self, making: SamplingContext) -> Sampler:
         """Return the sampler of the ODE from fixed noise."""

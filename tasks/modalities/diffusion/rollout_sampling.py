@@ -25,7 +25,7 @@ from tasks.inputs.components import make_algorithm, make_kernel, make_plan, make
 from tasks.inputs.weight_sources import Weights
 from tasks.modalities.diffusion.final_samples import Finals
 from tasks.modalities.diffusion.velocities import SamplingModels
-from tasks.modalities.modality import SampleRequest, SamplingContext
+from tasks.modalities.samplers import SampleRequest, SamplingContext
 from tasks.runs.seeds import derive, generator
 
 if TYPE_CHECKING:

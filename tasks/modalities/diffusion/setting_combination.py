@@ -40,7 +40,7 @@ class Combination:
     @property
     def group(self) -> int:
         """Number of samples that are compared: those of one prompt, or the branches of one prompt and step."""
-        return self.config.rollout.group_size * max(1, self.draws[0].branches)
+        return self.config.samples_per_group * max(1, self.draws[0].branches)
 
     @property
     def trained(self) -> list[int]:

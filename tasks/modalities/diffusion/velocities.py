@@ -14,7 +14,7 @@ from tasks.modalities.diffusion.conditioning import conditioning_of
 from tasks.modalities.diffusion.lockstep import InStep, idle_row
 
 if TYPE_CHECKING:
-    from tasks.modalities.modality import SamplingContext
+    from tasks.modalities.samplers import SamplingContext
 
 
 class SamplingModels:

@@ -28,6 +28,7 @@ from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay, check_units
 from tasks.inputs.components import tokens_of
+from tasks.inputs.data_rows import given_per_epoch
 from tasks.inputs.prompts import source_prompts, uses_guidance
 from tasks.inputs.renderer import renderer_config
 from tasks.inputs.weight_sources import critic_folder
@@ -73,7 +74,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
         raise ConfigError(
             "advantage.kl_coef is for KLs that rollouts store, which texts' do not. Use the algorithm's kl_coef."
         )
-    if config.rollout.group_size < requires.min_group_size:
+    if config.samples_per_group < requires.min_group_size:
         raise ConfigError(
             f"rollout.group_size is {config.rollout.group_size}, but optimize.algorithm "
             f"'{config.optimize.algorithm.name}' compares {requires.min_group_size} completions or more. Raise it."
@@ -92,7 +93,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
                 f"with '{value}'. Set advantage.{name} to '{value}', or choose 'grpo', which takes any."
             )
     check_advantage(config)
-    check_units(config, requires, config.rollout.group_size)
+    check_units(config, requires, config.samples_per_group)
     _check_rows(config)
     check_replay(config, requires, None)
 
@@ -241,6 +242,9 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
     samples = rollout.prompts_per_epoch * rollout.group_size
     groups = min(rollout.prompts_per_epoch, config.advantage.informative or rollout.prompts_per_epoch)
     trained = groups * (2 if requires.unit == "pair" else rollout.group_size)
+    given = config.data is not None
+    if given:
+        samples = trained = given_per_epoch(config)
     rows = trained * config.optimize.inner_epochs
     estimator = make_estimator(config)
     own_critic = requires.critic and config.critic.backbone == "own"
@@ -249,7 +253,7 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
     return Cost(
         prompts=prompts,
         samples_per_epoch=samples,
-        rollout_forwards=samples * (drawing + 1),
+        rollout_forwards=0 if given else samples * (drawing + 1),
         optimize_rows=rows,
         optimize_forwards=rows * (2 if own_critic else 1),
         # 0 if a stage stored them; otherwise cached in the first inner epoch.
@@ -257,7 +261,7 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
         value_forwards=samples * (int(estimator.needs_values) + int(stored)),
         evaluate_forwards=splits * config.evaluate.samples * (section.max_new + 1),
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
-        shards_per_epoch=len(rollout_cuts(config)),
+        shards_per_epoch=0 if given else len(rollout_cuts(config)),
         latent_bytes_per_epoch=None,
         latent_bytes=None,
         stores_latents=False,

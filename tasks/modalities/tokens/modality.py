@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,19 +17,22 @@ from models.policies.critic_lm import CRITIC, TrainableCritic
 from models.policies.parts import Part
 from models.rewards.base import Batch as Scored
 from models.rewards.base import Needs
-from storage.trajectories.base import TrajectoryShard
+from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.tokens import TokenModels
 from tasks.inputs.components import tokens_of
 from tasks.inputs.prompts import Prompt
 from tasks.metrics.texts import Text, write_texts
 from tasks.modalities.forward_cost import Cost
+from tasks.modalities.given import GivenSample
 from tasks.modalities.memory import OptimizerSizes
-from tasks.modalities.modality import ExportRequest, Kind, Sampler, SamplingContext, Training, ValueRequest
+from tasks.modalities.modality import ExportRequest, Kind, Training, ValueRequest
 from tasks.modalities.sample_set import SampleSet
+from tasks.modalities.samplers import Sampler, SamplingContext
 from tasks.modalities.tokens.checks import check_scored, check_tokens, cost_of_tokens, trial_text
 from tasks.modalities.tokens.critic_values import values_of
 from tasks.modalities.tokens.exporting import LanguageModelExport
+from tasks.modalities.tokens.given_texts import GivenText, given_texts, read_text
 from tasks.modalities.tokens.memory import LanguageMemory, language_memory
 from tasks.modalities.tokens.prompts import read_prompts
 from tasks.modalities.tokens.sample_sets import TextSet
@@ -76,6 +79,14 @@ class Tokens(Kind):
     def rollout(self, making: SamplingContext) -> Sampler:
         """Return the sampler of texts, with a seed per token."""
         return rollout_maker(making)
+
+    def read_given(self, making: SamplingContext, sample: GivenSample) -> GivenText:
+        """Return the token ids of a prompt and a text."""
+        return read_text(making, sample)
+
+    def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
+        """Return texts with a mask of the given tokens."""
+        return given_texts(making, samples, contents)
 
     def evaluation(self, making: SamplingContext) -> Sampler:
         """Return the sampler of the likeliest texts, or of draws with fixed seeds."""

@@ -27,7 +27,7 @@ from models.policies.causal_lm import CausalLM, TrainableLM
 from storage.trajectories.base import Sample
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import Weights
-from tasks.modalities.modality import SampleRequest, SamplingContext
+from tasks.modalities.samplers import SampleRequest, SamplingContext
 from tasks.modalities.tokens.exporting import write_model
 from tasks.modalities.tokens.gap import check_gap
 from tasks.modalities.tokens.prompts import RunPrompts, read_prompts

@@ -209,7 +209,7 @@ def test_a_page_of_another_origin_is_not_answered(
 
 
 #: The command with less patience for what is being scored.
-_SERVE = "import flows.cli.serve_reward as serve; serve._GRACE_S = 1; from flows.cli import main; main()"
+_SERVE = "import flows.cli.http_server as serve; serve._GRACE_S = 1; from flows.cli import main; main()"
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from models.rewards import REWARDS
 from models.rewards.differentiable import is_differentiable, processed
 from models.rewards.factory import make_reward
 from tests.support.clip import write_clip, write_head, write_latent_head
+from tests.support.judged import write_fitted
 from tests.support.published_rewards import write_dina, write_image_reward, write_open_clip
 
 PROMPTS = ['"17"', '"40"', '"93"']
@@ -24,6 +25,7 @@ FOLLOWED = {
     "clip_score",
     "digits_network",
     "dina_lrm",
+    "fitted",
     "hpsv2",
     "image_similarity",
     "imagereward",
@@ -39,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_head(path / "head.safetensors")
     write_latent_head(path / "latent.safetensors")
     write_open_clip(path, path / "HPS.safetensors")
+    write_fitted(path / "fitted")
     for name in ("blip", "dina"):
         (path / name).mkdir()
     write_image_reward(path / "blip")
@@ -58,6 +61,7 @@ def options(folder: Path, tiny_base: Path) -> dict[str, dict[str, Any]]:
             "dtype": "float32",
             "max_sequence_length": 1,
         },
+        "fitted": {"path": str(folder / "fitted")},
         "hpsv2": {"weights": str(folder / "HPS.safetensors"), "convention": "percent", **model},
         "image_similarity": {**model, "folder": str(folder)},
         "imagereward": {"weights": str(folder / "blip" / "ImageReward.safetensors"), "tokenizer": str(folder / "blip")},

@@ -18,8 +18,8 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.rewards import REWARDS
 from models.rewards.base import Batch, Needs, Scores
-from models.rewards.factory import FunctionReward, needs_of
-from models.rewards.invocation import Handling, score
+from models.rewards.factory import FunctionReward, make_reward, needs_of
+from models.rewards.invocation import Handling, needs_of_made, score
 from tasks.modalities.modality import make_kind
 from tests.support.language_models import texts_data
 
@@ -154,3 +154,17 @@ def test_rewards_of_the_table_say_what_they_score(name: str) -> None:
     given: Mapping[str, Any] = {"by": "pixels", "to": "source", "references": True}
     declared += [label.needs_for(given)] if hasattr(label, "needs_for") else []
     assert {needs.media for needs in declared} <= {"images", "clips", "sounds", "latents", "texts"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("exact_text", {"column": "solution"}),
+        ("rank", {"reward": "digits"}),
+        ("rank", {"reward": "exact_text", "options": {"column": "solution"}}),
+        ("image_similarity", {"by": "pixels", "to": "source"}),
+        ("digits", {}),
+    ],
+)
+def test_a_made_reward_needs_what_its_options_say(name: str, options: dict[str, Any]) -> None:
+    assert needs_of_made(make_reward(name, options)) == needs_of(name, options) != Needs()

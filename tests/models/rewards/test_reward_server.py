@@ -23,8 +23,7 @@ from models.rewards.factory import check_section, make_reward, works_on_accelera
 from models.rewards.invocation import Handling, score
 from models.rewards.remote import RemoteReward
 from models.rewards.service import wire
-from models.rewards.service.batching import Batcher, Limits
-from models.rewards.service.metrics import Metrics
+from models.rewards.service.batching import Batcher, Limits, Metrics
 from models.rewards.testing import CONTRACT, Check, samples
 from tasks.checks.try_rewards import try_rewards
 from tests.support.serving import Server, served, spoiling

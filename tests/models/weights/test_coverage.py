@@ -120,7 +120,7 @@ def test_tensors_of_another_shape_are_refused(tmp_path) -> None:
 
 #: Files that allocate memory before they fill it, or read bytes as numbers, and why all of it is filled.
 ALLOCATORS = {
-    "models/compute_meter.py": "on the meta device",
+    "models/policies/compute_meter.py": "on the meta device",
     "models/policies/flux2.py": "only its shape is read",
     "models/policies/flux3.py": "only its shape is read",
     "models/policies/wan.py": "each row is early or late",

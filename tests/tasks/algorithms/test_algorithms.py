@@ -173,6 +173,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("awm", {"kl_coef": 0.2}),
     *[("awm", {"weighting": weighting}) for weighting in ("t", "t2", "huber", "ghuber")],
     ("dpo", {"beta": 3.0, "kl_coef": 0.2}),
+    ("kto", {"beta": 3.0, "kl_coef": 0.2}),
+    *[("sft", {"prediction": kind, "kl_coef": 0.2}) for kind in ("velocity", "epsilon", "v_prediction", "sample")],
     *[("crd", {"adaptive": False, "distance": d, "temperature": t}) for d in ("mse", "bce") for t in (-1.0, 0.0, 0.5)],
     ("ram", {}),
     ("ram", {"multiplier": 2.0, "kl_coef": 0.2}),

@@ -45,6 +45,7 @@ SAMPLES: list[tuple[str, Options]] = [
     *[(name, {"surrogate": "spo"}) for name in ("awm", "v_grpo")],
     ("dpo", {"beta": 2.0}),
     ("dpo", {"beta": 2.0, "winner_margin": 0.5}),
+    ("kto", {"beta": 2.0}),
     ("dgpo", {"beta": 1.0}),
     *[("crd", {"distance": kind, "temperature": t}) for kind in ("mse", "bce") for t in (-1.0, 0.0, 0.5)],
     ("crd", {"adaptive": False, "detach_center": True}),
@@ -74,9 +75,14 @@ def scores(rows: DiffusionBatch, theta: Tensor) -> Tensor:
 
 
 def test_every_algorithm_is_here() -> None:
-    assert {name for name, _ in STEPS + SAMPLES} | {"opd", "fdfo", "reward_gradient", "refl", "direct_align"} == set(
-        ALGORITHMS
-    )
+    assert {name for name, _ in STEPS + SAMPLES} | {
+        "opd",
+        "fdfo",
+        "reward_gradient",
+        "refl",
+        "direct_align",
+        "sft",
+    } == set(ALGORITHMS)
 
 
 @pytest.mark.parametrize(("name", "options"), STEPS + SAMPLES, ids=str)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from models.attention_masks import WholeMasks
-from models.compute_meter import forward_flops
+from models.policies.attention_masks import WholeMasks
+from models.policies.compute_meter import forward_flops
 from models.quickstart.tiny import build_tiny
 
 

@@ -15,13 +15,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class WholeMasks(TorchFunctionMode):
-    """A mode in which fake masks are full, their inverses empty, and fake tensors true as conditions.
-
-    Models that put padding last select the rows of a mask and then the others: their total does not depend on the mask.
-    """
+    """A mode in which fake masks are full, their inverses empty, and fake tensors true as conditions. Models that put
+    padding last select the rows of a mask and then the others: their total does not depend on the mask."""
 
     def __init__(self) -> None:
-        """Start without inverses."""
         super().__init__()
         # By identity, as == of tensors is elementwise.
         self._empty = WeakIdKeyDictionary()
@@ -41,10 +38,8 @@ class WholeMasks(TorchFunctionMode):
 
 
 class KnownLayouts(TorchFunctionMode):
-    """A mode in which integers and masks that depend on sizes alone keep their content; other tensors have none.
-
-    Models that put text and images into one sequence read its length and positions from such integers.
-    """
+    """A mode in which integers and masks that depend on sizes alone keep their content; other tensors have none. Models
+    that put text and images into one sequence read its length and positions from such integers."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

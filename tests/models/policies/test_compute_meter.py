@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from configs.schema import RunConfig
-from models import compute_meter
-from models.compute_meter import Meter, forward_flops
+from models.policies import compute_meter
+from models.policies.compute_meter import Meter, forward_flops
 from tasks.metrics.speed import epoch_speeds, in_words
 from tasks.metrics.tracked import epoch_content
 from tasks.runtime.host import ModelHost

@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
+from torch.utils._pytree import tree_map
 
 from models.devices import device_name
-
-if TYPE_CHECKING:
-    from torch import nn
+from models.policies.attention_masks import WholeMasks
+from models.weights.stored_weights import on_meta
 
 #: Dense peak of matrix products in half precision by words of a device's name, FLOP/s, as the manufacturers state it.
 #: The first entry whose words are all in the name counts.
@@ -42,8 +43,6 @@ _PEAKS: Mapping[str, float] = {
     "MI300X": 1307.4e12,
     "MI325X": 1307.4e12,
 }
-
-
 _CPU = torch.device("cpu")
 #: A module by identity, and the shapes of its inputs, without the number of rows.
 _Call = tuple[int, Any, Any]
@@ -66,13 +65,8 @@ class Meter:
     """Counts the computation of modules from now on."""
 
     def __init__(self, *, adapters: bool, device: torch.device = _CPU, share: float = 1.0) -> None:
-        """Start at zero.
-
-        Args:
-            adapters: denoisers are frozen except for adapters.
-            device: their device.
-            share: this process's share of a forward, if several processes share its tokens.
-        """
+        """Start at zero. ``adapters``: denoisers are frozen except for adapters; ``share``: this process's share of a
+        forward, if several processes share its tokens."""
         self._backward, self._share = 1 if adapters else 2, share
         self._seconds = 0.0
         self._rows: Counter[_Call] = Counter()
@@ -161,12 +155,8 @@ def backward(meter: Meter | None) -> AbstractContextManager[None]:
 
 
 def forward_flops(module: nn.Module, args: Any, kwargs: Any) -> float | None:
-    """Return the FLOPs of a denoiser's forward, counted with a copy on the meta device.
-
-    None if that is impossible: it is not a model of diffusers, or its control flow depends on values.
-    """
-    from torch.utils._pytree import tree_map
-
+    """Return the FLOPs of a denoiser's forward, counted with a copy on the meta device. None if that is impossible: it
+    is not a model of diffusers, or its control flow depends on values."""
     # A sharded model has a class derived from the model's.
     kind: Any = next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
     if not hasattr(kind, "from_config"):
@@ -182,9 +172,6 @@ def forward_flops(module: nn.Module, args: Any, kwargs: Any) -> float | None:
 def _counted(kind: Any, config: Any, args: Any, kwargs: Any) -> float | None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from models.attention_masks import WholeMasks
-    from models.weights.stored_weights import on_meta
-
     twin = on_meta(lambda: kind.from_config(config)).float()
     with FlopCounterMode(display=False) as counter, WholeMasks(), torch.no_grad():
         try:
@@ -195,18 +182,14 @@ def _counted(kind: Any, config: Any, args: Any, kwargs: Any) -> float | None:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return the peak of a device, FLOP/s of dense matrix products; None if it is not in the table.
-
-    For float32 it is None too, as that depends on settings of torch.
-    """
+    """Return the peak of a device, FLOP/s of dense matrix products; None if it is not in the table. For float32 it is
+    None too, as that depends on settings of torch."""
     words = set(re.split(r"[^A-Za-z0-9]+", device_name(device) or ""))
     found = (peak for known, peak in _PEAKS.items() if words.issuperset(known.split()))
     return None if dtype == torch.float32 else next(found, None)
 
 
 def _shapes_only(values: Any) -> Any:
-    from torch.utils._pytree import tree_map
-
     def shape_of(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf

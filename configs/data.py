@@ -1,0 +1,71 @@
+"""The section of data that people already have: samples to train on instead of rollouts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from configs.base import Section
+
+
+class DataSection(Section):
+    """Given samples: pairs of prompt and image, clip or text, preferred and refused samples, or rated ones.
+
+    A row names its prompt and either one sample, or a chosen and a rejected one. Other columns become metadata of the
+    prompt, such as a license.
+    """
+
+    train: str
+    """The rows: a file (.jsonl, .parquet, or .csv and .tsv with a header), a folder written by `save_to_disk` of
+    datasets, a Hugging Face dataset id, WebDataset tars ("pairs-{000..015}.tar"), or a folder of images with a text
+    file of the same name next to each. Paths are relative to the config file."""
+    prompt: str = "prompt"
+    """Column of the prompt; in tars the extension of its member, such as txt."""
+    sample: str = "image"
+    """Column of the sample: the path of an image or clip below the folder of the rows, or a text."""
+    chosen: str | None = None
+    """Column of the better sample of a pair; instead of 'sample'."""
+    rejected: str | None = None
+    """Column of the worse sample of a pair."""
+    rating: str | None = None
+    """Column of the rating of a sample."""
+    scale: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest rating; a rating outside is refused."""
+    neutral: float | None = None
+    """The rating from which samples are desired; the middle of the scale when absent."""
+    keep: tuple[str, ...] = ()
+    """Columns of samples or ratings that also stay metadata, such as a right answer that rewards compare with."""
+    split: str = "train"
+    """Split to read of a dataset with several."""
+    groups_per_epoch: int | None = Field(None, ge=1)
+    """Prompts, or pairs, of an epoch, in a seeded permutation for each pass; all when absent."""
+    rows_per_shard: int = Field(256, ge=1)
+    """Rows of one committed shard: the work that a crash can lose. Does not change results."""
+    bad_rows: Literal["stop", "leave_out"] = "stop"
+    """A row that cannot be used stops the run, or is left out and recorded with its reason."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> DataSection:
+        if (self.chosen is None) != (self.rejected is None):
+            raise ValueError("data.chosen and data.rejected belong together: name both columns, or neither")
+        if self.paired and self.rating is not None:
+            raise ValueError(
+                "data.rating belongs to single samples, and data.chosen names pairs: remove one of the two"
+            )
+        low, high = self.scale
+        if not low < high:
+            raise ValueError(f"data.scale is {low} to {high}; its first value must be the lower one")
+        if self.neutral is not None and not low <= self.neutral <= high:
+            raise ValueError(f"data.neutral is {self.neutral}, outside data.scale {low} to {high}")
+        return self
+
+    @property
+    def paired(self) -> bool:
+        """Whether rows hold a chosen and a rejected sample."""
+        return self.chosen is not None
+
+    @property
+    def middle(self) -> float:
+        """The rating from which samples are desired."""
+        return sum(self.scale) / 2 if self.neutral is None else self.neutral

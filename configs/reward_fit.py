@@ -1,0 +1,83 @@
+"""The config of ``flowmill reward fit``: judgments, a backbone, and how its head is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
+
+from configs.base import Component, Section
+from configs.errors import ConfigError
+from configs.load import read_config
+from configs.overrides import apply_overrides
+from configs.schema import StoreSection
+from configs.validation_messages import explain
+
+
+class FitConfig(Section):
+    """One fit of a reward."""
+
+    data: tuple[str, ...] = Field(min_length=1)
+    """Files of judgments (.jsonl, .csv, .tsv, .parquet), or preferences/ID of the store."""
+    heldout: tuple[str, ...] = ()
+    """Files of judgments to measure on; when empty, a share of the prompts of `data`."""
+    backbone: Component
+    """pixels, clip, latents or text, with its options."""
+    share: float = Field(0.2, gt=0, lt=1)
+    """Share of the judgments that is held out."""
+    ties: Literal["half", "davidson"] = "half"
+    """A tie is half a win of each, or an outcome of Davidson's model."""
+    scale: tuple[float, float] = (1.0, 5.0)
+    """Lowest and highest rating."""
+    seed: int = Field(0, ge=0)
+    """Seed of the split, of the first weights, and of the order of judgments."""
+    updates: PositiveInt | None = None
+    """Optimizer updates; ten passes over the judgments when absent."""
+    batch_size: PositiveInt = 64
+    """Judgments per update."""
+    learning_rate: float = Field(1e-3, gt=0)
+    """Learning rate of AdamW."""
+    weight_decay: float = Field(1e-2, ge=0)
+    """Weight decay of AdamW."""
+    device: str = "auto"
+    """Torch device, or auto."""
+    store: StoreSection = StoreSection()
+    """Store of the result, and of preferences that `data` names."""
+
+    @field_validator("data", "heldout", mode="before")
+    @classmethod
+    def _one(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _ordered(self) -> FitConfig:
+        if not self.scale[0] < self.scale[1]:
+            raise ValueError(f"scale is {list(self.scale)}; it must be two numbers, the lower first")
+        return self
+
+
+def load_fit(path: str | Path, overrides: Sequence[str] = ()) -> FitConfig:
+    """Return the config in a YAML file, with ``key=value`` overrides.
+
+    Paths of `data` and `heldout` are relative to the working directory, or to the folder of the file.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is unknown, or a value is not allowed.
+    """
+    source = Path(path)
+    data = apply_overrides(read_config(source), overrides)
+    try:
+        made = FitConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{source}: {explain(dict(item), FitConfig)}" for item in error.errors())) from None
+    return made.model_copy(
+        update={
+            name: tuple(_found(each, source.parent) for each in getattr(made, name)) for name in ("data", "heldout")
+        }
+    )
+
+
+def _found(name: str, folder: Path) -> str:
+    return str(folder / name) if not Path(name).exists() and (folder / name).exists() else name

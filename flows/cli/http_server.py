@@ -1,0 +1,43 @@
+"""Serves an application over HTTP until stopped: the part that commands with a server of their own share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.gc_tuning import collect_as_usual
+from flows.cli.error_reporting import say
+
+#: Seconds to finish pending requests after the server is asked to stop.
+_GRACE_S = 10
+
+
+def serve(app: Any, *, host: str, port: int, label: str, quiet: bool = False) -> None:
+    """Serve until stopped; print ``label`` and the address once the server answers.
+
+    Raises:
+        ConfigError: the address is taken.
+    """
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                host, port = self.servers[0].sockets[0].getsockname()[:2]
+                shown = f"[{host}]" if ":" in host else host
+                say(f"{label} answers at http://{shown}:{port}", quiet=quiet)
+
+    config = uvicorn.Config(
+        app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
+    )
+    server = Server(config)
+    collect_as_usual()
+    try:
+        server.run()
+    except SystemExit:
+        if server.started:
+            raise
+        raise ConfigError(
+            f"nothing can listen on {host}:{port}, which may be taken. Choose another with --port."
+        ) from None

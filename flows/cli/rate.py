@@ -1,0 +1,77 @@
+"""``flowmill rate``: people compare samples on a page, and the figures of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from flows.cli.error_reporting import say
+from flows.cli.http_server import serve
+from flows.cli.options import AsJson, Root
+from flows.console import console, print_json, print_table
+from flows.environment import existing_root
+from tasks.ratings.request import TOKEN, RateRequest
+
+if TYPE_CHECKING:
+    from tasks.runs.context import RunContext
+
+
+def rate_command(
+    request: RateRequest,
+    *,
+    report: Annotated[bool, typer.Option("--report", help="Print the figures of the answers so far.")] = False,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve the page until stopped, and make the answers an artifact then; with --report print their figures.
+
+    Raises:
+        StoreError: there is no such run, or nothing to compare.
+        NotCommittedError: samples have not been made yet.
+        ConfigError: other machines could use the page without a token, or the address is taken.
+    """
+    from tasks.runs.opening import open_run
+
+    uri = existing_root(root)
+    say(f"reading {uri}", quiet=as_json)
+    context = open_run(uri, request.run, reads=True)
+    if report:
+        from tasks.ratings.figures import rating_report
+
+        found = rating_report(context)
+        if as_json:
+            print_json({"run": request.run, **found})
+        for title, rows in () if as_json else found.items():
+            _print(title.capitalize(), rows)
+        return
+    against = None if request.against is None else open_run(uri, request.against, reads=True)
+    _serve(request, context, against)
+
+
+def _serve(request: RateRequest, context: RunContext, against: RunContext | None) -> None:
+    from tasks.execution.guard import OwnPagesOnly, access_token
+    from tasks.ratings.answers import answers_of, commit_preferences
+    from tasks.ratings.app import make_app
+    from tasks.ratings.pairs import sources_of
+
+    token = access_token(request.host, TOKEN, where="give it to raters")
+    sources = sources_of(context, against, request.epoch, evaluation=request.evaluation, scorer=request.scorer)
+    app = make_app(context.run, sources, request, token)
+    try:
+        serve(app if token else OwnPagesOnly(app), host=request.host, port=request.port, label="the page")
+    finally:
+        if any(answer.preferred is not None for answer in answers_of(context.run).values()):
+            console.print(f"answers: {commit_preferences(context.run)}")
+
+
+def _print(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(*(rows[0] if rows else ()), title=title, title_justify="left")
+    for row in rows:
+        table.add_row(
+            *("" if each is None else f"{each:.3g}" if isinstance(each, float) else str(each) for each in row.values())
+        )
+    if rows:
+        print_table(table)

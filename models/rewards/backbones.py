@@ -1,0 +1,181 @@
+"""Inputs and layers of fitted rewards: a backbone turns samples into numbers, and its head of layers into a score.
+
+A backbone is fixed; ``flowmill reward fit`` trains the head. A new one is one class here and one line in ``BACKBONES``.
+
+Legend: B rows, H W image pixels, C h w latents, D embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from pydantic import NonNegativeInt, PositiveInt
+from torch import nn
+
+from models.rewards.clip import ClipEmbeddings
+from models.rewards.text import SequenceClassification
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Judged = Literal["images", "latents", "texts"]
+"""Media that people judged."""
+
+
+class RewardBackbone(Protocol):
+    """Turns samples into the inputs of a head."""
+
+    judged: ClassVar[Judged]
+    """Media it takes."""
+
+    def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
+        """Return (B, ...) float32 inputs without a gradient of B samples as stored, and their prompts."""
+        ...
+
+    def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Return the same with a gradient, of (B, 3, H, W) images of about 0 to 1, or of (B, ...) latents."""
+        ...
+
+    def head(self, inputs: Tensor) -> nn.Sequential:
+        """Return new layers for such inputs, with one output, drawn from torch's generator."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Pixels:
+    """Pixels, averaged down to a small size: a convolutional network from scratch, for tiny images; no prompt."""
+
+    judged: ClassVar[Judged] = "images"
+
+    height: PositiveInt = 32
+    """Height that images are averaged to."""
+    width: PositiveInt = 32
+    """Width."""
+    channels: PositiveInt = 8
+    """Channels of the two convolutions."""
+    hidden: PositiveInt = 64
+    """Width of the linear layer after them."""
+
+    def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
+        """Return (B, 3, height, width) pixels of (H, W, 3) uint8 images, which may differ in size."""
+        unit = [torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float() / 255 for image in media]
+        return torch.cat([self.smooth(each, prompts) for each in unit])
+
+    def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Return (B, 3, height, width) pixels from -1 to 1."""
+        return 2 * nn.functional.adaptive_avg_pool2d(media, (self.height, self.width)) - 1
+
+    def head(self, inputs: Tensor) -> nn.Sequential:
+        """Return two convolutions and two linear layers."""
+        return _convolutions(inputs, self.channels, self.hidden)
+
+
+@dataclass(kw_only=True)
+class FinalLatents:
+    """The model's output before decoding; no prompt."""
+
+    judged: ClassVar[Judged] = "latents"
+
+    channels: PositiveInt = 16
+    """Channels of the two convolutions, for latents with a height and a width."""
+    hidden: PositiveInt = 64
+    """Width of the linear layer after them."""
+
+    def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
+        """Return the (C, h, w) float32 latents of all samples as one tensor; frames of a clip are further channels."""
+        return self.smooth(torch.from_numpy(np.stack(media).astype(np.float32)), prompts)
+
+    def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Return (B, C, h, w) latents, or (B, D) of latents without a height and a width."""
+        return media.flatten(1, -3) if media.ndim > 3 else media.flatten(1)
+
+    def head(self, inputs: Tensor) -> nn.Sequential:
+        """Return two convolutions and two linear layers, or the linear ones alone."""
+        return _convolutions(inputs, self.channels, self.hidden) if inputs.ndim == 4 else _linear(inputs, self.hidden)
+
+
+@dataclass(kw_only=True)
+class ClipFeatures(ClipEmbeddings):
+    """Embeddings of a frozen CLIP or SigLIP: the image's, and its product with the prompt's, entry by entry."""
+
+    name: ClassVar[str] = "fitted"
+    classes: ClassVar[tuple[str, str]] = ("AutoModel", "AutoProcessor")
+    judged: ClassVar[Judged] = "images"
+
+    hidden: NonNegativeInt = 0
+    """Width of a layer between; 0: a linear head, whose weights on the products generalize the cosine."""
+
+    def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
+        """Return (B, 2 D) features of (H, W, 3) uint8 images."""
+        return self._joined(self.of_images(media).clone(), prompts)
+
+    def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Return (B, 2 D) features of (B, 3, H, W) images of about 0 to 1."""
+        return self._joined(self.of_smooth(media), prompts)
+
+    def _joined(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        # Embeddings have length 1; in this scale their entries are about 1.
+        scale = images.shape[1] ** 0.5
+        return torch.cat([scale * images, scale**2 * images * self.of_texts(prompts).clone()], 1)
+
+    def head(self, inputs: Tensor) -> nn.Sequential:
+        """Return one linear layer, or two."""
+        return _linear(inputs, self.hidden)
+
+
+@dataclass(kw_only=True)
+class TextFeatures(SequenceClassification):
+    """Hidden states of a frozen sequence classifier, before its own head: the mean over the tokens of a text."""
+
+    judged: ClassVar[Judged] = "texts"
+
+    label: str | int | None = 0
+    """Not used."""
+    given: Literal["text", "joined", "pair", "chat"] = "pair"
+    """What the model reads, see ``SequenceClassification``."""
+    hidden: NonNegativeInt = 0
+    """Width of a layer between; 0: a linear head."""
+
+    def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
+        """Return (B, D) features of texts."""
+        found = []
+        for encoded, output in self.outputs([str(text) for text in media], prompts, output_hidden_states=True):
+            mask = encoded["attention_mask"][..., None].float()
+            found.append((output.hidden_states[-1].float() * mask).sum(1) / mask.sum(1))
+        return torch.cat(found).clone()
+
+    def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Texts have no gradient.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("it was fitted on texts, which have no gradient")
+
+    def head(self, inputs: Tensor) -> nn.Sequential:
+        """Return one linear layer, or two."""
+        return _linear(inputs, self.hidden)
+
+
+def _convolutions(inputs: Tensor, channels: int, hidden: int) -> nn.Sequential:
+    _, first, height, width = inputs.shape
+    return nn.Sequential(
+        nn.Conv2d(first, channels, 3, padding="same"),
+        nn.ReLU(),
+        nn.Conv2d(channels, channels, 3, padding="same"),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(channels * height * width, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, 1),
+    )
+
+
+def _linear(inputs: Tensor, hidden: int) -> nn.Sequential:
+    if not hidden:
+        return nn.Sequential(nn.Linear(inputs.shape[1], 1))
+    return nn.Sequential(nn.Linear(inputs.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 1))

@@ -1,0 +1,124 @@
+"""A reward that ``flowmill reward fit`` fitted on preferences or ratings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from configs.errors import ConfigError
+from configs.path_types import FolderPlace, ModelPlace
+from configs.registry import create, option_names, resolve
+from models.devices import chosen_device, local_rank
+from models.library_loading import read_json
+from models.rewards import BACKBONES
+from models.rewards.base import Needs, Scores
+from models.rewards.latents import read_layers
+from models.rewards.weight_files import WeightsFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: The files of a fitted reward.
+ABOUT, HEAD = "reward.json", "head.safetensors"
+_NAME = "fitted"
+#: Options of a backbone that say where, and not how: a fitted reward has its own.
+PLACES = ("model", "revision", "device")
+_REMEDY = "Name a folder that 'flowmill reward fit' wrote."
+
+
+@dataclass(kw_only=True)
+class Fitted:
+    """The score of a backbone and a head: logits of preference with mean 0 over the fitted pairs, or a rating."""
+
+    name: ClassVar[str] = _NAME
+
+    path: FolderPlace
+    """Folder that ``flowmill reward fit`` wrote."""
+    media: Literal["samples", "latents"] = "samples"
+    """latents, for a reward that was fitted on latents."""
+    model: ModelPlace | None = None
+    """Folder, or id on the hub, of the frozen model of its backbone, where that has one."""
+    revision: str | None = None
+    """Commit, tag or branch of the model on the hub."""
+    device: str = "auto"
+    """Torch device, or auto."""
+    _backbone: Any = field(init=False, repr=False)
+    _layers: nn.Sequential = field(init=False, repr=False)
+    _frozen: nn.ModuleList = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Load description, backbone and layers.
+
+        Raises:
+            ConfigError: the folder holds no fitted reward, or one of other media.
+        """
+        device = chosen_device(self.device, local_rank(), label=f"device of reward '{_NAME}'")
+        name, options = _described(self.path)
+        kind = resolve(BACKBONES, name, label="backbone")
+        wanted = "latents" if kind.judged == "latents" else "samples"
+        if wanted != self.media:
+            raise ConfigError(
+                f"reward '{_NAME}': '{self.path}' was fitted on {kind.judged}, but the option 'media' is "
+                f"'{self.media}'. Set it to '{wanted}'."
+            )
+        if ("model" in option_names(kind)) != (self.model is not None):
+            state = "needs no model. Remove" if self.model else "does not hold the model of its backbone. Set"
+            raise ConfigError(f"reward '{_NAME}': '{self.path}' {state} the option 'model'.")
+        places = {each: getattr(self, each) for each in PLACES if self.model is not None}
+        self._backbone = create(BACKBONES, name, {**options, **places}, label="backbone")
+        head = WeightsFile(reward=_NAME, file=str(Path(self.path) / HEAD), option="path", remedy=_REMEDY)
+        self._layers = read_layers(head).to(device)
+        # Found here, they leave the device with the layers.
+        self._frozen = nn.ModuleList(each for each in vars(self._backbone).values() if isinstance(each, nn.Module))
+
+    @staticmethod
+    def needs_for(options: Mapping[str, Any]) -> Needs:
+        """Return the needs under some options: latents where it was fitted on those."""
+        media: Literal["samples", "latents"] = "latents" if options.get("media") == "latents" else "samples"
+        return Needs(media=media, accelerated=True, batch_size=16)
+
+    @property
+    def needs(self) -> Needs:
+        """Latents where it was fitted on those."""
+        return self.needs_for({"media": self.media})
+
+    @torch.inference_mode()
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (H, W, 3) uint8 image, latents or text.
+
+        Raises:
+            ValueError: it was fitted on another kind of samples.
+        """
+        self._check("texts" if media.dtype == object else "latents" if media.dtype == np.float32 else "images")
+        return Scores(self._scores(self._backbone.inputs(list(media), prompts)).cpu().numpy())
+
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Return one score per (3, H, W) image, or latents."""
+        return self._scores(self._backbone.smooth(media, prompts))
+
+    def _scores(self, inputs: Tensor) -> Tensor:
+        first = next(self._layers.parameters())
+        found: Tensor = self._layers(inputs.to(first.device)).squeeze(-1)
+        return found
+
+    def _check(self, given: str) -> None:
+        if given != self._backbone.judged:
+            raise ValueError(f"it was fitted on {self._backbone.judged}, and is given {given}")
+
+
+def _described(path: str) -> tuple[str, dict[str, Any]]:
+    """Return name and options of the backbone that a folder describes; it may be written by another user."""
+    try:
+        backbone = read_json(Path(path) / ABOUT)["backbone"]
+        name, options = str(backbone["name"]), dict(backbone["options"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"reward '{_NAME}': '{path}' holds no fitted reward: {error}. {_REMEDY}") from None
+    if name not in BACKBONES:
+        raise ConfigError(f"reward '{_NAME}': '{path}' has the backbone {name!r}, which does not exist. {_REMEDY}")
+    return name, {option: value for option, value in options.items() if option not in PLACES}

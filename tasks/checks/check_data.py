@@ -1,0 +1,56 @@
+"""Checks the settings of runs that train on given samples."""
+
+from __future__ import annotations
+
+from configs.advantages import AdvantageSection
+from configs.errors import ConfigError
+from configs.schema import RunConfig
+from models.policies import CLIP_CONDITIONED, IMAGE_CONDITIONED
+from tasks.algorithms.base import Requirements
+
+
+def check_data(config: RunConfig, requires: Requirements) -> None:
+    """Check that the algorithm can train on given samples, and that no setting of rollouts and rewards is without use.
+
+    Raises:
+        ConfigError: a setting cannot work.
+    """
+    if config.data is None:
+        return
+    algorithm = f"optimize.algorithm '{config.optimize.algorithm.name}'"
+    needs = {
+        "log-probs of stochastic steps": requires.data == "transitions",
+        "stored states of a rollout": requires.data == "states",
+        "the policy that made the samples": requires.behavior,
+        "gradients of rewards": requires.gradients or requires.rewards > 0,
+        "advantages of tokens": requires.per_token,
+        "samples from the same noise": requires.same_noise,
+    }
+    for need, missing in needs.items():
+        if missing:
+            raise ConfigError(
+                f"data: {algorithm} needs {need}, which given samples do not have. Use 'sft', 'dpo' or 'kto', or "
+                "remove the section data."
+            )
+    rated = config.data.paired or config.data.rating is not None
+    if requires.advantages and not rated:
+        raise ConfigError(
+            f"data: {algorithm} compares samples, but the rows have neither pairs nor ratings. Set data.chosen and "
+            "data.rejected, or data.rating, or use the algorithm 'sft'."
+        )
+    without_use = {
+        "monitors": bool(config.monitors),
+        "render": config.render is not None,
+        "optimize.replay": config.optimize.replay is not None,
+        "execution.ahead": config.execution.ahead > 0,
+        "advantage": config.advantage.model_dump(exclude={"estimator"})
+        != AdvantageSection().model_dump(exclude={"estimator"}),
+    }
+    for setting, is_set in without_use.items():
+        if is_set:
+            raise ConfigError(f"{setting} acts on rollouts, and a run with the section data has none. Remove it.")
+    if config.model.policy in IMAGE_CONDITIONED | CLIP_CONDITIONED:
+        raise ConfigError(
+            f"data: the prompts of model.policy '{config.model.policy}' come with images, which rows of given data do "
+            "not have. Choose a family of text prompts."
+        )

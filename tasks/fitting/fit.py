@@ -1,0 +1,209 @@
+"""``flowmill reward fit``: one artifact of kind ``reward_models`` from judgments, and a copy in a folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+from configs.errors import ConfigError
+from configs.fingerprint import Json, fingerprint
+from configs.registry import check_options, create, option_names, resolve
+from configs.reward_fit import FitConfig
+from models.devices import chosen_device
+from models.maths.preferences import expected_preference
+from models.rewards import BACKBONES
+from models.rewards.fitted import ABOUT, HEAD, PLACES
+from models.rewards.latents import layer_tensors
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.records import Manifest
+from storage.backends.disk_errors import named_disk
+from storage.layout import ArtifactRef
+from tasks.export.copying import new_folder
+from tasks.fitting.figures import card, figures_of_preferences, figures_of_ratings
+from tasks.fitting.judgments import Judgment, Judgments, read_judgments
+from tasks.fitting.splits import check_leaks, check_sizes, held_out
+from tasks.fitting.training import Examples, Fit, scores_of, train_head
+from tasks.inputs.option_paths import held, places
+
+if TYPE_CHECKING:
+    from models.rewards.backbones import RewardBackbone
+
+_STAGE, _VERSION, _SHARD = "reward_fit", 1, "model"
+#: Settings that do not change the result, or count by their content.
+_ELSEWHERE = frozenset({"data", "heldout", "store", "device"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedModel:
+    """A committed reward model."""
+
+    ref: ArtifactRef
+    """The artifact."""
+    folder: Path
+    """Its files on this machine."""
+    about: dict[str, Any]
+    """Its description."""
+    new: bool
+    """Whether it was made now."""
+
+
+def fit_reward(config: FitConfig) -> FittedModel:
+    """Return the reward model that a config describes, fitted now if it is not in the store.
+
+    Raises:
+        ConfigError: judgments, backbone or settings cannot be used.
+        StoreError: the store cannot be used.
+    """
+    name, options = config.backbone.name, config.backbone.options
+    if name not in BACKBONES:
+        raise ConfigError(f"backbone '{name}' does not exist. There are {', '.join(BACKBONES)}.")
+    kind = resolve(BACKBONES, name, label="backbone")
+    check_options(kind, name, options, label="backbone")
+    store = ArtifactStore(config.store)
+    found = read_judgments(config.data, kind.judged, scale=config.scale, store=store)
+    apart = _split(config, found, kind.judged, store)
+    settings = {**config.fingerprinted(_ELSEWHERE), "contents": _contents(config)}
+    judgments: list[Json] = [
+        [row.prompt, *row.items, row.value, row.rater, row.source, out]
+        for row, out in zip(found.rows, apart, strict=True)
+    ]
+    work: dict[str, Json] = {"stage": _STAGE, "version": _VERSION, "options": settings, "judgments": judgments}
+    ref = ArtifactRef("reward_models", fingerprint(work))
+    manifest = store.manifest(ref)
+    if manifest is None:
+        _commit(store, ref, config, found, apart, settings)
+    record = store.shards(ref)[0]
+    folder = store.folder(ref, record)
+    about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    return FittedModel(ref=ref, folder=folder, about=about, new=manifest is None)
+
+
+def _split(config: FitConfig, found: Judgments, judged: Any, store: ArtifactStore) -> list[bool]:
+    """Return, for each judgment, whether it is held out; those of ``heldout`` are added."""
+    if not config.heldout:
+        return held_out(found.rows, config.share, config.seed)
+    others = read_judgments(config.heldout, judged, scale=config.scale, store=store)
+    check_sizes(len(found.rows), len(others.rows), "Judge more.")
+    if found.rated != others.rated:
+        raise ConfigError("heldout: its rows are ratings and those of data preferences, or the reverse. Use one kind.")
+    check_leaks(found.rows, others.rows)
+    apart = [False] * len(found.rows) + [True] * len(others.rows)
+    found.rows += others.rows
+    found.media |= others.media
+    found.inputs |= others.inputs
+    return apart
+
+
+def _contents(config: FitConfig) -> dict[str, str]:
+    """Return the digest of each folder that options of the backbone name."""
+    looked = {place.option: held(place, list) for place in places(config.backbone, BACKBONES, label="backbone")}
+    return {option: found.digest for option, found in looked.items() if found is not None}
+
+
+def _commit(
+    store: ArtifactStore,
+    ref: ArtifactRef,
+    config: FitConfig,
+    found: Judgments,
+    apart: list[bool],
+    settings: dict[str, Any],
+) -> Manifest:
+    started = time.time()
+    with named_disk(store.root.disk), store.root.staging() as folder:
+        about = _write(folder, config, found, apart)
+        summary = {"accuracy": about["heldout"]["accuracy"]["mean"], **about["data"]}
+        producer = {"started": started, "seconds": round(time.time() - started, 4)}
+        store.commit(ref, _SHARD, folder, rows=len(found.rows), summary=summary, producer=producer)
+        return store.seal(
+            ref,
+            shards=[_SHARD],
+            summary=summary,
+            stage=_STAGE,
+            stage_version=_VERSION,
+            options=settings,
+            inputs=tuple(sorted(map(str, found.inputs))),
+        )
+
+
+def _write(folder: Path, config: FitConfig, found: Judgments, apart: list[bool]) -> dict[str, Any]:
+    """Train, and write weights, description and card into a folder; return the description."""
+    device = chosen_device(config.device, label="device")
+    name, options = config.backbone.name, dict(config.backbone.options)
+    if "device" in option_names(resolve(BACKBONES, name, label="backbone")):
+        options["device"] = config.device
+    backbone: RewardBackbone = create(BACKBONES, name, options, label="backbone")
+    pairs = list(dict.fromkeys((item, row.prompt) for row in found.rows for item in row.items))
+    numbers = {pair: number for number, pair in enumerate(pairs)}
+    inputs = _inputs(backbone, [found.media[item] for item, _ in pairs], [prompt for _, prompt in pairs]).to(device)
+
+    def examples(out: bool) -> Examples:
+        rows = [row for row, each in zip(found.rows, apart, strict=True) if each == out]
+        items = torch.tensor([[numbers[item, row.prompt] for item in row.items] for row in rows])
+        return Examples(items=items.to(device), values=torch.tensor([row.value for row in rows]).to(device))
+
+    heldout = examples(True)
+    fit = train_head(backbone, inputs, examples(False), heldout, config)
+    rows = [row for row, out in zip(found.rows, apart, strict=True) if out]
+    about = {
+        "backbone": {"name": name, "options": {key: value for key, value in options.items() if key not in PLACES}},
+        "data": _counted(found, apart, backbone.judged),
+        "ties": None if fit.log_tie is None else {"log_nu": fit.log_tie.item()},
+        "heldout": _figures(rows, heldout, fit, scores_of(fit.layers, inputs), config.seed),
+        "curve": fit.curve,
+    }
+    save_file(layer_tensors(fit.layers), folder / HEAD)
+    (folder / ABOUT).write_text(json.dumps(about, indent=1, sort_keys=True, ensure_ascii=False), encoding="utf-8")
+    (folder / "README.md").write_text(card(about), encoding="utf-8")
+    return about
+
+
+def _inputs(backbone: RewardBackbone, media: list[Any], prompts: list[str]) -> torch.Tensor:
+    """Return the inputs of all media, computed in small batches."""
+    step = 16
+    starts = range(0, len(media), step)
+    return torch.cat([backbone.inputs(media[at : at + step], prompts[at : at + step]) for at in starts])
+
+
+def _figures(rows: list[Judgment], heldout: Examples, fit: Fit, scores: torch.Tensor, seed: int) -> dict[str, Any]:
+    if heldout.rated:
+        return figures_of_ratings(rows, scores[heldout.items[:, 0]].double().cpu().numpy(), seed)
+    difference = heldout.difference(scores)
+    expected = expected_preference(difference, fit.log_tie)
+    return figures_of_preferences(rows, difference.double().cpu().numpy(), expected.double().cpu().numpy())
+
+
+def _counted(found: Judgments, apart: list[bool], judged: str) -> dict[str, Any]:
+    """Return the counts and sources of the judgments."""
+    return {
+        "kind": "ratings" if found.rated else "preferences",
+        "judged": judged,
+        "train": len(apart) - sum(apart),
+        "heldout": sum(apart),
+        "prompts": len({row.prompt for row in found.rows}),
+        "media": len(found.media),
+        "sources": dict(sorted(Counter(row.source for row in found.rows).items())),
+    }
+
+
+def copy_model(made: FittedModel, to: Path) -> None:
+    """Copy a reward model into a folder, in place of an earlier copy there.
+
+    Raises:
+        ConfigError: the folder has other files, or cannot be written.
+    """
+    names = [file.name for file in made.folder.iterdir()]
+    if to.is_dir() and {file.name for file in to.iterdir()} <= set(names):
+        # Removed first: after a crash in between, the copy is missing, and not a mixture.
+        for file in to.iterdir():
+            file.unlink()
+    with new_folder(to) as folder:
+        for name in names:
+            shutil.copyfile(made.folder / name, folder / name)

@@ -1,0 +1,221 @@
+"""Judgments of people, read from files and from preferences in a store, with the media that they are about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+from PIL import Image
+
+from configs.errors import ConfigError
+from models.image_files import open_picture
+from storage.artifacts.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.trajectories.tables import read_rows
+from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.prompt_files import READERS
+
+if TYPE_CHECKING:
+    from models.rewards.backbones import Judged
+
+#: Kind of artifacts with judgments.
+_KIND = "preferences"
+#: Problems of rows that one message lists.
+_LISTED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgment:
+    """One judgment."""
+
+    prompt: str
+    """The prompt; may be empty."""
+    items: tuple[str, ...]
+    """Digests of the two media that were compared, or of the one that was rated."""
+    value: float
+    """1: the first is preferred, 0: the second, 0.5: a tie; or a rating."""
+    rater: str
+    """Name of the rater; empty if unknown."""
+    source: str
+    """Name of the file, or artifact."""
+    where: str
+    """File or artifact, and row, for messages."""
+
+
+@dataclass(slots=True)
+class Judgments:
+    """Judgments and their media."""
+
+    rows: list[Judgment] = field(default_factory=list)
+    """All judgments: preferences, or ratings."""
+    media: dict[str, Any] = field(default_factory=dict)
+    """(H, W, 3) uint8 images, float32 latents or texts, by digest."""
+    inputs: set[ArtifactRef] = field(default_factory=set)
+    """Artifacts that they come from."""
+    problems: list[str] = field(default_factory=list)
+    """Rows that cannot be used."""
+
+    @property
+    def rated(self) -> bool:
+        """Whether they are ratings."""
+        return len(self.rows[0].items) == 1
+
+    def hold(self, content: Any) -> str:
+        """Keep an image, latents or a text; return its digest."""
+        if isinstance(content, str):
+            data = content.encode()
+        else:
+            data = f"{content.shape}{content.dtype}".encode() + np.ascontiguousarray(content).tobytes()
+        digest = xxhash.xxh3_128_hexdigest(data)
+        self.media.setdefault(digest, content)
+        return digest
+
+    def add(self, row: Mapping[str, Any], items: Sequence[str | None], value: float, source: str, where: str) -> None:
+        """Add a judgment with the prompt and rater of a row, or note a problem; an item is None if its is noted."""
+        prompt = row["prompt"]
+        if not isinstance(prompt, str):
+            self.problems.append(f"{where}: the prompt is {prompt!r}, not a text")
+        elif len(items) == 2 and None not in items and items[0] == items[1]:
+            self.problems.append(f"{where}: both sides are equal, so neither can be preferred")
+        elif None not in items:
+            known, rater = tuple(map(str, items)), str(row.get("rater") or "")
+            about = {"prompt": prompt, "rater": rater, "source": source, "where": where}
+            self.rows.append(Judgment(items=known, value=value, **about))
+
+
+def read_judgments(
+    sources: Sequence[str], judged: Judged, *, scale: tuple[float, float], store: ArtifactStore
+) -> Judgments:
+    """Return the judgments of files and artifacts, in order.
+
+    Args:
+        sources: files, or ``preferences/ID``.
+        judged: media that they are about.
+        scale: lowest and highest rating.
+        store: the store of the artifacts.
+
+    Raises:
+        ConfigError: a source cannot be read, or rows cannot be used; it names the first of them.
+        NotCommittedError: an artifact is not complete.
+    """
+    found = Judgments()
+    for source in sources:
+        if source.startswith(f"{_KIND}/") and not Path(source).exists():
+            _read_artifact(found, source, judged, store)
+        else:
+            _read_file(found, Path(source), judged, scale)
+    if len({len(row.items) for row in found.rows}) > 1:
+        raise ConfigError("data: some rows are preferences and others are ratings. Fit one reward on each.")
+    if found.problems:
+        more = len(found.problems) - _LISTED
+        lines = [*found.problems[:_LISTED], *([f"and {more} more"] if more > 0 else [])]
+        raise ConfigError(
+            f"{len(found.problems)} rows cannot be used:\n  " + "\n  ".join(lines) + "\nCorrect or remove them."
+        )
+    return found
+
+
+def _read_file(found: Judgments, file: Path, judged: Judged, scale: tuple[float, float]) -> None:
+    if judged == "latents":
+        raise ConfigError(f"data: '{file}' is a file, but latents are only in a store. Name preferences/ID of one.")
+    if file.suffix not in READERS or file.suffix == ".txt" or not file.is_file():
+        kinds = ", ".join(kind for kind in READERS if kind != ".txt")
+        raise ConfigError(f"data: '{file}' is no file of judgments. Name a file ({kinds}), or preferences/ID.")
+    known: dict[str, str | None] = {}
+    column = judged.removesuffix("s")
+    for number, row in READERS[file.suffix](str(file), "prompt"):
+        where = f"{file}, row {number}"
+        names = ("chosen", "rejected") if "chosen" in row else (column,)
+        if missing := [name for name in ("prompt", *names, *(["rating"] * (len(names) == 1))) if name not in row]:
+            raise ConfigError(
+                f"{where} has no column '{missing[0]}'; it has {', '.join(row)}. Columns are prompt, chosen and "
+                f"rejected, or prompt, {column} and rating; tie and rater are optional."
+            )
+        texts = [str(row[name] or "") for name in names]
+        for name, text in zip(names, texts, strict=True):
+            if text not in known:
+                known[text] = _content(found, text, judged, file.parent, f"{where}, column '{name}'")
+        value = (0.5 if _is_tie(row) else 1.0) if len(names) == 2 else _rating(found, row["rating"], scale, where)
+        if value is not None:
+            found.add(row, [known[text] for text in texts], value, file.name, where)
+
+
+def _content(found: Judgments, value: str, judged: Judged, folder: Path, where: str) -> str | None:
+    if not value.strip():
+        found.problems.append(f"{where} is empty")
+        return None
+    if judged == "texts":
+        return found.hold(value)
+    try:
+        return found.hold(open_picture(folder / value))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        found.problems.append(f"{where}: image '{value}' cannot be read: {error}")
+        return None
+
+
+def _is_tie(row: Mapping[str, Any]) -> bool:
+    return str(row.get("tie", "")).strip().lower() in ("true", "1", "1.0", "yes")
+
+
+def _rating(found: Judgments, value: object, scale: tuple[float, float], where: str) -> float | None:
+    try:
+        rating = float(str(value))
+    except ValueError:
+        rating = math.nan
+    if scale[0] <= rating <= scale[1]:
+        return rating
+    found.problems.append(f"{where}: rating {value!r} is not on the scale {scale[0]:g} to {scale[1]:g}; see 'scale'")
+    return None
+
+
+def _read_artifact(found: Judgments, source: str, judged: Judged, store: ArtifactStore) -> None:
+    try:
+        ref = ArtifactRef.parse(source)
+        store.require(ref)
+        rows = read_rows(store, ref).to_pylist()
+        wanted = [(row[f"{side}_artifact"], row[f"{side}_sample"]) for row in rows for side in ("first", "second")]
+        samples = {name: ArtifactRef.parse(name) for name in dict.fromkeys(name for name, _ in wanted)}
+    except ValueError as error:
+        raise ConfigError(f"data: '{source}': {error}.") from None
+    found.inputs |= {ref, *samples.values()}
+    media = {
+        (name, sample): found.hold(content)
+        for name, held in samples.items()
+        for sample, content in _samples(store, held, {sample for other, sample in wanted if other == name}, judged)
+    }
+    for number, row in enumerate(rows, 1):
+        where = f"{source}, row {number}"
+        keys = [(row[f"{side}_artifact"], row[f"{side}_sample"]) for side in ("first", "second")]
+        lost = next((f"{name} has no sample '{sample}'" for name, sample in keys if (name, sample) not in media), None)
+        wrong = lost or (None if row["preferred"] in (0, 0.5, 1) else f"preferred is {row['preferred']}, not 0, 0.5, 1")
+        if wrong:
+            found.problems.append(f"{where}: {wrong}")
+        else:
+            found.add(row, [media[key] for key in keys], row["preferred"], source, where)
+
+
+def _samples(store: ArtifactStore, ref: ArtifactRef, wanted: set[str], judged: Judged) -> Iterator[tuple[str, Any]]:
+    """Yield the content of some samples of an artifact.
+
+    Raises:
+        ConfigError: they are of another kind than the judged media.
+        CorruptError: they cannot be read.
+    """
+    store.require(ref)
+    for record in store.shards(ref):
+        names = {file.name for file in record.files}
+        form = "webdataset" if any(name.endswith(".tar") for name in names) else "parquet"
+        shard = open_trajectory_store(form).open(store.files(ref, record))
+        for row, sample in enumerate(shard.table.column("sample_id").to_pylist()):
+            if sample in wanted:
+                content: Any = shard.final_latents(row) if judged == "latents" else shard.text(row)
+                if judged == "images" and content is None:
+                    content = shard.media(row)
+                if isinstance(content, str) != (judged == "texts") or (judged == "images" and content.ndim != 3):
+                    raise ConfigError(f"data: sample '{sample}' of {ref} is none of {judged}. Take another backbone.")
+                yield sample, content

@@ -1,0 +1,126 @@
+"""Training of the head of a reward. The same judgments, settings and threads give the same bits.
+
+Legend: N media with their prompts, R judgments.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from configs.errors import RewardError
+from models.maths.preferences import bradley_terry, davidson
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from configs.reward_fit import FitConfig
+    from models.rewards.backbones import RewardBackbone
+
+_PASSES, _POINTS, _CHUNK = 10, 20, 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """Judgments as tensors."""
+
+    items: Tensor
+    """(R, 2) or (R, 1) rows of inputs."""
+    values: Tensor
+    """(R,) float32 judgments, or ratings."""
+
+    @property
+    def rated(self) -> bool:
+        """Whether they are ratings."""
+        return self.items.shape[1] == 1
+
+    def difference(self, scores: Tensor) -> Tensor:
+        """Return (R,) score of the first less that of the second."""
+        return scores[self.items[:, 0]] - scores[self.items[:, 1]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A trained head."""
+
+    layers: nn.Sequential
+    """The head; its scores are logits with mean 0 over the training media, or ratings."""
+    log_tie: Tensor | None
+    """() log(nu) of Davidson's model."""
+    curve: list[dict[str, float]]
+    """Mean losses of all judgments by update."""
+
+
+def train_head(backbone: RewardBackbone, inputs: Tensor, judged: Examples, heldout: Examples, config: FitConfig) -> Fit:
+    """Return a head trained on judgments; held-out ones are measured only.
+
+    Preferences: mean negative log-likelihood. Ratings: mean squared error, in standard deviations.
+
+    Args:
+        backbone: it makes the head.
+        inputs: (N, ...) inputs of the head.
+        judged: the judgments to train on.
+        heldout: the others.
+        config: optimizer, ties and seed.
+
+    Raises:
+        RewardError: the loss is not finite.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        layers = backbone.head(inputs).to(inputs.device)
+    tie = nn.Parameter(inputs.new_zeros(())) if config.ties == "davidson" and not judged.rated else None
+    mean, deviation = judged.values.mean(), judged.values.std().clamp_min(1e-6)
+
+    def losses(rows: Examples, scores: Tensor) -> Tensor:
+        if rows.rated:
+            return (scores[rows.items[:, 0]] - (rows.values - mean) / deviation) ** 2
+        difference = rows.difference(scores)
+        return bradley_terry(difference, rows.values) if tie is None else davidson(difference, rows.values, tie)
+
+    optimizer = torch.optim.AdamW(
+        [*layers.parameters(), *([] if tie is None else [tie])], config.learning_rate, weight_decay=config.weight_decay
+    )
+    draw, curve = torch.Generator().manual_seed(config.seed), []
+    updates = config.updates or math.ceil(_PASSES * len(judged.values) / config.batch_size)
+    for update in range(updates + 1):
+        if update % math.ceil(updates / _POINTS) == 0 or update == updates:
+            scores = scores_of(layers, inputs)
+            point = {
+                name: losses(rows, scores).mean().item() for name, rows in (("train", judged), ("heldout", heldout))
+            }
+            curve.append({"update": update, **point})
+            if not scores.isfinite().all():
+                raise RewardError(
+                    f"After {update} updates scores are not finite. Lower 'learning_rate' ({config.learning_rate:g})."
+                )
+        if update < updates:
+            chosen = torch.randint(len(judged.values), (config.batch_size,), generator=draw).to(inputs.device)
+            used, places = judged.items[chosen].unique(return_inverse=True)
+            batch = Examples(items=places, values=judged.values[chosen])
+            loss = losses(batch, layers(inputs[used]).squeeze(1)).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    level = scores_of(layers, inputs)[judged.items.unique()].mean()
+    _rescale(layers, *((deviation, mean) if judged.rated else (torch.ones_like(level), -level)))
+    return Fit(layers=layers, log_tie=None if tie is None else tie.detach(), curve=curve)
+
+
+@torch.no_grad()
+def scores_of(layers: nn.Sequential, inputs: Tensor) -> Tensor:
+    """Return (N,) scores, without a gradient."""
+    return torch.cat([layers(rows).squeeze(1) for rows in inputs.split(_CHUNK)])
+
+
+@torch.no_grad()
+def _rescale(layers: nn.Sequential, factor: Tensor, shift: Tensor) -> None:
+    """Let the last layer return factor * score + shift."""
+    last = layers[-1]
+    assert isinstance(last, nn.Linear)
+    last.weight.mul_(factor)
+    last.bias.mul_(factor).add_(shift)

@@ -1,0 +1,112 @@
+"""Given images and clips as samples: checked, cropped to the size of the model, encoded by its autoencoder.
+
+Legend: B samples, H W pixels, F frames.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from configs.errors import DataError
+from configs.model import ModelSection
+from models.image_files import film_size, is_film, open_clip, open_picture
+from models.policies.diffusion import DiffusionPolicy
+from models.policies.nan_checks import finite, noise_levels
+from models.policies.parts import Part
+from storage.trajectories.base import Sample
+from tasks.inputs.components import decode_rows
+from tasks.inputs.prompt_rows import MOST_PIXELS
+from tasks.modalities.diffusion.final_samples import decode_in_slices
+from tasks.modalities.given import GivenSample
+from tasks.modalities.samplers import SamplingContext
+
+#: The policy column of samples that no policy of the run made.
+GIVEN = "given"
+
+
+def read_media(making: SamplingContext, sample: GivenSample) -> np.ndarray:
+    """Return an image (H, W, 3) or clip (F, H, W, 3) of the configured size, uint8, upright and center-cropped.
+
+    Raises:
+        DataError: it cannot be read, is too large, or has another number of frames than the model makes.
+    """
+    name, data, model = sample.file.name, sample.file.read(), making.config.model
+    try:
+        width, height = _size(data)
+        if width * height > MOST_PIXELS:
+            raise DataError(f"{name} has {width * height:,} pixels, more than {MOST_PIXELS:,}. Scale it down.")
+        frames = _frames(data, model, name)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{name} cannot be read as an image or clip: {error}. Save it again, or remove it.") from None
+    fitted = [ImageOps.fit(Image.fromarray(each), (model.width, model.height), _RESAMPLING) for each in frames]
+    found = np.stack([np.asarray(each, np.uint8) for each in fitted])
+    return found[0] if model.frames == 1 else found
+
+
+_RESAMPLING = Image.Resampling.LANCZOS
+
+
+def _size(data: bytes) -> tuple[int, int]:
+    if is_film(io.BytesIO(data)):
+        return film_size(io.BytesIO(data))
+    with Image.open(io.BytesIO(data)) as image:
+        return image.size
+
+
+def _frames(data: bytes, model: ModelSection, name: str) -> Sequence[np.ndarray]:
+    """Return as many frames as the model makes."""
+    file = io.BytesIO(data)
+    if model.frames > 1:
+        frames = open_clip(file, model.frames)
+        if len(frames) < model.frames:
+            raise DataError(
+                f"{name} has {len(frames)} frames, but model.frames is {model.frames}. Lower it, or give longer clips."
+            )
+        return list(frames)
+    if is_film(file):
+        raise DataError(f"{name} is a clip, but model.frames is 1, so the model makes images. Give an image.")
+    with Image.open(file) as image:
+        if (count := getattr(image, "n_frames", 1)) > 1:
+            raise DataError(f"{name} is an animation of {count} frames. Save the frame that is meant.")
+    return [open_picture(file)]
+
+
+def given_media(making: SamplingContext, samples: Sequence[GivenSample], media: Sequence[np.ndarray]) -> list[Sample]:
+    """Return given images or clips as samples that end in their latents."""
+    config = making.config
+    policy = cast(DiffusionPolicy, making.host.load(frozenset({Part.VAE})))
+    pixels = torch.from_numpy(np.stack(media)).to(making.host.device).movedim(-1, 1)
+    with torch.no_grad():
+        latents = decode_in_slices(policy, lambda part: _encoded(policy, part), pixels, decode_rows(config))
+    finite(latents, "latents of given samples")
+    kept = latents.to(getattr(torch, config.rollout.latents_dtype)).numpy()
+    # The chain ends at level 0: given latents are clean, whatever the last level of the family's schedule.
+    sigmas = [*noise_levels(policy, config.rollout.steps).tolist()[:-1], 0.0]
+    return [
+        Sample(
+            sample_id=sample.name,
+            prompt_id=sample.prompt.id,
+            group_id=sample.group,
+            prompt=sample.prompt.text,
+            metadata=sample.prompt.metadata,
+            epoch=0,
+            replica=sample.replica,
+            seed=0,
+            policy=GIVEN,
+            sigmas=sigmas,
+            states=[config.rollout.steps],
+            latents=kept[row][None],
+            media=media[row] if config.rollout.media.decodes else None,
+        )
+        for row, sample in enumerate(samples)
+    ]
+
+
+def _encoded(policy: DiffusionPolicy, pixels: torch.Tensor) -> torch.Tensor:
+    return policy.encode_media(pixels.float() / 127.5 - 1)

@@ -1,0 +1,24 @@
+"""Given samples, as kinds of policies read and store them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.inputs.data_sources import GivenFile
+from tasks.inputs.prompts import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenSample:
+    """One sample of a row of given data."""
+
+    file: GivenFile
+    """Its content."""
+    prompt: Prompt
+    """Its prompt."""
+    name: str
+    """Its sample id."""
+    group: str
+    """Samples of one group are compared: the two of a pair, or rated ones of one prompt."""
+    replica: int
+    """Its position within the row: 0 for a single or chosen sample, 1 for a rejected one."""

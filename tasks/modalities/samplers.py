@@ -1,0 +1,60 @@
+"""The interface of samplers of policy kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from configs.schema import RunConfig
+from storage.layout import ArtifactRef
+from storage.trajectories.base import Sample
+from tasks.inputs.prompts import StoredPrompt
+
+if TYPE_CHECKING:
+    from tasks.runs.context import RunContext
+    from tasks.runtime.host import ModelHost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """One sample to make."""
+
+    prompt: StoredPrompt
+    """Its prompt."""
+    replica: int
+    """Index of the sample within its prompt."""
+    name: str
+    """Id of the sample; if one job gives several, the prefix of their ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingContext:
+    """Context, models and policy for sampling."""
+
+    context: RunContext
+    """The run."""
+    host: ModelHost
+    """Holds its models."""
+    policy: ArtifactRef
+    """The policy that makes the samples."""
+    epoch: int
+    """Epoch of the rollout, or the last epoch before the evaluation."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.context.config
+
+
+class Sampler(Protocol):
+    """Makes samples, batch by batch: a job's sample does not depend on the other jobs of its batch."""
+
+    def load(self) -> None:
+        """Load models for all batches; ranks that shard weights do it collectively."""
+
+    def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
+        """Return the samples of at most ``execution.rollout_batch_size`` jobs, computed at one fixed size."""
+
+    def rest(self) -> None:
+        """Take part in collective calls of other ranks, with no job left."""

@@ -1,0 +1,206 @@
+"""The pairs of samples that raters compare, and which pair comes next. Every draw follows from the seed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from configs.errors import StoreError
+from configs.fingerprint import fingerprint
+from configs.suggestions import did_you_mean
+from storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
+from tasks.metrics.evaluations import finished_evaluations
+from tasks.metrics.view import RunView
+from tasks.ratings.answers import Key, as_key
+from tasks.runs.context import RunContext
+
+#: Columns of the tables of samples that pairs are made of, if present.
+_COLUMNS = ("sample_id", "prompt_id", "prompt", "replica", "text", "media_format")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSource:
+    """The samples of one rollout or evaluation."""
+
+    context: RunContext
+    """The run."""
+    epoch: int
+    """The epoch."""
+    evaluation: bool
+    """Whether they are of the evaluation of the epoch, not of its rollout."""
+    scorer: str | None = None
+    """Name of the reward whose scores are read."""
+
+    @cached_property
+    def artifact(self) -> str:
+        """The artifact of the samples, ``kind/id``."""
+        return self.context.chain.require(self.epoch, "evaluate" if self.evaluation else "rollout").artifact
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per sample: identity, prompt, text, format, and 'score', infinite without one.
+
+        Raises:
+            StoreError: there are no scores of the scorer.
+        """
+        table = RunView(self.context).samples(self.epoch, evaluation=self.evaluation)
+        names = [name for name in table.column_names if name in _COLUMNS]
+        scores: Sequence[float | None] = [0.0] * table.num_rows
+        if self.scorer is not None:
+            known = [name.removeprefix("reward.") for name in table.column_names if name.startswith("reward.")]
+            if self.scorer not in known:
+                hint = did_you_mean(self.scorer, known)
+                raise StoreError(f"--scorer: {self.artifact} has no scores of '{self.scorer}'. {hint}")
+            scores = table.column(f"reward.{self.scorer}").to_pylist()
+        rows = zip(table.select(names).to_pylist(), scores, strict=True)
+        return [{**row, "score": math.inf if score is None else score} for row, score in rows]
+
+    def media(self, row: Mapping[str, Any]) -> tuple[str, bytes]:
+        """Return the media type and the bytes of a sample's image or clip.
+
+        Raises:
+            StoreError: no image is stored.
+            CorruptError: a file is damaged.
+        """
+        view, sample = RunView(self.context), row["sample_id"]
+        if row["media_format"] == "mp4":
+            films = view.films(self.epoch, [sample], evaluation=self.evaluation)
+            if sample in films:
+                return "video/mp4", films[sample]
+        pixels = view.pictures(self.epoch, [sample], evaluation=self.evaluation)[sample]
+        if row["media_format"] == "mp4":
+            clips = MediaFormat(name="mp4", lossless=False, fps=self.context.config.rollout.media.fps)
+            return "video/mp4", clips.encode(pixels)
+        return "image/png", DEFAULT_MEDIA.encode(np.concatenate(list(pixels), axis=1) if pixels.ndim == 4 else pixels)
+
+    def starts(self, sample: str) -> list[np.ndarray]:
+        """Return the images that the prompt of a sample starts from, (H, W, 3) uint8 each."""
+        return RunView(self.context).references(self.epoch, [sample], evaluation=self.evaluation)[sample]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatedPair:
+    """Two samples of one prompt."""
+
+    key: Key
+    """Artifact and id of both."""
+    prompt_id: str
+    """Identity of the prompt."""
+    prompt: str
+    """Its text."""
+    gap: float
+    """Distance of the scores, 0 without a scorer; infinite if one has no score."""
+    draw: str
+    """Uniform draw of the pair: its name on the page, and its place among equal ones."""
+
+
+def sources_of(
+    context: RunContext, against: RunContext | None, epoch: int | None, *, evaluation: bool, scorer: str | None
+) -> list[SampleSource]:
+    """Return the samples to compare: of one rollout or evaluation with each other, or of two evaluations.
+
+    Args:
+        context: the run.
+        against: another run, whose evaluation is compared with that of ``context``.
+        epoch: the epoch; of two runs the last evaluation of each when absent, of one run epoch 0 and the last one.
+        evaluation: samples of the evaluation of ``epoch``, not of its rollout.
+        scorer: name of the reward whose scores choose pairs.
+
+    Raises:
+        StoreError: a run has not been evaluated.
+    """
+    if epoch is not None and against is None:
+        return [SampleSource(context=context, epoch=epoch, evaluation=evaluation, scorer=scorer)]
+    runs = [context, context if against is None else against]
+    ends = [finished_evaluations(each.chain) for each in runs]
+    for run, made in zip(runs, ends, strict=True):
+        if (not made and epoch is None) or (against is None and len(made) < 2):
+            raise StoreError(
+                f"Run '{run.run.name}' has {len(made)} evaluations with samples to compare. Train it further, or "
+                "compare the samples of one rollout with --epoch N."
+            )
+    first = epoch if epoch is not None else ends[0][0] if against is None else ends[0][-1]
+    last = epoch if epoch is not None else ends[1][-1]
+    return [
+        SampleSource(context=run, epoch=each, evaluation=True, scorer=scorer)
+        for run, each in zip(runs, (first, last), strict=True)
+    ]
+
+
+def pairs_of(sources: Sequence[SampleSource], seed: int) -> list[RatedPair]:
+    """Return the pairs of samples of one prompt.
+
+    Of two sources: the samples of the same replica, which have the same noise if the runs have the same seed. Of one:
+    neighbors in the order of the scores, or in a drawn order without a scorer. These are the closest pairs, connect all
+    samples of a prompt, and their number is linear in that of the samples. Equal texts count once.
+
+    Raises:
+        StoreError: there is no pair.
+    """
+    drawn = _within(sources[0], seed) if len(sources) == 1 else _between(*sources)
+    pairs = [
+        RatedPair(
+            key=key,
+            prompt_id=one["prompt_id"],
+            prompt=one["prompt"],
+            gap=math.inf if math.isnan(gap) else gap,
+            draw=fingerprint([seed, key]),
+        )
+        for (first, one), (second, other) in drawn
+        for key, gap in ((as_key(first, second), abs(one["score"] - other["score"])),)
+    ]
+    if not pairs:
+        names = " and ".join(sorted({source.artifact for source in sources}))
+        raise StoreError(f"No prompt has two samples to compare in {names}. Compare other epochs or runs.")
+    return pairs
+
+
+_Named = tuple[tuple[str, str], Mapping[str, Any]]
+
+
+def _within(source: SampleSource, seed: int) -> Iterator[tuple[_Named, _Named]]:
+    groups: dict[str, dict[str, _Named]] = {}
+    for row in source.rows:
+        content = row["sample_id"] if row["media_format"] else row["text"]
+        groups.setdefault(row["prompt_id"], {}).setdefault(content, ((source.artifact, row["sample_id"]), row))
+    for members in groups.values():
+        order = sorted(members.values(), key=lambda each: (each[1]["score"], fingerprint([seed, each[0][1]])))
+        yield from pairwise(order)
+
+
+def _between(source: SampleSource, other: SampleSource) -> Iterator[tuple[_Named, _Named]]:
+    if source.artifact == other.artifact:
+        raise StoreError(f"Both sides have the same samples, {source.artifact}: they share the artifact.")
+    known = {(row["prompt_id"], row["replica"]): row for row in other.rows}
+    for row in source.rows:
+        pair = known.get((row["prompt_id"], row["replica"]))
+        same = pair is not None and not row["media_format"] and row["text"] == pair["text"]
+        # A scorer is sure of equal texts.
+        if pair is not None and not (same and source.scorer):
+            yield ((source.artifact, row["sample_id"]), row), ((other.artifact, pair["sample_id"]), pair)
+
+
+def next_pair(pairs: Iterable[RatedPair], answered: Collection[Key]) -> RatedPair | None:
+    """Return the pair to ask for next, None if all are answered.
+
+    Prompts without an answer come first, then the closest scores, then the prompts with the fewest answers, then the
+    draw: a function of the pairs and the answers only.
+    """
+    counts = Counter(pair.prompt_id for pair in pairs if pair.key in answered)
+    left = (pair for pair in pairs if pair.key not in answered)
+    return min(
+        left, key=lambda pair: (counts[pair.prompt_id] > 0, pair.gap, counts[pair.prompt_id], pair.draw), default=None
+    )
+
+
+def sides(pair: RatedPair, rater: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Return the left and the right sample of a pair for a rater: a fair draw by seed, pair and rater."""
+    one, other = pair.key
+    return (one, other) if int(fingerprint([pair.draw, rater])[0], 16) % 2 else (other, one)

@@ -1,0 +1,41 @@
+"""What ``flowmill rate`` is asked for. Imports nothing heavy: the command's help is made of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from configs.command_options import CommandLine
+
+TOKEN = "FLOWMILL_RATE_TOKEN"
+"""Environment variable with the token of raters."""
+RaterName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[\w .@+-]+$")]
+"""Name of a rater."""
+
+
+class RateRequest(BaseModel):
+    """What raters compare, and how it is served: the options of ``flowmill rate``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    run: Annotated[str, CommandLine("RUN", "RUN")]
+    """Run; its store keeps the answers."""
+    against: Annotated[str | None, CommandLine(metavar="RUN")] = None
+    """Compare its evaluation with that of this run."""
+    epoch: Annotated[int | None, CommandLine(metavar="N")] = Field(default=None, ge=0)
+    """Compare samples of the rollout of this epoch; with --against, evaluations of this epoch."""
+    evaluation: bool = False
+    """Compare samples of the evaluation of --epoch, not of its rollout."""
+    rater: Annotated[RaterName, CommandLine(metavar="NAME")] = "rater"
+    """Name of the rater; another name can be entered on the page."""
+    pairs: Annotated[int | None, CommandLine(metavar="N")] = Field(default=None, ge=1)
+    """Number of pairs for each rater; all when absent."""
+    scorer: Annotated[str | None, CommandLine(metavar="REWARD")] = None
+    """Prefer pairs whose scores by this reward are closest; then win rates are of these pairs only."""
+    seed: int = 0
+    """Seed of the order of pairs and of their sides."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=8700, ge=0, le=65535)
+    """Port; 0 takes a free one."""

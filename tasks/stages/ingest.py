@@ -1,0 +1,149 @@
+"""Given samples as trajectories: checked, encoded once by the policy's own autoencoder or tokenizer, and stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.errors import DataError
+from configs.fingerprint import canonical_json
+from storage.artifacts.records import ShardRecord
+from tasks.inputs.components import decode_rows, media_format, open_trajectory_store
+from tasks.inputs.data_rows import DataRow, GivenData, data_of, given_data
+from tasks.inputs.prompts import prompt_of
+from tasks.modalities.given import GivenSample
+from tasks.modalities.samplers import SamplingContext
+from tasks.runs.sharding import cover
+from tasks.specs.graph import Node
+from tasks.specs.modalities import modality_spec
+from tasks.stages.stage import Output, Shard, Stage
+
+if TYPE_CHECKING:
+    from models.policies.parts import Part
+
+#: File of a shard with the rows that were left out.
+REFUSED = "refused.json"
+
+
+class IngestStage(Stage):
+    """The samples of ``data.train``, with the ratings of those that have one."""
+
+    separable = True
+    saves_memory = ("Lower execution.decode_batch_size.",)
+
+    def options(self) -> Mapping[str, Any]:
+        """The rows by content, and the size and form in which they are stored."""
+        return {
+            "data": self.facts.data_identity,
+            "store": self.config.rollout.store,
+            **modality_spec(self.config).given_options(self.config),
+        }
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The base model, whose autoencoder or tokenizer encodes the samples."""
+        return (Node(0, "base"),)
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        """The autoencoder, for images and clips."""
+        return self.policy_kind.given_parts
+
+    @property
+    def sizes(self) -> Mapping[str, int | None]:
+        """Of encoding, which takes batches of the size of decoding."""
+        return {"decode_batch_size": decode_rows(self.config)}
+
+    def load(self) -> None:
+        """Load the encoder."""
+        self.host.load(self.parts)
+
+    def shards(self) -> list[Shard]:
+        """Ranges of rows: those of committed shards, and the gaps between them."""
+        total, size = len(self._data.rows), data_of(self.config).rows_per_shard
+        committed = [_range(name) for name in self.context.store.committed(self.ref)]
+        ends = (*range(size, total, size), total)
+        return [Shard(f"{start:08d}-{stop:08d}", start, stop) for start, stop in cover(ends, committed)]
+
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Read, check and encode the rows of one shard."""
+        from storage.trajectories.tables import write_rows
+        from tasks.stages.shard_writer import ShardWriter
+
+        self.host.use_threads()
+        making = SamplingContext(context=self.context, host=self.host, policy=self.inputs()[0], epoch=0)
+        refused = list(self._data.refused) if shard.start == 0 else []
+        rewards: dict[str, list[Any]] = {name: [] for name in ("sample_id", "prompt_id", "group_id", "reward", "note")}
+        form, size = media_format(self.config), decode_rows(self.config)
+        recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
+        store = open_trajectory_store(self.config.rollout.store)
+        with ShardWriter(store.writer(folder, form), recent) as writer:
+            waiting: list[tuple[GivenSample, Any]] = []
+            for number in range(shard.start, shard.stop):
+                row = self._data.rows[number]
+                read = self._read(making, number, row, refused)
+                for (sample, _), rating in zip(read, row.ratings, strict=False):
+                    values = (sample.name, sample.prompt.id, sample.group, rating, row.place)
+                    for name, value in zip(rewards, values, strict=True):
+                        rewards[name].append(value)
+                waiting += read
+                while len(waiting) >= size or (waiting and number + 1 == shard.stop):
+                    part, waiting = waiting[:size], waiting[size:]
+                    writer.add(self.policy_kind.given(making, *map(list, zip(*part, strict=True))))
+                self.context.reporter.progress(self.name, 0, number + 1, len(self._data.rows))
+            contents = writer.contents
+            written = writer.end()
+        labels = {"artifact": str(self.ref), "reward_name": "given", "reward_options": "{}"}
+        write_rows("rewards", folder, rewards, labels)
+        (folder / REFUSED).write_text(canonical_json(refused))
+        summary = {"rows": shard.stop - shard.start, "refused": len(refused)}
+        return Output(rows=writer.rows, summary=summary, written=written, content=lambda: str(contents))
+
+    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
+        """Count rows, samples, and rows that were left out.
+
+        Raises:
+            DataError: no sample is left.
+        """
+        samples = sum(record.rows for record in records)
+        if not samples:
+            raise DataError(
+                f"data.train: none of {len(self._data.rows)} rows could be used; the files {REFUSED} of {self.ref} say "
+                "why. Mend the samples."
+            )
+        names = ("rows", "refused")
+        return {**{name: sum(record.summary[name] for record in records) for name in names}, "samples": samples}
+
+    @cached_property
+    def _data(self) -> GivenData:
+        return given_data(self.config)
+
+    def _read(
+        self, making: SamplingContext, number: int, row: DataRow, refused: list[tuple[str, str]]
+    ) -> list[tuple[GivenSample, Any]]:
+        """Return the samples of a row with their contents; none if it cannot be used and may be left out."""
+        prompt = prompt_of(row)
+        grouped = data_of(self.config).rating is not None
+        samples = [
+            GivenSample(
+                file=file,
+                prompt=prompt,
+                name=f"d{number:08d}-{prompt.id}-{replica}",
+                group=prompt.id if grouped else f"d{number:08d}",
+                replica=replica,
+            )
+            for replica, file in enumerate(row.samples)
+        ]
+        try:
+            return [(sample, self.policy_kind.read_given(making, sample)) for sample in samples]
+        except DataError as error:
+            if data_of(self.config).bad_rows == "stop":
+                raise DataError(f"{error} Or set data.bad_rows to 'leave_out'.") from None
+            refused.append((row.place, str(error)))
+            return []
+
+
+def _range(name: str) -> tuple[int, int]:
+    start, _, stop = name.partition("-")
+    return int(start), int(stop)

@@ -1,0 +1,230 @@
+"""Fitted rewards in runs: scores, gradients, preferences about stored samples, and what a refit makes stale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from configs.errors import ConfigError, RewardError
+from configs.schema import RunConfig
+from models.rewards.base import Batch
+from models.rewards.factory import make_reward
+from models.rewards.invocation import Handling, score
+from storage.artifacts.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.trajectories.tables import read_rows, write_rows
+from tasks.fitting.fit import FittedModel, copy_model, fit_reward
+from tasks.inputs.components import open_trajectory_store
+from tasks.runs.context import RunContext
+from tasks.runs.opening import begin_run
+from tasks.runs.staleness import explain
+from tasks.specs.graph import Node
+from tasks.stages.stage_run import StageRun
+from tests.support.clip import write_clip, write_siglip
+from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.judged import fit_config, write_pairs
+from tests.support.text_models import write_sentiment
+
+Make = Callable[..., RunConfig]
+ROLLOUT, SCORE = Node(1, "rollout", ""), Node(1, "score", "fitted")
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pairs(tmp_path_factory.mktemp("pairs"), 110)
+
+
+def refit(pairs: Path, folder: Path, updates: int) -> FittedModel:
+    made = fit_reward(fit_config(folder, pairs, updates=updates))
+    copy_model(made, folder / "mine")
+    return made
+
+
+def make(context: RunContext, node: Node) -> ArtifactRef:
+    run = StageRun(make_stage(context, node.stage, node.epoch, node.slot))
+    run.execute()
+    return run.ref
+
+
+def pending(context: RunContext, node: Node) -> int:
+    return len(StageRun(make_stage(context, node.stage, node.epoch, node.slot)).pending())
+
+
+def test_a_refit_makes_scores_stale_and_rollouts_are_scored_again(
+    pairs: Path, make_config: Make, tmp_path: Path
+) -> None:
+    refit(pairs, tmp_path, 5)
+    config = make_config(f"rewards=[{{name: fitted, options: {{path: '{tmp_path / 'mine'}'}}}}]")
+    context = prepare(config)
+    rolled, first = make(context, ROLLOUT), make(context, SCORE)
+    scores = np.array(read_rows(context.store, first).column("reward").to_pylist())
+    assert np.isfinite(scores).all()
+    assert scores.std() > 0
+    refit(pairs, tmp_path, 6)
+    other = begin_run(config)
+    assert (pending(other, ROLLOUT), pending(other, SCORE)) == (0, 2)
+    assert "has other contents" in explain(other.chain, SCORE)[-1]
+    second = make(other, SCORE)
+    assert second != first
+    assert other.chain.require(*ROLLOUT).ref == rolled
+    assert np.array(read_rows(other.store, second).column("reward").to_pylist()).tolist() != scores.tolist()
+    refit(pairs, tmp_path, 5)
+    assert pending(begin_run(config), SCORE) == 0, "the first model's scores are found again"
+
+
+def test_a_policy_is_trained_on_its_gradients(pairs: Path, make_config: Make, tmp_path: Path) -> None:
+    refit(pairs, tmp_path, 30)
+    context = prepare(
+        make_config(
+            f"rewards=[{{name: fitted, options: {{path: '{tmp_path / 'mine'}'}}}}]",
+            "optimize.algorithm=reward_gradient",
+            "rollout.plan={name: final}",
+        )
+    )
+    run_epoch(context, 1)
+    table = read_rows(context.store, context.chain.require(1, "gradient", "fitted").ref)
+    assert min(table.column("rms").to_pylist()) > 0
+    values = dict(zip(table.column("sample_id").to_pylist(), table.column("value").to_pylist(), strict=True))
+    scored = read_rows(context.store, context.chain.require(*SCORE).ref)
+    scores = dict(zip(scored.column("sample_id").to_pylist(), scored.column("reward").to_pylist(), strict=True))
+    # Scores are of images that are clipped and rounded to 8 bits.
+    assert np.corrcoef(list(scores.values()), [values[sample] for sample in scores])[0, 1] > 0.98
+
+
+def test_its_gradient_is_that_of_finite_differences(pairs: Path, tmp_path: Path) -> None:
+    reward = make_reward("fitted", {"path": str(refit(pairs, tmp_path, 20).folder)})
+    image = torch.rand(1, 3, 16, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    value = reward.differentiable(image, ["a"], [{}])  # type: ignore[attr-defined]
+    value.sum().backward()
+    assert image.grad is not None
+    step = 1e-2 * image.grad / image.grad.norm()
+    with torch.no_grad():
+        up, down = (reward.differentiable(image + each, ["a"], [{}]).item() for each in (step, -step))  # type: ignore[attr-defined]
+    assert (up - down) / 2e-2 == pytest.approx(image.grad.norm().item(), rel=0.02)
+
+
+def write_preferences(store: ArtifactStore, samples: ArtifactRef, count: int) -> ArtifactRef:
+    """Commit preferences about samples, whichever of two is darker, as ``flowmill rate`` does."""
+    media = {}
+    for record in store.shards(samples):
+        shard = open_trajectory_store("webdataset").open(store.files(samples, record))
+        names = shard.table.column("sample_id").to_pylist()
+        media |= {name: (shard.media(row).mean(), shard.table["prompt"][row].as_py()) for row, name in enumerate(names)}
+    names, draw, rows = sorted(media), np.random.default_rng(0), []
+    for number in range(count):
+        prompt = media[names[number % len(names)]][1]
+        first, second = draw.permutation([name for name in names if media[name][1] == prompt])[:2]
+        rows.append((prompt, first, second, float(media[first][0] > media[second][0]), "ada", number))
+    columns = {
+        "prompt_id": [row[0] for row in rows],
+        "prompt": [row[0] for row in rows],
+        "first_artifact": [str(samples)] * count,
+        "first_sample": [row[1] for row in rows],
+        "second_artifact": [str(samples)] * count,
+        "second_sample": [row[2] for row in rows],
+        "preferred": [row[3] for row in rows],
+        "rater": [row[4] for row in rows],
+        "number": [row[5] for row in rows],
+        "seconds": [1.0] * count,
+    }
+    ref = ArtifactRef("preferences", "0" * 32)
+    with store.root.staging() as folder:
+        write_rows("preferences", folder, columns)
+        store.commit(ref, "judgments", folder, rows=count)
+    store.seal(ref, shards=["judgments"], summary={}, stage="rate", stage_version=1, options={}, inputs=(str(samples),))
+    return ref
+
+
+@pytest.mark.parametrize("judged", ["latents", "images"])
+def test_preferences_of_a_store_are_about_its_samples(judged: str, make_config: Make, tmp_path: Path) -> None:
+    # Eight prompts of four samples each: some prompts are held out whole.
+    config = make_config("rollout.prompts_per_epoch=8", "rollout.media.latents=true", "rewards=[jpeg_compressibility]")
+    context = prepare(config)
+    samples = make(context, ROLLOUT)
+    ref = write_preferences(context.store, samples, 160)
+    backbone = "latents" if judged == "latents" else {"name": "pixels", "options": {"height": 16, "width": 32}}
+    config_of = fit_config(
+        tmp_path, ref, backbone=backbone, share=0.3, updates=100, store={"root": context.store.root.uri}
+    )
+    made = fit_reward(config_of)
+    assert set(context.store.require(made.ref).inputs) == {str(ref), str(samples)}
+    assert made.about["data"]["sources"] == {str(ref): 160}
+    if judged == "images":
+        return
+    assert made.about["curve"][-1]["train"] < 0.3
+    again = prepare(
+        make_config(
+            "rollout.prompts_per_epoch=8",
+            "rollout.media.latents=true",
+            f"rewards=[{{name: fitted, options: {{path: '{made.folder}', media: latents}}}}]",
+        ).model_copy(update={"run": config.run.model_copy(update={"name": "other"})})
+    )
+    assert pending(again, ROLLOUT) == 0, "the samples of the first run are those of the second"
+    make(again, ROLLOUT)
+    scores = read_rows(again.store, make(again, SCORE)).column("reward").to_pylist()
+    assert np.std(scores) > 0
+    with pytest.raises(ConfigError, match=r"was fitted on latents.*Set it to 'latents'"):
+        make_reward("fitted", {"path": str(made.folder)})
+
+
+def test_a_preference_about_an_unknown_sample_is_named(make_config: Make, tmp_path: Path) -> None:
+    context = prepare(make_config())
+    samples = make(context, ROLLOUT)
+    ref = write_preferences(context.store, samples, 4)
+    record = context.store.shards(ref)[0]
+    table = read_rows(context.store, ref).to_pydict()
+    other = ArtifactRef("preferences", "1" * 32)
+    with context.store.root.staging() as folder:
+        write_rows("preferences", folder, {**table, "first_sample": ["x", *table["first_sample"][1:]]})
+        context.store.commit(other, record.shard, folder, rows=4)
+    origin = {"stage": "rate", "stage_version": 1, "options": {}, "inputs": ()}
+    context.store.seal(other, shards=[record.shard], summary={}, **origin)
+    with pytest.raises(ConfigError, match=rf"{other}, row 1: {samples} has no sample 'x'"):
+        fit_reward(fit_config(tmp_path, other, store={"root": context.store.root.uri}))
+    backbone = {"name": "text", "options": {"model": write_sentiment(tmp_path / "model")}}
+    with pytest.raises(ConfigError, match="is none of texts"):
+        fit_reward(fit_config(tmp_path, ref, backbone=backbone, store={"root": context.store.root.uri}))
+
+
+@pytest.mark.parametrize("write", [write_clip, write_siglip])
+def test_a_head_on_embeddings_needs_their_model(write: Callable[[Path], str], tmp_path: Path) -> None:
+    pairs, clip = write_pairs(tmp_path / "pairs", 110), write(tmp_path / "clip")
+    backbone = {"name": "clip", "options": {"model": clip, "hidden": 8}}
+    made = fit_reward(fit_config(tmp_path, pairs, backbone=backbone, updates=200, learning_rate=1e-2))
+    assert made.about["curve"][-1]["train"] < 0.5
+    with pytest.raises(ConfigError, match=r"does not hold the model of its backbone\. Set the option 'model'"):
+        make_reward("fitted", {"path": str(made.folder)})
+    reward = make_reward("fitted", {"path": str(made.folder), "model": clip})
+    images = np.random.default_rng(0).integers(0, 256, (3, 30, 30, 3), np.uint8)
+    found = score(reward, "fitted", Batch(media=images, prompts=["a", "b", "c"], metadata=[{}] * 3), Handling()).values
+    smooth = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+    followed = reward.differentiable(smooth.requires_grad_(), ["a", "b", "c"], [{}] * 3)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(followed.detach().numpy(), found, atol=1e-4)
+    write(tmp_path / "other")
+    (tmp_path / "other" / "notes.txt").write_text("another model")
+    backbone = {"name": "clip", "options": {"model": str(tmp_path / "other"), "hidden": 8}}
+    assert fit_reward(fit_config(tmp_path, pairs, backbone=backbone, updates=1)).ref != made.ref
+
+
+def test_a_head_on_a_classifier_of_texts(tmp_path: Path) -> None:
+    words, draw = [*["a", "sign", "that", "says", "sad", "happy", "days", "are", "here"]], np.random.default_rng(0)
+    data, model = tmp_path / "texts.csv", write_sentiment(tmp_path / "model")
+    lines = ["prompt,chosen,rejected,tie"]
+    for number in range(150):
+        first, second = (" ".join([mark, *draw.choice(words, 4)]) for mark in ("good", "bad"))
+        lines.append(f"p{number},{first} {number},{second} {number},{'true' if number % 10 == 0 else 'false'}")
+    data.write_text("\n".join(lines))
+    backbone = {"name": "text", "options": {"model": model, "given": "text"}}
+    made = fit_reward(fit_config(tmp_path, data, backbone=backbone, updates=300, learning_rate=1e-2))
+    assert made.about["heldout"]["accuracy"]["mean"] > 0.9
+    assert made.about["heldout"]["ties"] > 0
+    reward = make_reward("fitted", {"path": str(made.folder), "model": model})
+    texts = np.array(["good days are here", "bad days are here"], object)
+    good, bad = np.asarray(reward.score(texts, ["", ""], [{}, {}]).values)  # type: ignore[union-attr]
+    assert good > bad
+    with pytest.raises(RewardError, match="it was fitted on texts, and is given images"):
+        score(reward, "fitted", Batch(media=np.zeros((1, 8, 8, 3), np.uint8), prompts=[""], metadata=[{}]), Handling())

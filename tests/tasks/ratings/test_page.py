@@ -1,0 +1,233 @@
+"""The page of ``flowmill rate``: its interface over real HTTP, a kill, and a browser that is used by keyboard."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from configs.errors import ConfigError
+from configs.load import parse_config
+from storage.trajectories.tables import read_rows
+from tasks.execution.guard import access_token
+from tasks.ratings.answers import answers_of, commit_preferences
+from tasks.ratings.app import make_app
+from tasks.ratings.pairs import sources_of
+from tasks.ratings.request import TOKEN, RateRequest
+from tasks.runs.context import RunContext
+from tasks.runs.opening import open_run
+from tests.support.browser import CHROMIUM, Page, browser
+from tests.support.inside import prepare, run_epoch
+from tests.support.language_models import texts_data
+from tests.support.serving import Server
+from tests.tasks.ratings.conftest import HOSTILE
+
+pytestmark = pytest.mark.slow
+#: Whether the page waits for an answer, or shows a message or the end.
+_READY = "typeof at !== 'undefined' && !busy && (pair !== null || !at('end').hidden || !at('message').hidden)"
+
+
+@pytest.fixture
+def server(store: Path) -> Iterator[Server]:
+    running = Server(["small", "--root", str(store), "--rater", "ann"], name="rate")
+    running.start()
+    yield running
+    running.kill()
+
+
+def asked(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_kill_loses_no_answer_and_the_next_server_continues(server: Server, store: Path) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        state = asked(client.get("/api/pair"))
+        assert (state["rater"], state["done"], state["total"]) == ("ann", 0, 16)
+        for header in ({"origin": "http://elsewhere.example"}, {"host": "elsewhere.example"}):
+            assert client.get("/api/pair", headers=header).status_code == 403, "no page of another origin"
+        given = []
+        for number, choice in enumerate(("left", "right", "tie", "skip", "left")):
+            body = {"pair": state["pair"]["name"], "rater": "ann", "choice": choice, "seconds": 0.5 + number}
+            state = asked(client.post("/api/answer", json=body))
+            given.append((body["pair"], body["seconds"]))
+        assert state["done"] == 5
+        back = asked(client.post("/api/undo", json={"rater": "ann"}))
+        assert (back["done"], back["pair"]["name"]) == (4, given[-1][0]), "the withdrawn pair comes again"
+        server.kill()
+    found = answers_of(open_run(str(store), "small", reads=True).run)
+    assert [(each.preferred, each.seconds) for each in found.values()] == [(1, 0.5), (0, 1.5), (0.5, 2.5), (None, 3.5)]
+    server.start()
+    with httpx.Client(base_url=server.url) as client:
+        assert asked(client.get("/api/pair")) == back
+        assert asked(client.get("/api/pair", params={"rater": "bob"}))["done"] == 0, "raters have their own pairs"
+
+
+@pytest.fixture
+def client(context: RunContext) -> TestClient:
+    return asking(context, RateRequest(run="small"))
+
+
+def asking(context: RunContext, request: RateRequest, token: str | None = None) -> TestClient:
+    sources = sources_of(context, None, request.epoch, evaluation=request.evaluation, scorer=request.scorer)
+    return TestClient(make_app(context.run, sources, request, token))
+
+
+def test_what_is_not_right_is_a_message(client: TestClient) -> None:
+    state = asked(client.get("/api/pair"))
+    body = {"pair": state["pair"]["name"], "rater": "ann", "choice": "left", "seconds": 1.0}
+    asked(client.post("/api/answer", json=body))
+    refused = [
+        (client.post("/api/answer", json=body), 409, "'ann' has answered this pair already"),
+        (client.post("/api/answer", json=body | {"pair": "0" * 32}), 404, "does not ask for that pair"),
+        (client.post("/api/answer", json=body | {"choice": "both"}), 422, "choice: Input should be 'left', 'right'"),
+        (client.post("/api/answer", json=body | {"rater": "<b>"}), 422, "rater: String should match"),
+        (client.post("/api/answer", json=body | {"seconds": -1}), 422, "seconds: Input should be greater"),
+        (client.post("/api/answer", json=body | {"note": "x"}), 422, "note: Extra inputs"),
+        (client.post("/api/undo", json={"rater": "bob"}), 409, "has no answer 0 that could be undone"),
+        (client.get("/api/media/none"), 404, "shows no such sample"),
+        (client.get(f"/{state['pair']['left']['media']}?start=0"), 404, "starts from 0 images"),
+    ]
+    for answer, status, message in refused:
+        assert answer.status_code == status
+        assert message in answer.json()["detail"]
+
+
+def test_the_page_is_blind_and_loads_nothing_from_elsewhere(client: TestClient, context: RunContext) -> None:
+    state = asked(client.get("/api/pair"))
+    sources = sources_of(context, None, None, evaluation=False, scorer=None)
+    for name in ("small", *(source.artifact.partition("/")[2] for source in sources), sources[0].rows[0]["sample_id"]):
+        assert name not in str(state)
+    for side in ("left", "right"):
+        answer = client.get(state["pair"][side]["media"])
+        assert Image.open(io.BytesIO(answer.content)).size == (32, 16)
+        assert answer.headers["content-type"] == "image/png"
+    page = client.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in page.text
+    assert "http" not in client.get("/page.js").text + client.get("/page.css").text
+
+
+def test_other_machines_need_the_token(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+    with pytest.raises(ConfigError, match=f"gives other machines access, but {TOKEN} is not set"):
+        access_token("0.0.0.0", TOKEN, where="give it to raters")
+    monkeypatch.setenv(TOKEN, "secret")
+    client = asking(context, RateRequest(run="small"), access_token("0.0.0.0", TOKEN, where="give it to raters"))
+    assert client.get("/").status_code == 200, "the page itself has no data"
+    assert client.get("/api/pair").status_code == 401
+    assert TOKEN in client.get("/api/pair", headers={"authorization": "Bearer other"}).json()["detail"]
+    assert client.get("/api/pair", headers={"authorization": "Bearer secret"}).status_code == 200
+
+
+def test_the_number_of_pairs_ends_the_work(context: RunContext) -> None:
+    client = asking(context, RateRequest(run="small", pairs=2, seed=3))
+    names = []
+    while (state := asked(client.get("/api/pair")))["pair"] is not None:
+        names.append(state["pair"]["name"])
+        asked(client.post("/api/answer", json={"pair": names[-1], "rater": "rater", "choice": "tie", "seconds": 1}))
+    assert len(names) == 2
+    assert (state["done"], state["total"]) == (2, 2)
+    rows = read_rows(context.store, commit_preferences(context.run))
+    assert rows.column("preferred").to_pylist() == [0.5, 0.5]
+
+
+def test_texts_are_compared_by_the_closest_scores(tmp_path: Path) -> None:
+    context = prepare(parse_config(texts_data(tmp_path), where="a run of texts"))
+    run_epoch(context, 1)
+    slot = context.config.rewards[0].slot
+    client = asking(context, RateRequest(run="texts", epoch=1, scorer=slot))
+    shown = asked(client.get("/api/pair"))["pair"]
+    (source,) = sources_of(context, None, 1, evaluation=False, scorer=slot)
+    texts = {row["text"] for row in source.rows}
+    assert shown["left"]["text"] != shown["right"]["text"]
+    assert {shown["left"]["text"], shown["right"]["text"]} <= texts
+    assert shown["left"]["media"] is None
+
+
+def test_clips_and_start_images_are_shown(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = np.zeros((5, 16, 32, 3), np.uint8)
+    starts = [np.full((8, 8, 3), value, np.uint8) for value in (0, 255)]
+    monkeypatch.setattr(
+        "tasks.ratings.pairs.RunView.pictures", lambda view, epoch, samples, **_: dict.fromkeys(samples, clip)
+    )
+    monkeypatch.setattr("tasks.ratings.pairs.RunView.films", lambda *_, **__: {})
+    monkeypatch.setattr(
+        "tasks.ratings.pairs.RunView.references", lambda view, epoch, samples, **_: dict.fromkeys(samples, starts)
+    )
+    for row in (sources := sources_of(context, None, None, evaluation=False, scorer=None))[0].rows:
+        row["media_format"] = "mp4"
+    client = TestClient(make_app(context.run, sources, RateRequest(run="small"), None))
+    shown = asked(client.get("/api/pair"))["pair"]
+    found = {client.get(shown[side]["media"]).headers["content-type"] for side in ("left", "right")}
+    # The other source still says that its samples are images: several of one text lie side by side.
+    assert found == {"video/mp4", "image/png"}
+    images = [Image.open(io.BytesIO(client.get(each).content)) for each in shown["starts"]]
+    assert [image.getpixel((0, 0)) for image in images] == [(0, 0, 0), (255, 255, 255)]
+    assert client.get(f"{shown['left']['media']}?start=2").status_code == 404
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_a_browser_rates_by_keyboard_and_recovers_from_errors(server: Server, store: Path, tmp_path: Path) -> None:
+    keys = {"ArrowLeft": 1.0, "ArrowRight": 0.0, "ArrowDown": 0.5, "s": None}
+    pressed = [*keys] * 2 + ["ArrowLeft", "u", "ArrowRight", "ArrowDown"]
+    wanted = [keys[key] for key in [*keys] * 2 + ["ArrowRight", "ArrowDown"]]
+    with browser(tmp_path / "profile") as page:
+        page.open(server.url)
+        page.wait(_READY)
+        prompts = []
+        for key in pressed:
+            prompts.append(page.run("at('prompt').textContent"))
+            assert page.run("at('prompt').children.length") == 0
+            page.press(key)
+            page.wait(_READY)
+        assert page.run("at('count').textContent") == "10 of 16"
+        assert page.run("at('progress').value") == 10
+        assert HOSTILE in prompts, "every prompt comes first"
+        assert page.run("document.title") == "Compare samples - flowmill"
+        _look(page, tmp_path / "page.png", 1500, 1000)
+        _look(page, tmp_path / "phone.png", 400, 800)
+        page.run("document.querySelector('#left img').click()")
+        assert page.run("at('zoom').open && at('zoom').querySelector('img').getBoundingClientRect().width > 380")
+        page.press("ArrowLeft")
+        assert page.run("at('count').textContent") == "10 of 16", "no key answers while an image is enlarged"
+        page.run("at('zoom').click()")
+        assert [said for said in page.said if '"verbose"' not in said] == []
+        _recover(page, server.url)
+    found = list(answers_of(open_run(str(store), "small", reads=True).run).values())
+    assert [each.preferred for each in found] == [*wanted, 0.5, 0.0]
+    assert {each.rater for each in found} == {"ann"}
+    assert all(0 <= each.seconds < 60 for each in found)
+
+
+def _recover(page: Page, url: str) -> None:
+    """Answer pairs while the server is away, and after another tab has answered the same pair."""
+    page.wait("!at('zoom').open")
+    page.send("Network.enable")
+    for offline, message in ((True, "Failed to fetch"), (False, "has answered this pair already")):
+        limits = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        page.send("Network.emulateNetworkConditions", offline=offline, **limits)
+        if not offline:
+            body = {"pair": page.run("pair.name"), "rater": "ann", "choice": "tie", "seconds": 0.0}
+            asked(httpx.post(f"{url}/api/answer", json=body))
+        page.press("ArrowRight")
+        page.wait(f"at('message').textContent.includes('{message}') && !busy")
+    page.press("ArrowRight")
+    page.wait("at('count').textContent === '12 of 16' && at('message').hidden && !busy")
+
+
+def _look(page: Page, file: Path, width: int, height: int) -> None:
+    """Take a picture of the page in a window, in which everything must be visible without scrolling sideways."""
+    page.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+    page.shoot(file)
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    assert Image.open(file).size == (width, height)

@@ -1,0 +1,294 @@
+"""Runs that train on given samples: ingest, resume, supervised fine-tuning, pairs and ratings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from configs.errors import ConfigError, DataError, FlowmillError
+from configs.load import load_config
+from configs.schema import RunConfig
+from models.policies.diffusion import DiffusionPolicy
+from models.policies.parts import Part
+from storage.trajectories.tables import read_rows
+from tasks.checks.check import check_config
+from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.store_trust import remember
+from tasks.runs.context import RunContext
+from tasks.runs.opening import begin_run, open_run
+from tasks.runs.staleness import State, standing
+from tasks.specs.graph import Node
+from tasks.stages.stage_run import StageRun
+from tests.support.given import pairs, picture, png, rated, singles, write_form, write_jsonl
+from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.language_models import texts_data
+
+SFT = {"name": "sft", "options": {"times": {"count": 2}}}
+Make = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def given(config_data: dict[str, Any], config_file: Path, tmp_path: Path) -> Make:
+    """Returns the small config with given samples instead of rollouts."""
+
+    def make(rows: list[dict[str, Any]] | str, algorithm: Any = SFT, *overrides: str, **section: Any) -> RunConfig:
+        source = rows if isinstance(rows, str) else str(write_jsonl(tmp_path / "given", rows))
+        data = {**config_data, "data": {"train": source, "rows_per_shard": 2, **section}}
+        data["prompts"] = {"heldout": config_data["prompts"]["heldout"]}
+        data["optimize"] = {"learning_rate": 1e-3, "algorithm": algorithm}
+        path = tmp_path / "given.yaml"
+        path.write_text(yaml.safe_dump(data))
+        config = load_config(path, list(overrides))
+        remember(config)
+        return config
+
+    return make
+
+
+def samples_of(context: RunContext) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Return prompt, clean latents and media of all ingested samples."""
+    ref, store = context.chain.ref(Node(0, "ingest")), context.store
+    opener, found = open_trajectory_store(context.config.rollout.store), []
+    for record in store.shards(ref):
+        shard = opener.open(store.files(ref, record))
+        texts = shard.table.column("prompt").to_pylist()
+        found += [(text, shard.final_latents(row), shard.media(row)) for row, text in enumerate(texts)]
+    return found
+
+
+def test_images_are_encoded_once_by_the_policys_autoencoder(given: Make) -> None:
+    context = prepare(given(singles()))
+    policy = cast(DiffusionPolicy, execution_of(context).host.load(frozenset({Part.VAE})))
+    for (text, latents, media), row in zip(samples_of(context), singles(), strict=True):
+        assert text == row["prompt"]
+        fitted = np.asarray(Image.fromarray(np.asarray(row["image"])).crop((0, 2, 40, 22)).resize((32, 16), 1))
+        assert np.abs(fitted.astype(int) - media.astype(int)).mean() < 12, "cropped in the middle and scaled"
+        pixels = torch.from_numpy(media.copy()).movedim(-1, 0)[None].float() / 127.5 - 1
+        torch.testing.assert_close(torch.from_numpy(latents.copy())[None], policy.encode_media(pixels))
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto"])
+def test_training_on_given_samples_changes_the_policy_and_resumes(given: Make, tmp_path: Path, algorithm: str) -> None:
+    rows, section = {
+        "sft": (singles(), {}),
+        "dpo": (pairs(), {"chosen": "chosen", "rejected": "rejected"}),
+        "kto": (rated(), {"rating": "stars", "scale": (1, 5)}),
+    }[algorithm]
+    beta = {} if algorithm == "sft" else {"beta": 20}
+    options = {"name": algorithm, "options": {"times": {"count": 2}, **beta}}
+    whole = prepare(given(rows, options, f"store.root={tmp_path / 'whole'}", **section))
+    evaluate(whole, 0)
+    for epoch in (1, 2):
+        run_epoch(whole, epoch)
+    updates = whole.store.require(whole.policy_ref(2)).summary["updates"]
+    assert all(update["grad_norm"] > 0 for update in updates)
+
+    # The same run, stopped in ingest after a shard, with other shards afterwards.
+    context = begin_run(given(rows, options, **section))
+    for name in ("base", "encode", "preprocess"):
+        StageRun(make_stage(context, name, 0)).execute()
+    stage = StageRun(make_stage(context, "ingest", 0))
+    stage.run_shard(stage.pending()[1])
+    again = prepare(given(rows, options, **{**section, "rows_per_shard": 5}))
+    evaluate(again, 0)
+    for epoch in (1, 2):
+        run_epoch(again, epoch)
+    assert again.chain.digest() == whole.chain.digest()
+
+
+def test_an_epoch_trains_some_groups_and_a_pass_trains_all(given: Make) -> None:
+    context = prepare(given(pairs(), "dpo", chosen="chosen", rejected="rejected", groups_per_epoch=2))
+    seen: list[str] = []
+    for epoch in (1, 2, 3):
+        run_epoch(context, epoch)
+        table = read_rows(context.store, context.chain.require(epoch, "advantage").ref)
+        assert table.column("advantage").to_pylist() == [1.0, -1.0] * 2
+        seen += dict.fromkeys(table.column("group_id").to_pylist())
+    assert len(set(seen)) == len(pairs())
+
+
+def test_ratings_count_from_the_neutral_one(given: Make) -> None:
+    context = prepare(given(rated(), "kto", rating="stars", scale=(1, 5), neutral=2))
+    run_epoch(context, 1)
+    table = read_rows(context.store, context.chain.require(1, "advantage").ref)
+    found = dict(zip(table.column("reward").to_pylist(), table.column("advantage").to_pylist(), strict=True))
+    assert found == {1.0: -0.5, 2.0: 0.0, 3.0: 0.5, 4.0: 1.0, 5.0: 1.5}
+
+
+def test_the_loss_is_that_of_a_plain_loop(given: Make) -> None:
+    """The mean error of velocities over the same latents, levels and noise, with AdamW on all weights."""
+    config = given(singles(), SFT, "optimize.updates_per_epoch=1")
+    context = prepare(config)
+    host = execution_of(context).host
+    stage = make_stage(context, "optimize", 1)
+    for epoch in (1, 2):
+        StageRun(make_stage(context, "advantage", epoch)).execute()
+    from tasks.training.data import TrainingData
+
+    losses, section = [], config.optimize
+    trainable = cast(Any, host.fresh())
+    optimizer = torch.optim.AdamW(
+        trainable.parameters(), section.learning_rate, section.betas, section.epsilon, section.weight_decay
+    )
+    for epoch in (1, 2):
+        inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(epoch, "advantage"))]
+        samples = TrainingData(context, stage.policy_kind, epoch, inputs).samples(host)
+        (units,) = TrainingData(context, stage.policy_kind, epoch, inputs).plan(samples)
+        rows = cast(Any, samples.batch(units, len(units.rows)))
+        velocity = trainable.policy.velocity(rows.latents, rows.grid.sigma, rows.conditioning)
+        loss = (velocity - (rows.noise - rows.clean)).square().mean()
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trainable.parameters(), section.max_grad_norm)
+        optimizer.step()
+    again = prepare(config)
+    for epoch in (1, 2):
+        run_epoch(again, epoch)
+    found = [again.store.require(again.policy_ref(epoch)).summary["updates"][0]["loss"] for epoch in (1, 2)]
+    assert found == pytest.approx(losses, rel=1e-5)
+
+
+def test_a_changed_sample_makes_ingest_stale_and_a_moved_one_does_not(given: Make, tmp_path: Path) -> None:
+    context = prepare(given(singles()))
+    run_epoch(context, 1)
+    moved = open_run(context.store.root.uri, "small")
+    assert standing(moved.chain, Node(1, "optimize")).state is State.FRESH
+    changed = singles()
+    changed[0]["image"] = picture(50)
+    write_jsonl(tmp_path / "given", changed)
+    stale = open_run(context.store.root.uri, "small")
+    assert standing(stale.chain, Node(1, "optimize")).state is State.STALE
+
+
+BAD_FILES = {
+    "cut off": (png(picture(1))[:60], "cannot be read as an image or clip"),
+    "no image": (b"hello", "cannot be read as an image or clip"),
+    "animation": (
+        png(picture(1), format="GIF", save_all=True, append_images=[picture(2)]),
+        "animation of 2 frames",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(BAD_FILES))
+def test_a_file_that_cannot_be_decoded_is_named_or_left_out(given: Make, tmp_path: Path, kind: str) -> None:
+    data, message = BAD_FILES[kind]
+    config = given(singles())
+    (tmp_path / "given" / "2-image.png").write_bytes(data)
+    with pytest.raises(DataError, match=f"line 3: 2-image.png .*{message}"):
+        prepare(config)
+    context = prepare(given(config.data.train if config.data else "", bad_rows="leave_out"))
+    manifest = context.store.require(context.chain.ref(Node(0, "ingest")))
+    assert manifest.summary == {"rows": 6, "refused": 1, "samples": 5}
+    run_epoch(context, 1)
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "L", "I;16", "P", "RGBA", "rotated"])
+def test_images_of_every_mode_are_taken_as_they_are_seen(given: Make, tmp_path: Path, mode: str) -> None:
+    rows = singles()
+    config = given(rows)
+    plain = picture(2, mode="L")
+    target = tmp_path / "given" / "2-image.png"
+    if mode == "CMYK":
+        plain.convert("CMYK").save(target, "JPEG", quality=95)
+    elif mode == "I;16":
+        Image.fromarray(np.asarray(plain).astype(np.uint16) * 257).save(target)
+    elif mode == "rotated":
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        plain.transpose(Image.Transpose.ROTATE_90).save(target, "JPEG", quality=95, exif=exif)
+    else:
+        plain.convert(mode).save(target)
+    _, _, media = samples_of(prepare(config))[2]
+    expected = np.asarray(plain.convert("RGB").crop((0, 2, 40, 22)).resize((32, 16), 1)).astype(int)
+    assert np.abs(expected - media.astype(int)).mean() < 12
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "section", "overrides", "message"),
+    [
+        ("grpo", {}, [], "needs log-probs of stochastic steps"),
+        ("awm", {}, [], "needs the policy that made the samples"),
+        ("refl", {}, [], "needs stored states"),
+        ("reward_gradient", {}, [], "needs gradients of rewards"),
+        ("dpo", {}, [], "neither pairs nor ratings"),
+        ("kto", {}, [], "neither pairs nor ratings"),
+        ("sft", {}, ["monitors=[{name: jpeg_compressibility, label: other}]"], "monitors acts on rollouts"),
+        ("sft", {}, ["optimize.replay={epochs: 1}"], "optimize.replay acts on rollouts"),
+        ("sft", {}, ["execution.ahead=1"], "execution.ahead acts on rollouts"),
+        ("sft", {}, ["advantage.std=global"], "advantage acts on rollouts"),
+        ("sft", {}, ["prompts.train=here.txt"], "do not go with 'data'"),
+    ],
+)
+def test_settings_without_use_are_refused(
+    given: Make, algorithm: str, section: dict[str, Any], overrides: list[str], message: str
+) -> None:
+    with pytest.raises(FlowmillError, match=message):
+        check_config(given(singles(), algorithm, *overrides, **section))
+
+
+def test_stages_of_the_other_way_to_train_are_not_there(given: Make, make_config: Make) -> None:
+    context = prepare(given(singles()))
+    assert not context.chain.has(Node(1, "rollout"))
+    with pytest.raises(ConfigError, match="no section 'data'"):
+        make_stage(begin_run(make_config("run.name=plain")), "ingest", 0)
+
+
+@pytest.mark.parametrize("form", ["parquet", "tars"])
+def test_tables_and_tars_are_trained_on(given: Make, tmp_path: Path, form: str) -> None:
+    context = prepare(given(write_form(form, tmp_path / form)))
+    run_epoch(context, 1)
+    assert len(samples_of(context)) == len(singles())
+
+
+TEXT_ROWS = [{"prompt": f"{a}+{b}=", "completion": str(a + b), "wrong": str(a + b + 1)} for a in (1, 2) for b in (3, 4)]
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto"])
+def test_texts_are_trained_on(tmp_path: Path, algorithm: str) -> None:
+    columns = {
+        "sft": {"sample": "completion"},
+        "dpo": {"chosen": "completion", "rejected": "wrong"},
+        "kto": {"sample": "completion", "rating": "good"},
+    }[algorithm]
+    rows = [{**row, "good": number % 2} for number, row in enumerate(TEXT_ROWS)]
+    data = texts_data(tmp_path)
+    data["data"] = {"train": str(write_jsonl(tmp_path / "given", rows)), **columns}
+    data["prompts"] = {"heldout": data["prompts"]["heldout"]}
+    data["optimize"] = {"learning_rate": 1e-3, "algorithm": algorithm, "updates_per_epoch": 1}
+    path = tmp_path / "texts.yaml"
+    path.write_text(yaml.safe_dump(data))
+    config = load_config(path)
+    check_config(config)
+    context = prepare(config)
+    for epoch in (1, 2, 3):
+        run_epoch(context, epoch)
+    updates = [context.store.require(context.policy_ref(epoch)).summary["updates"][0] for epoch in (1, 2, 3)]
+    assert updates[-1]["loss"] < updates[0]["loss"]
+    ref = context.chain.ref(Node(0, "ingest"))
+    opener = open_trajectory_store(config.rollout.store)
+    shard = opener.open(context.store.files(ref, context.store.shards(ref)[0]))
+    tokenizer = cast(Any, execution_of(context).host.trainable(context.policy_ref(0))).policy.tokenizer
+    tokens, mask = shard.array("tokens", 0), shard.array("token_mask", 0).astype(bool)
+    assert tokenizer.decode(tokens[mask][:-1]) == "4"
+    assert tokens[-1] == tokenizer.eos_token_id
+
+
+def test_a_text_that_is_too_long_is_named(tmp_path: Path) -> None:
+    rows = [*TEXT_ROWS, {"prompt": "9+9=", "completion": "18" * 20, "wrong": "1"}]
+    data = texts_data(tmp_path)
+    data["data"] = {"train": str(write_jsonl(tmp_path / "given", rows)), "sample": "completion"}
+    data["prompts"] = {"heldout": data["prompts"]["heldout"]}
+    data["optimize"] = {"algorithm": "sft"}
+    path = tmp_path / "texts.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(DataError, match=r"line 5, completion has 41 tokens, but rollout.tokens.max_new is 4"):
+        prepare(load_config(path))
