@@ -21,9 +21,6 @@ _ADDRESS = re.compile(r"https?://[\w.~:/?#@!$&*+,;=%-]+|\w[\w.-]*", re.ASCII)
 #: Characters that start a formula in spreadsheets, including their full-width forms.
 _FORMULA = frozenset("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
-#: Characters that Markdown takes literally after a backslash.
-_PUNCTUATION = re.compile(r"([!-/:-@\[-`{-~])")
-
 
 def visible(text: str, *, keep: str = "") -> str:
     """Return a text with terminal control and direction-changing characters replaced by escapes like ``\\x1b``.
@@ -90,13 +87,6 @@ def quoted(word: object) -> str:
     if text.isprintable():
         return shlex.quote(text)
     return f"$'{''.join(map(_in_dollars, text))}'"
-
-
-def in_markdown_cell(text: str) -> str:
-    """Return a text that a cell of Prefect's tables (Markdown without entities) shows literally."""
-    shown = _PUNCTUATION.sub(r"\\\1", visible(text))
-    # Leading spaces would start a code block.
-    return "\u00a0" * (len(shown) - len(shown.lstrip(" "))) + shown.lstrip(" ")
 
 
 def _commands(character: str) -> bool:

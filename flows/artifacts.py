@@ -1,33 +1,21 @@
-"""Artifacts of a flow run in the Prefect UI (progress, evaluations, links to MLflow and the report), and its events."""
+"""Artifacts of a flow run in the Prefect UI (progress, links to MLflow and the report), and its events."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
-from prefect.artifacts import (
-    create_markdown_artifact,
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
 
-from configs.escaping import command, in_code, in_link, in_markdown, in_markdown_cell
+from configs.escaping import command, in_code, in_link, in_markdown
 from flows.server import has_lasting_api
-from tasks.metrics.image_grids import data_url
-from tasks.metrics.texts import Text
-from tasks.metrics.tracked import epoch_row
-from tasks.runs.chain import Chain
 from tasks.tracking.locations import REPORT, ui_page
 
 _EVERY_S = 5.0
-_TABLE_EVERY_S = 30.0
 
 
 class Progress:
@@ -43,64 +31,6 @@ class Progress:
         if done == total or time.monotonic() - self._last > _EVERY_S:
             update_progress_artifact(self._id, progress=100.0 * done / max(total, 1))
             self._last = time.monotonic()
-
-
-def evaluation_table(run: str, epoch: int, figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-    """Show the figures of an evaluation, one row per split and reward."""
-    rows: list[dict[str, Any]] = [
-        {"epoch": epoch, "split": in_markdown_cell(split), "reward": in_markdown_cell(slot), **values}
-        for split, rewards in figures.items()
-        for slot, values in rewards.items()
-    ]
-    create_table_artifact(table=rows, key=_key(run, "evaluation"), description=in_markdown(f"{run}, epoch {epoch}"))
-
-
-class EpochTable:
-    """A table with one row per trained epoch, updated at most every 30 seconds."""
-
-    def __init__(self, run: str, chain: Chain) -> None:
-        """Bind to a run; no table is created yet."""
-        self._run, self._chain = run, chain
-        self._rows: dict[int, dict[str, float]] = {}
-        self._shown = float("-inf")
-
-    def update(self, epoch: int, *, last: bool) -> None:
-        """Show all epochs up to ``epoch``, immediately if it is the last."""
-        if not has_lasting_api() or not (last or time.monotonic() - self._shown > _TABLE_EVERY_S):
-            return
-        for trained in range(1, epoch + 1):
-            if trained not in self._rows:
-                self._rows[trained] = epoch_row(self._chain, trained)
-        run = self._run
-        create_table_artifact(
-            table=list(self._rows.values()), key=_key(run, "epochs"), description=in_markdown(f"{run}, by epoch")
-        )
-        self._shown = time.monotonic()
-
-
-def evaluation_images(run: str, epoch: int, grids: Mapping[str, Path]) -> None:
-    """Show the images of an evaluation, one grid per prompt list."""
-    if not has_lasting_api() or not grids:
-        return
-    pictures = [
-        f"### {split} prompts\n\n![{split} prompts]({data_url(path)})"
-        for split, path in ((in_markdown(split), path) for split, path in grids.items())
-    ]
-    create_markdown_artifact(
-        markdown="\n\n".join(pictures), key=_key(run, "images"), description=in_markdown(f"{run}, epoch {epoch}")
-    )
-
-
-def evaluation_texts_table(run: str, epoch: int, texts: Mapping[str, Sequence[Text]]) -> None:
-    """Show the first texts of an evaluation, one row each."""
-    if not has_lasting_api() or not texts:
-        return
-    rows = [
-        {name: in_markdown_cell(value) for name, value in {"prompts": split, **text._asdict()}.items()}
-        for split, each in texts.items()
-        for text in each
-    ]
-    create_table_artifact(table=rows, key=_key(run, "texts"), description=in_markdown(f"{run}, epoch {epoch}"))
 
 
 def tracking_link(run: str, uri: str, url: str | None) -> None:

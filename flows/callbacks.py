@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from configs.errors import TrackingError
-from flows.artifacts import (
-    EpochTable,
-    Progress,
-    announce,
-    evaluation_images,
-    evaluation_table,
-    evaluation_texts_table,
-    report_link,
-    tracking_link,
-)
+from flows.artifacts import Progress, announce, report_link, tracking_link
 from flows.server import has_lasting_api
 from tasks.metrics.alerts import Alert, Watcher
-from tasks.metrics.evaluations import evaluation_figures, evaluation_grids, evaluation_texts
 from tasks.metrics.reward_tables import earned
 from tasks.metrics.speed import waited_in_words
 from tasks.reports.report import run_report
@@ -35,15 +25,11 @@ class RunCallbacks:
         self._run, self._epochs = context.run.name, context.config.run.epochs
         self._times = context.ledger.times("optimize")
         self._watcher = Watcher(context.chain)
-        self._progress, self._table = Progress(), EpochTable(context.run.name, context.chain)
+        self._progress = Progress()
 
     def evaluated(self, epoch: int) -> None:
-        """Show the figures of an evaluation; with the first, also the link to the tracker."""
-        chain = self._context.chain
+        """Log an evaluation, and report alerts that begin with it; the first also shows the link to the tracker."""
         self._tracker.log_evaluation(epoch)
-        evaluation_table(self._run, epoch, evaluation_figures(chain, epoch))
-        evaluation_images(self._run, epoch, evaluation_grids(chain, epoch))
-        evaluation_texts_table(self._run, epoch, evaluation_texts(chain, epoch))
         self._warn(self._watcher.evaluated(epoch))
         if epoch == 0:
             tracking_link(self._run, self._context.store.root.uri, self._tracker.url())
@@ -64,7 +50,6 @@ class RunCallbacks:
     def ended(self, epoch: int) -> None:
         """Report the progress of the run."""
         self._progress.update(epoch, self._epochs)
-        self._table.update(epoch, last=epoch == self._epochs)
         rewards, times = earned(self._context.chain, epoch), self._context.ledger.times("optimize")
         how, self._times = "pipeline" if times > self._times else "found", times
         waited = waited_in_words(self._context.ledger.waited_share())

@@ -196,6 +196,27 @@ class StageRequest(Request):
         return command("flowmill", "stage", flow, *self.arguments())
 
 
+class BenchmarkRequest(Request):
+    """Models to measure on pinned samples."""
+
+    name: Annotated[str, CommandLine("NAME", "NAME")]
+    """Benchmark: digits, words, ocr, ..., or a YAML file."""
+    models: Annotated[list[str], CommandLine("--model", "MODEL")] = Field(default_factory=list)
+    """RUN@EPOCH or a pipeline's folder."""
+    prompts: Annotated[str | None, CommandLine(metavar="FILE")] = None
+    """Prompts, if the benchmark ships none."""
+    config: Annotated[Path | None, CommandLine(metavar="CONFIG")] = None
+    """For a folder: a config with its family."""
+    processes: Annotated[int, CommandLine(metavar="N")] = Field(default=1, ge=1)
+    """Processes that share the work, a GPU each."""
+    root: RunRoot = "flowmill-store"
+    trust_store: TrustStore = False
+
+    def command(self, flow: str, deployment: str | None = None) -> str:
+        """Return 'flowmill benchmark ...'."""
+        return command("flowmill", "benchmark", *self.arguments())
+
+
 class DeployRequest(Section):
     """Deployments to create or change: the options of ``flowmill deploy``."""
 

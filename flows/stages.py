@@ -195,7 +195,11 @@ class RunStages:
             ConfigError: there is no such stage, or it does not exist for this epoch or slot.
             NotCommittedError: something it reads has not been made yet.
         """
-        run = StageRun(self.stage(name, epoch, slot), force=force)
+        return self.complete(self.stage(name, epoch, slot), force=force)
+
+    def complete(self, stage: Stage, *, force: bool = False) -> ArtifactRef:
+        """Run the pending shards of a bound stage; see ``run``."""
+        run = StageRun(stage, force=force)
         self.tasks.run(run, run.pending())
         finish(run)
         return run.ref

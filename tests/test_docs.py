@@ -247,7 +247,7 @@ def test_the_tutorial_works_as_pasted(pasted: Callable[[list[str]], str], tmp_pa
 
 def test_every_public_name_is_documented() -> None:
     page = (ROOT / "docs" / "python.md").read_text()
-    public = [f"{kind.__name__}.{name}" for kind in (flowmill.Store, flowmill.Run) for name in vars(kind)]
+    public = [f"{kind.__name__}.{name}" for kind in (flowmill.Store, flowmill.Run) for name in dir(kind)]
     for name in [*(f"flowmill.{name}" for name in flowmill.__all__ if name.islower()), *public]:
         assert "._" in name or f"`{name}" in page, f"{name} is not documented"
 

@@ -39,7 +39,7 @@ from tasks.metrics import tracked
 from tasks.metrics.image_grids import grid
 from tasks.metrics.sweep import Outcome, Variant
 from tasks.modalities.tokens import exporting as token_exporting
-from tasks.reports.report import charts, content, page, samples
+from tasks.reports.report import charts, content, headline, page, samples
 from tasks.tracking import descriptions, models, sweeps
 
 ROOT = Path(__file__).parent.parent
@@ -257,7 +257,7 @@ def a_note(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     config = config.model_copy(
         update={"rewards": tuple(each.model_copy(update={"label": text}) for each in config.rewards)}
     )
-    monkeypatch.setattr(tracked, "alerts", lambda chain: [SimpleNamespace(text=text)])
+    monkeypatch.setattr(descriptions, "alerts", lambda chain: [SimpleNamespace(text=text)])
     monkeypatch.setattr(tracked, "figures_of", lambda chain, epoch: {text: {text: {"mean": 1.0}}})
     context: Any = SimpleNamespace(
         run=SimpleNamespace(name=text),
@@ -265,7 +265,7 @@ def a_note(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
         chain=SimpleNamespace(ref=lambda node: node),
         store=SimpleNamespace(manifest=lambda ref: None),
     )
-    return tracked.description(context, descriptions.link({"prefect.flow_run_url": text}), done=True)
+    return descriptions.description(context, descriptions.link({"prefect.flow_run_url": text}), done=True)
 
 
 def a_registered_version(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -289,16 +289,10 @@ def a_registered_version(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def prefects_pages(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     shown: list[str] = []
 
-    def kept(*, key: str, description: str, markdown: str = "", table: Any = ()) -> None:
+    def kept(*, key: str, description: str, markdown: str) -> None:
         shown.extend([description, markdown])
-        shown.extend(value for row in table for value in row.values() if isinstance(value, str))
 
-    for name in ("create_markdown_artifact", "create_table_artifact"):
-        monkeypatch.setattr(artifacts, name, kept)
-    monkeypatch.setattr(artifacts, "has_lasting_api", lambda: True)
-    monkeypatch.setattr(artifacts, "data_url", lambda path: "data:image/webp;base64,eA==")
-    artifacts.evaluation_table(text, 1, {text: {text: {"mean": 1.0}}})
-    artifacts.evaluation_images(text, 1, {text: Path("x")})
+    monkeypatch.setattr(artifacts, "create_markdown_artifact", kept)
     artifacts.tracking_link(text, text, f"http{text}")
     artifacts.tracking_link(text, text, f"/{text}")
     artifacts.report_link(text, text, None)
@@ -353,7 +347,7 @@ def a_report(text: str, monkeypatch: pytest.MonkeyPatch) -> Tags:
         epochs=(1, 1),
         about=text,
         reward=text,
-        headline=samples.Headline(split=text, prompts=20, before=mean, after=mean, change=mean),
+        headline=headline.Headline(split=text, prompts=20, before=mean, after=mean, change=mean),
         export=(text, text),
         warnings=[text],
         curves={f"monitor/{text}_mean": [(1, 1.0), (2, 2.0)]},

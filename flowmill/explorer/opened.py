@@ -110,13 +110,14 @@ def _facts(samples: Samples, row: Any) -> None:
     facts = {name: short(row[name]) for name in figures(pd.DataFrame([row])) if pd.notna(row[name])}
     facts |= {name: str(row[name]) for name in ("prompt", "replica", "seed", "policy", "group_id", "metadata")}
     _table("value", facts)
+    noted = {name.removeprefix("note."): row[name] for name in row.index if name.startswith("note.")}
+    notes = {name: note for name, note in noted.items() if isinstance(note, str) and note}
+    if notes:
+        _table("note", notes)
     if samples.evaluated:
         return
     with st.spinner("Reading the updates it entered"):
         found = samples.run.trace(samples.epoch, row.sample_id)["runs"][samples.run.name]
-    notes = {name: about["note"] for name, about in found.get("rewards", {}).items() if about["note"]}
-    if notes:
-        _table("note", notes)
     st.markdown("**Updates it entered**")
     st.dataframe(found.get("updates", []), hide_index=True)
 

@@ -6,15 +6,16 @@ The page's address reproduces the view: widgets keep their choices in its query 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import streamlit as st
 
 import flowmill
 from configs.escaping import in_cell, in_markdown
-from flowmill.explorer.media import CARD, excerpt, figures_of, messages, prompt_of, show
-from flowmill.explorer.opened import open_sample, opened
+from flowmill.explorer.gallery import gallery
+from flowmill.explorer.media import messages
+from flowmill.explorer.opened import opened
 from flowmill.explorer.samples import (
     Samples,
     comparable,
@@ -30,11 +31,6 @@ from flowmill.explorer.samples import (
 if TYPE_CHECKING:
     import pandas as pd
 
-_PER_PAGE = 48
-#: Space between cards in pixels.
-_GAP = 16
-#: Width of a card with a text, and most width of a group that shares its row, in pixels.
-_TEXT, _HALF = 230, 560
 #: A card's button is invisible and covers the card, so that a click on the image opens it.
 _STYLE = """<style>
 .stMainBlockContainer {padding-top: 3rem}
@@ -44,7 +40,6 @@ _STYLE = """<style>
 [class*="st-key-open-"] button {opacity: 0; cursor: zoom-in}
 [class*="st-key-card-"]:is(:hover, :focus-within) {outline: 2px solid #888; outline-offset: 4px}
 </style>"""
-_SCROLL = "<script>/* page {} */ document.querySelector('[data-testid=\"stMain\"]').scrollTo(0, 0)</script>"
 
 
 def main(root: str, run_name: str | None, *, trust_store: bool) -> None:
@@ -85,7 +80,7 @@ def main(root: str, run_name: str | None, *, trust_store: bool) -> None:
         elif view == "Table":
             st.dataframe(_as_cells(shown), hide_index=True)
         else:
-            _gallery(samples, shown, pair)
+            gallery(samples, shown, pair)
         opened(samples, shown, everything, pair)
 
 
@@ -172,54 +167,6 @@ def _as_cells(samples: pd.DataFrame) -> pd.DataFrame:
     """Return the table as the page shows it, which can be saved as CSV there."""
     shown = samples[in_reading_order(list(samples.columns))]
     return shown.assign(**{name: shown[name].map(in_cell) for name in ("prompt", "metadata")})
-
-
-def _gallery(samples: Samples, shown: pd.DataFrame, other: tuple[Samples, pd.DataFrame] | None) -> None:
-    """Show a page of samples below their prompts; each opens with a click."""
-    pages = -(-len(shown) // _PER_PAGE)
-    place = st.container()
-    page = st.pagination(pages, key="page", bind="query-params") if pages > 1 else 1
-    # A page begins at its top.
-    place.html(_SCROLL.format(page), unsafe_allow_javascript=True)
-    rows = shown.iloc[(page - 1) * _PER_PAGE : page * _PER_PAGE]
-    sides = [("sample_id", samples.media(rows))]
-    if other is not None:
-        table = other[1].set_index("sample_id", drop=False).loc[rows.other]
-        sides.insert(0, ("other", other[0].media(table)))
-    size = int(shown.groupby("group_id").size().max())
-    width = (CARD if rows.media_format.all() else _TEXT) * len(sides) + _GAP // 2 * (len(sides) + 1)
-    # Small groups share a row.
-    is_small = size * width <= _HALF
-    with place.container(horizontal=is_small):
-        if size == 1:
-            _cards(rows, sides, width, named=True)
-        else:
-            for group, members in rows.groupby("group_id", sort=False):
-                with st.container(width=size * width if is_small else "stretch"):
-                    _heading(shown[shown.group_id == group])
-                    _cards(members, sides, width, named=False)
-
-
-def _heading(group: pd.DataFrame) -> None:
-    """Show the prompt of a group, with the means of its figures."""
-    known = [name for name in figures(group) if name != "advantage"]
-    mean = figures_of(group[known].mean().to_dict(), known)
-    about = f"mean of {len(group)}: {mean}" if mean else f"{len(group)} samples"
-    st.markdown(f"**{in_markdown(group.prompt.iloc[0])}**  \n{about}")
-
-
-def _cards(rows: pd.DataFrame, sides: Sequence[tuple[str, Mapping[str, Any]]], width: int, *, named: bool) -> None:
-    """Show samples in a flow, each with its media and figures, and its prompt if no heading names it."""
-    with st.container(horizontal=True, gap="small"):
-        for row in rows.to_dict("records"):
-            sample = row["sample_id"]
-            with st.container(key=f"card-{sample}", width=width - _GAP):
-                with st.container(horizontal=True, gap="xsmall"):
-                    for column, media in sides:
-                        show(excerpt(media.get(row[column])), "")
-                lines = [prompt_of(row)] if named or (row["media_format"] and row.get("text")) else []
-                st.caption("  \n".join([*lines, figures_of(row, figures(rows))]))
-                st.button("Open", key=f"open-{sample}", on_click=open_sample, args=(sample,))
 
 
 if __name__ == "__main__":

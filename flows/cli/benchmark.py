@@ -13,35 +13,24 @@ from configs.benchmark import load_benchmark
 from configs.errors import ConfigError
 from configs.escaping import quoted
 from flows.cli.error_reporting import say
-from flows.cli.options import Quiet, Root, TrustStore
+from flows.cli.options import Quiet
+from flows.cli.run import run_flow
 from flows.console import console, print_table
 from flows.environment import default_root
+from flows.requests import BenchmarkRequest
 
 if TYPE_CHECKING:
     from tasks.algorithms.resampling import Estimate
+    from tasks.reports.benchmark_results import Result
 
 
 def benchmark_command(
-    name: Annotated[str, typer.Argument(help="Benchmark: digits, words, ocr, ..., or a YAML file.", metavar="NAME")],
     *,
-    models: Annotated[
-        list[str] | None, typer.Option("--model", help="RUN@EPOCH or a pipeline's folder.", metavar="MODEL")
-    ] = None,
+    request: BenchmarkRequest,
     against: Annotated[
         list[Path] | None, typer.Option("--against", help="Result file to compare with.", metavar="FILE")
     ] = None,
-    prompts: Annotated[
-        str | None, typer.Option("--prompts", help="Prompts, if the benchmark ships none.", metavar="FILE")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="For a folder: a config with its family.", metavar="CONFIG")
-    ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for result files.", metavar="FOLDER")] = Path("benchmarks"),
-    processes: Annotated[
-        int, typer.Option("--processes", min=1, help="Processes that share the work, a GPU each.", metavar="N")
-    ] = 1,
-    root: Root = None,
-    trust_store: TrustStore = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure models, write a result file each, and print them as a table.
@@ -49,31 +38,38 @@ def benchmark_command(
     Raises:
         ConfigError: the benchmark, a model or a result cannot be used.
     """
-    say(f"benchmark {name}", quiet=quiet)
-    benchmark = load_benchmark(name, prompts=prompts)
-    if not models and not against:
+    say(f"benchmark {request.name}", quiet=quiet)
+    load_benchmark(request.name, prompts=request.prompts)
+    if not request.models and not against:
         raise ConfigError("Nothing to measure: give --model RUN@EPOCH, or a folder, at least once.")
-    from flows.progress import display
-    from tasks.reports.benchmark import find_subject, measure
     from tasks.reports.benchmark_results import read_result
 
-    uri = default_root(root)
+    request = request.model_copy(update={"root": default_root(request.root)})
     results = [read_result(file) for file in against or ()]
-    subjects = [find_subject(model, root=uri, config=config, trusted=trust_store) for model in models or ()]
-    with display(quiet=quiet, epochs=1) as shown:
-        for subject in subjects:
-            results.append(measure(benchmark, subject, root=uri, reporter=shown, processes=processes))
-    files = [result.write(out) for result in results[len(against or ()) :]]
-    _print(results)
+    made = _measured(request, quiet=quiet) if request.models else []
+    files = [result.write(out) for result in made]
+    _print([*results, *made])
     for file in files:
         console.print(quoted(file))
 
 
-def _print(results: Sequence[object]) -> None:
-    from tasks.algorithms.resampling import FEWEST
-    from tasks.reports.benchmark_results import Result, compare
+def _measured(request: BenchmarkRequest, *, quiet: bool) -> list[Result]:
+    from flows.progress import display
+    from flows.server import local_api
 
-    first, *others = (result for result in results if isinstance(result, Result))
+    with local_api() as api, display(quiet=quiet, epochs=1) as shown:
+        from flows import process_state
+        from flows.benchmark import benchmark
+
+        process_state.use_reporter(shown)
+        return run_flow(benchmark, api, request)  # type: ignore[no-any-return]
+
+
+def _print(results: Sequence[Result]) -> None:
+    from tasks.algorithms.resampling import FEWEST
+    from tasks.reports.benchmark_results import compare
+
+    first, *others = results
     table = Table("model", "reward", "mean", "95 %", "difference", "95 %", "p", title=first.title, title_justify="left")
     for reward in first.scores:
         for number, result in enumerate((first, *others)):

@@ -15,7 +15,6 @@ from flows.console import console, print_json, print_table
 from flows.environment import existing_root
 
 if TYPE_CHECKING:
-    from tasks.metrics.evaluations import Figures
     from tasks.reports.comparison import RunDifference
 
 
@@ -65,6 +64,8 @@ def _diff(first: str, second: str, *, root: str, as_json: bool) -> None:
 
 
 def _print(first: str, second: str, found: RunDifference) -> None:
+    from tasks.metrics.evaluations import flat
+
     settings = Table("setting", first, second, title="Settings", title_justify="left")
     for key, (one, other) in found.settings.items():
         settings.add_row(key, str(one), str(other))
@@ -82,23 +83,8 @@ def _print(first: str, second: str, found: RunDifference) -> None:
         console.print(f"They part at {found.parts_at}.")
     figures = Table("epoch", "prompts", "reward", "figure", first, second, title="Evaluations", title_justify="left")
     for epoch, both in found.figures.items():
-        for row in _rows(*both):
-            figures.add_row(str(epoch), *row)
+        one, other = map(flat, both)
+        for name in {**one, **other}:
+            values = ("" if name not in each else f"{each[name]:.4g}" for each in (one, other))
+            figures.add_row(str(epoch), *name, *values)
     print_table(figures, cut=(first, second))
-
-
-def _rows(one: Figures, other: Figures) -> list[tuple[str, ...]]:
-    names = {
-        (split, slot, figure): None
-        for figures in (one, other)
-        for split, rewards in figures.items()
-        for slot, values in rewards.items()
-        for figure in values
-    }
-    return [(*name, _value(one, name), _value(other, name)) for name in names]
-
-
-def _value(figures: Figures, name: tuple[str, str, str]) -> str:
-    split, slot, figure = name
-    value = figures.get(split, {}).get(slot, {}).get(figure)
-    return "" if value is None else f"{value:.4g}"

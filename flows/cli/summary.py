@@ -11,6 +11,7 @@ from rich.table import Table
 from configs.errors import NotCommittedError
 from configs.escaping import command, quoted
 from configs.human_units import duration
+from flows.cli.status_tables import change
 from flows.console import console, print_table
 from tasks.runs.context import RunContext
 from tasks.runs.progress import Ledger
@@ -35,19 +36,12 @@ def _print_rewards(result: Mapping[str, Any]) -> None:
     table = Table(*columns, title=f"{result['run']}, epoch 0 -> {epochs[-1]}", title_justify="left")
     for split in ("train", "heldout"):
         for slot, after in last.get(split, {}).items():
-            before = first.get(split, {}).get(slot)
-            figures = ["mean", *(["exact"] if exact else [])]
-            table.add_row(slot, split, *(_change(before, after, figure) for figure in figures))
+            course = [first.get(split, {}).get(slot, {}), after]
+            table.add_row(slot, split, *(change(course, figure) for figure in ("mean", "exact")[: len(columns) - 2]))
     print_table(table)
     # Results of runs from versions without monitors lack the key.
     for warning in result.get("warnings", ()):
         console.print(f"warning: {warning}", style="yellow")
-
-
-def _change(before: Mapping[str, float] | None, after: Mapping[str, float], key: str) -> str:
-    if key not in after:
-        return ""
-    return f"{after[key]:.3f}" if before is None else f"{before[key]:.3f} -> {after[key]:.3f}"
 
 
 def _print_time(ledger: Ledger) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,13 @@ from storage.artifacts.lineage import LineageEntry
 from storage.layout import ArtifactRef
 from tasks.inputs.weight_sources import PIPELINE
 from tasks.metrics.alerts import alerts
-from tasks.metrics.evaluations import split_of
+from tasks.metrics.evaluations import named_evaluations, named_figures, split_of
 from tasks.metrics.image_grids import GRID
 from tasks.metrics.speed import epoch_speeds
 from tasks.metrics.texts import TEXTS
+from tasks.metrics.view import RunView
+from tasks.runs.staleness import State, side_results, standings
+from tasks.runs.state import state_of
 
 if TYPE_CHECKING:
     from tasks.runs.chain import Chain
@@ -28,14 +31,11 @@ BENCHMARK = "benchmark"
 
 def describe_run(context: RunContext) -> dict[str, Any]:
     """Return config, figures, artifacts and state of a run."""
-    from tasks.runs.staleness import State, standings
-    from tasks.runs.state import state_of
-
-    chain, run = context.chain, context.run
+    view, chain, run = RunView(context), context.chain, context.run
     context.store.remember(map(chain.ref, chain.nodes()))
-    entries = chain.entries()
-    finished = max((entry.epoch for entry in entries if entry.stage == "optimize"), default=0)
-    standing = standings(chain)
+    finished, standing, rewards = max(view.trained, default=0), standings(chain), dict[str, dict[str, Any]]()
+    for epoch, slot, summary in view.summaries("score"):
+        rewards.setdefault(str(epoch), {})[slot] = summary
     return {
         "run": run.name,
         "root": run.store.root.uri,
@@ -44,15 +44,18 @@ def describe_run(context: RunContext) -> dict[str, Any]:
         "finished_epochs": finished,
         "tracking": run.newest("tracking"),
         "benchmark": (run.newest(BENCHMARK) or {}).get("title"),
-        "evaluations": _evaluations(chain),
-        "named_evaluations": _named(chain),
-        "rewards": _rewards(chain, entries),
+        "evaluations": {str(epoch): figures for epoch, figures in view.evaluations.items()},
+        "named_evaluations": [
+            {"epoch": epoch, "name": name, "figures": named_figures(chain, epoch, name)}
+            for epoch, name in sorted(named_evaluations(chain))
+        ],
+        "rewards": rewards,
         "warnings": [alert.text for alert in alerts(chain)],
-        "advantages": _advantages(chain, entries),
+        "advantages": {str(epoch): summary for epoch, _, summary in view.summaries("advantage")},
         "speed": {"epoch": finished, "stages": epoch_speeds(chain, finished)} if finished else None,
         "artifacts": [
             {"epoch": e.epoch, "stage": e.stage, "slot": e.slot, "artifact": e.artifact, "forced": e.forced}
-            for e in entries
+            for e in chain.entries()
         ],
         "stages": [each.as_dict() for each in standing],
         "side_results": _side_results(chain),
@@ -96,8 +99,6 @@ def _scores(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Any]:
 
 
 def _side_results(chain: Chain) -> list[dict[str, Any]]:
-    from tasks.runs.staleness import side_results
-
     found = []
     for side in side_results(chain):
         figures = _scores(chain.store, side.entry.ref)
@@ -108,13 +109,12 @@ def _side_results(chain: Chain) -> list[dict[str, Any]]:
 def describe_result(context: RunContext) -> dict[str, Any]:
     """Return the result of a finished run: its evaluations, and the paths of samples and model below the root."""
     chain, config = context.chain, context.config
-    evaluations = _evaluations(chain)
-    last = max((int(epoch) for epoch in evaluations), default=0)
-    first = chain.find(last, "judge", config.rewards[0].slot)
+    evaluations = RunView(context).evaluations
+    first = chain.find(max(evaluations, default=0), "judge", config.rewards[0].slot)
     export = _places(chain.find(config.run.epochs, "export"), context, PIPELINE)
     return {
         "run": context.run.name,
-        "evaluations": evaluations,
+        "evaluations": {str(epoch): figures for epoch, figures in evaluations.items()},
         "warnings": [alert.text for alert in alerts(chain)],
         "images": _places(first, context, GRID),
         "texts": _places(first, context, TEXTS),
@@ -130,32 +130,3 @@ def _places(entry: LineageEntry | None, context: RunContext, name: str) -> dict[
         for record in records
         if entry is not None and any(file.name.split("/")[0] == name for file in record.files)
     }
-
-
-def _evaluations(chain: Chain) -> dict[str, Any]:
-    from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures
-
-    return {str(epoch): evaluation_figures(chain, epoch) for epoch in evaluated_epochs(chain)}
-
-
-def _named(chain: Chain) -> list[dict[str, Any]]:
-    from tasks.metrics.evaluations import named_evaluations, named_figures
-
-    return [
-        {"epoch": epoch, "name": name, "figures": named_figures(chain, epoch, name)}
-        for epoch, name in sorted(named_evaluations(chain))
-    ]
-
-
-def _rewards(chain: Chain, entries: Sequence[LineageEntry]) -> dict[str, dict[str, Any]]:
-    rewards: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        manifest = chain.store.manifest(entry.ref) if entry.stage == "score" else None
-        if manifest is not None:
-            rewards.setdefault(str(entry.epoch), {})[entry.slot] = dict(manifest.summary)
-    return rewards
-
-
-def _advantages(chain: Chain, entries: Sequence[LineageEntry]) -> dict[str, Any]:
-    found = {entry.epoch: chain.store.manifest(entry.ref) for entry in entries if entry.stage == "advantage"}
-    return {str(epoch): dict(manifest.summary) for epoch, manifest in found.items() if manifest is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import nan
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +22,16 @@ from tasks.specs.graph import OF
 SPLITS = ("heldout", "train")
 #: {prompt list: {reward: {figure: value}}}
 Figures = dict[str, dict[str, dict[str, float]]]
+
+
+def flat(figures: Figures) -> dict[tuple[str, str, str], float]:
+    """Return the values of figures by (prompt list, reward, figure), in their order."""
+    return {
+        (split, slot, figure): value
+        for split, rewards in figures.items()
+        for slot, values in rewards.items()
+        for figure, value in values.items()
+    }
 
 
 def split_of(shard: str) -> str:
@@ -72,17 +82,17 @@ def scores_by_prompt(store: ArtifactStore, ref: ArtifactRef, split: str | None =
         ref: the artifact.
         split: a prompt list; all of them when absent.
     """
-    scores: dict[str, list[float]] = {}
-    for record in store.shards(ref):
-        if split not in (None, split_of(record.shard)):
-            continue
-        table = read_shard(store, ref, record)
-        columns = (table.column(name).to_pylist() for name in ("prompt_id", "reward"))
-        for prompt, score in zip(*columns, strict=True):
-            known = scores.setdefault(prompt, [])
-            if score is not None:
-                known.append(score)
-    return {prompt: fmean(known) if known else nan for prompt, known in scores.items()}
+    shards = [record for record in store.shards(ref) if split in (None, split_of(record.shard))]
+    tables = (read_shard(store, ref, record) for record in shards)
+    return mean_by_prompt((row["prompt_id"], row["reward"]) for table in tables for row in table.to_pylist())
+
+
+def mean_by_prompt(scores: Iterable[tuple[str, float | None]]) -> dict[str, float]:
+    """Return the mean of the scores of each prompt, in order; NaN for prompts of which no sample has a score."""
+    known: dict[str, list[float]] = {}
+    for prompt, score in scores:
+        known.setdefault(prompt, []).extend([] if score is None else [score])
+    return {prompt: fmean(each) if each else nan for prompt, each in known.items()}
 
 
 def weighted_reward(config: RunConfig, figures: Figures) -> float:

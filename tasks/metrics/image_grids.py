@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from bisect import bisect_left
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -19,8 +16,6 @@ GRID = "grid.png"
 CLIPS = "clips"
 #: Width of a grid in pixels, about that of a screen.
 _WIDTH = 1280
-#: Longest side of an embedded grid.
-_SHOWN = 900
 _FONT = 15
 _LINE = _FONT + 4
 _GAP = 8
@@ -54,14 +49,6 @@ def grid(images: Sequence[np.ndarray], captions: Sequence[Sequence[str]], *, col
             place = (x, y + height + 2 + (_FONT + 3) * line)
             draw.text(place, _fit(draw, font, visible(text[:_CHARACTERS]), width), fill="black", font=font)
     return sheet
-
-
-def data_url(path: Path) -> str:
-    """Return a picture, scaled down, as a data URL, which pages show without another request."""
-    picture, data = Image.open(path).convert("RGB"), io.BytesIO()
-    picture.thumbnail((_SHOWN, _SHOWN))
-    picture.save(data, "WEBP", quality=80)
-    return f"data:image/webp;base64,{base64.b64encode(data.getvalue()).decode()}"
 
 
 def squared(image: Image.Image) -> Image.Image:

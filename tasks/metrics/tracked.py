@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from configs.escaping import in_markdown
 from configs.fingerprint import fingerprint
-from configs.load import flatten
-from configs.schema import RunConfig
 from storage.artifacts.records import Manifest
 from storage.layout import ArtifactRef
-from tasks.metrics.alerts import alerts
 from tasks.metrics.evaluations import (
     Figures,
+    flat,
     grids,
     named_evaluations,
     named_figures,
@@ -37,21 +33,10 @@ from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
 
-#: Settings logged as parameters, the others are tags: MLflow shows all parameters above each image grid.
-_PARAMETERS = (
-    *("algorithm", "base", "trained", "rewards", "rollout.prompts_per_epoch", "rollout.group_size"),
-    *("optimize.learning_rate", "run.seed"),
-)
-#: Maximum number of logged settings.
-_MOST = 20
-_MAX_LENGTH = 500
-#: Columns in a table of epochs, in addition to rewards and monitors.
-_IN_TABLE = ("advantage/filtered_ratio", "time/rollout_s", "time/optimize_s")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochContent:
-    """A trained epoch."""
+class Content:
+    """An epoch: its training, or one of its evaluations."""
 
     epoch: int
     """Its number."""
@@ -60,25 +45,22 @@ class EpochContent:
     time_ms: int
     """Completion time of the last of them, in milliseconds since 1970."""
     points: tuple[Point, ...]
-    """All its values, scores first."""
+    """Its values, scores first."""
+
+    @property
+    def key(self) -> str:
+        """Its key among logged epochs and evaluations."""
+        return str(self.epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationContent:
+class EvaluationContent(Content):
     """An evaluation of the policy after an epoch."""
 
-    epoch: int
-    """The epoch."""
     name: str
     """Its name; empty for scheduled evaluations."""
-    identity: str
-    """Changes when any of its artifacts does."""
-    time_ms: int
-    """Completion time of the last of them, in milliseconds since 1970."""
     policy: str
     """``kind/id`` of the policy."""
-    points: tuple[Point, ...]
-    """Its scores."""
     images: Mapping[str, Path]
     """Image grid of each prompt list."""
     clips: Sequence[tuple[str, Path]]
@@ -90,11 +72,11 @@ class EvaluationContent:
 
     @property
     def key(self) -> str:
-        """Its key among logged evaluations."""
+        """Its key among logged epochs and evaluations."""
         return f"{self.epoch}:{self.name}"
 
 
-def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
+def epoch_content(chain: Chain, epoch: int) -> Content | None:
     """Return the logged content of an epoch; None while its training is not up to date.
 
     Raises:
@@ -121,15 +103,7 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
         points += [Point(key=f"optimize/{k}", value=v, step=step) for k, v in update.items() if k != "update"]
     identity = fingerprint([[*key[1:], manifest.digest] for key, manifest in made.items()])[:8]
     time_ms = committed_at(chain, [ArtifactRef(manifest.kind, manifest.id) for manifest in made.values()])
-    return EpochContent(epoch=epoch, identity=identity, time_ms=time_ms, points=scores_first(points))
-
-
-def epoch_row(chain: Chain, epoch: int) -> dict[str, float]:
-    """Return the figures of a trained epoch for a table row: rewards, monitors, seconds of stages."""
-    figures = _epoch_figures(chain, _made(chain, epoch) or {})
-    means = [key for key in figures if key.startswith(("reward/", "monitor/")) and key.endswith("_mean")]
-    shown = [key for key in ("reward/mean", "reward/std", *means, *_IN_TABLE) if key in figures]
-    return {"epoch": epoch, **{key: round(figures[key], 4) for key in shown}}
+    return Content(epoch=epoch, identity=identity, time_ms=time_ms, points=scores_first(points))
 
 
 def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
@@ -169,69 +143,6 @@ def side_content(chain: Chain, epoch: int, name: str) -> EvaluationContent | Non
     return _evaluation(chain, epoch, name, images[-1].ref, list(rewards.values()), figures)
 
 
-def parameters(config: RunConfig) -> dict[str, str]:
-    """Return the few settings that are logged as parameters."""
-    return {key: value for key, value in _settings(config).items() if key in _PARAMETERS}
-
-
-def further_settings(config: RunConfig) -> dict[str, str]:
-    """Return the other settings for comparing runs: the main ones, then those that differ from the defaults.
-
-    Settings that may change between invocations of a run are excluded.
-    """
-    return {key: value for key, value in _settings(config).items() if key not in _PARAMETERS}
-
-
-def _settings(config: RunConfig) -> dict[str, str]:
-    flat = flatten(config.model_dump(mode="json"))
-    chosen = {name: value for name, value in _main_settings(config).items() if value is not None}
-    plain = flatten(
-        RunConfig(model=config.model, prompts=config.prompts, data=config.data, rewards=config.rewards).model_dump(
-            mode="json"
-        )
-    )
-    for key, value in flat.items():
-        section = key.split(".")[0]
-        named = key in chosen or section in ("model", "prompts", "data", "rewards", "store", "run", *_FREE)
-        if (
-            len(chosen) < _MOST
-            and not named
-            and plain.get(key) != value
-            and key not in _RENAMED
-            and not key.startswith(_KEPT)
-        ):
-            chosen[key] = value
-    return {key: str(value)[:_MAX_LENGTH] for key, value in list(chosen.items())[:_MOST]}
-
-
-_FREE = ("evaluate", "export", "execution", "tracking")
-#: Settings logged under another name.
-_RENAMED = ("optimize.algorithm.name", "rollout.sampler.name", "rollout.plan.name")
-#: Settings of storage, which are not logged.
-_KEPT = ("rollout.groups_per_shard", "rollout.store", "rollout.media.", "rollout.latents_dtype")
-
-
-def _main_settings(config: RunConfig) -> dict[str, Any]:
-    model, rollout, optimize = config.model, config.rollout, config.optimize
-    lora = model.lora
-    return {
-        "algorithm": optimize.algorithm.name,
-        "base": model.base_name,
-        "family": model.policy,
-        "trained": "all weights" if lora is None else f"LoRA {lora.brief()}",
-        "rewards": ", ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards),
-        "sampler": rollout.sampler.name,
-        "plan": rollout.plan.name,
-        "rollout.steps": rollout.steps,
-        "rollout.prompts_per_epoch": rollout.prompts_per_epoch,
-        "rollout.group_size": rollout.group_size,
-        "model.guidance_scale": model.guidance_scale,
-        "optimize.learning_rate": optimize.learning_rate,
-        "optimize.updates_per_epoch": optimize.updates_per_epoch,
-        "run.seed": config.run.seed,
-    }
-
-
 def paragraphs(context: RunContext, *, done: bool) -> list[str]:
     """Return a description of a run: model, prompts, rewards and results.
 
@@ -259,14 +170,6 @@ def paragraphs(context: RunContext, *, done: bool) -> list[str]:
     return lines
 
 
-def description(context: RunContext, link: str, *, done: bool) -> str:
-    """Return ``paragraphs``, alerts and a link in Markdown."""
-    about, *results = map(in_markdown, paragraphs(context, done=done))
-    # Warnings come early because the page folds the text after a few lines.
-    warnings = [f"**Warning**: {in_markdown(alert.text)}" for alert in alerts(context.chain)]
-    return "\n\n".join([f"**{in_markdown(context.run.name)}** {about}", *warnings, *results, link])
-
-
 def _evaluation(
     chain: Chain, epoch: int, name: str, images: ArtifactRef, rewards: list[ArtifactRef], figures: Figures
 ) -> EvaluationContent:
@@ -274,9 +177,7 @@ def _evaluation(
     prefix = f"eval-{name}" if name else "eval"
     points = [
         Point(key=f"{prefix}/{split}/{slot}_{figure}", value=value, step=epoch, split=split)
-        for split, scores in figures.items()
-        for slot, values in scores.items()
-        for figure, value in values.items()
+        for (split, slot, figure), value in flat(figures).items()
     ]
     if not name:
         points += [

@@ -23,8 +23,8 @@ from storage.artifacts.records import Artifact, Record
 from storage.layout import ArtifactRef
 from storage.trajectories import schema
 from storage.trajectories.tables import write_rows
+from tasks.metrics.samples import shards_of
 from tasks.ratings.request import RaterName
-from tasks.reports.reading import shards_of
 
 _SERIES, _STAGE, _VERSION, _SHARD = "ratings", "rate", 1, "all"
 Key = tuple[tuple[str, str], tuple[str, str]]

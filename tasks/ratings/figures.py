@@ -17,8 +17,8 @@ from configs.errors import StoreError
 from storage.artifacts.lineage import LineageEntry, list_runs, readable_entries
 from tasks.algorithms.resampling import mean_with_interval
 from tasks.inputs.prompts import SOURCE
+from tasks.metrics.view import RunView
 from tasks.ratings.answers import Answer, Key, answers_of, no_answers
-from tasks.reports.reading import samples_of_epoch, samples_of_evaluation
 from tasks.runs.context import RunContext
 
 #: Preferences on one side only that make a warning: a fair rater gives so many in fewer than 1 of 100 cases.
@@ -204,7 +204,7 @@ def _scores(context: RunContext, places: _Places) -> dict[str, dict[tuple[str, s
         current = entry and chain.find(entry.epoch, entry.stage)
         if entry is None or current is None or current.artifact != artifact:
             continue
-        table = (samples_of_evaluation if entry.stage == "evaluate" else samples_of_epoch)(chain, entry.epoch)
+        table = RunView(context).samples(entry.epoch, evaluation=entry.stage == "evaluate")
         samples = [(artifact, sample) for sample in table.column("sample_id").to_pylist()]
         for column in table.column_names:
             if column.startswith("reward."):

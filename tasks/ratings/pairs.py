@@ -15,12 +15,10 @@ import numpy as np
 from configs.errors import StoreError
 from configs.fingerprint import fingerprint
 from configs.suggestions import did_you_mean
-from storage.layout import ArtifactRef
 from storage.trajectories.media import DEFAULT_MEDIA, MediaFormat
 from tasks.metrics.evaluations import finished_evaluations
+from tasks.metrics.view import RunView
 from tasks.ratings.answers import Key, as_key
-from tasks.reports.clips import films_of
-from tasks.reports.reading import pictures_of, references_of, samples_of_epoch, samples_of_evaluation
 from tasks.runs.context import RunContext
 
 #: Columns of the tables of samples that pairs are made of, if present.
@@ -52,8 +50,7 @@ class SampleSource:
         Raises:
             StoreError: there are no scores of the scorer.
         """
-        read = samples_of_evaluation if self.evaluation else samples_of_epoch
-        table = read(self.context.chain, self.epoch)
+        table = RunView(self.context).samples(self.epoch, evaluation=self.evaluation)
         names = [name for name in table.column_names if name in _COLUMNS]
         scores: Sequence[float | None] = [0.0] * table.num_rows
         if self.scorer is not None:
@@ -72,12 +69,12 @@ class SampleSource:
             StoreError: no image is stored.
             CorruptError: a file is damaged.
         """
-        chain, sample = self.context.chain, row["sample_id"]
+        view, sample = RunView(self.context), row["sample_id"]
         if row["media_format"] == "mp4":
-            films = films_of(chain, self.epoch, [sample], evaluation=self.evaluation)
+            films = view.films(self.epoch, [sample], evaluation=self.evaluation)
             if sample in films:
                 return "video/mp4", films[sample]
-        pixels = pictures_of(chain, self.epoch, [sample], evaluation=self.evaluation)[sample]
+        pixels = view.pictures(self.epoch, [sample], evaluation=self.evaluation)[sample]
         if row["media_format"] == "mp4":
             clips = MediaFormat(name="mp4", lossless=False, fps=self.context.config.rollout.media.fps)
             return "video/mp4", clips.encode(pixels)
@@ -85,7 +82,7 @@ class SampleSource:
 
     def starts(self, sample: str) -> list[np.ndarray]:
         """Return the images that the prompt of a sample starts from, (H, W, 3) uint8 each."""
-        return references_of(self.context, ArtifactRef.parse(self.artifact), [sample])[sample]
+        return RunView(self.context).references(self.epoch, [sample], evaluation=self.evaluation)[sample]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

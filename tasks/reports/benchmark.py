@@ -1,13 +1,13 @@
-"""Benchmarks: score a model on pinned samples and report confidence intervals.
+"""Benchmarks: models on pinned samples, with confidence intervals.
 
-Images and scores are artifacts like those of any evaluation, so every run reuses the committed ones.
+Images and scores are artifacts like those of any evaluation, so every run reuses the committed ones. The flow
+``benchmark`` makes them.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,15 @@ from models.rewards.factory import bounds_of
 from storage.layout import ArtifactRef
 from tasks.checks.check_execution import check_devices
 from tasks.checks.check_rewards import check_rewards
-from tasks.checks.try_rewards import try_rewards
-from tasks.execution.execution import Execution
-from tasks.execution.process_executor import ProcessExecutor
-from tasks.execution.rank_executor import RankExecutor
 from tasks.inputs.model_settings import check_model
 from tasks.inputs.prompts import read_prompts, source_prompts
 from tasks.inputs.store_trust import check_trusted
 from tasks.metrics.describe import BENCHMARK
 from tasks.metrics.evaluations import scores_by_prompt
 from tasks.reports.benchmark_results import Result
-from tasks.runs.locks import holding
+from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, open_run
 from tasks.runs.progress import Reporter
-from tasks.specs.graph import OF
-from tasks.specs.stages import names_of
-from tasks.stages.stage import Stage
-from tasks.stages.stage_run import StageRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,47 +76,48 @@ def find_subject(model: str, *, root: str, config: Path | None, trusted: bool = 
     return Subject(label=model, config=context.config, policy=context.policy_ref(int(epoch)))
 
 
-def measure(
-    benchmark: Benchmark, subject: Subject, *, root: str, reporter: Reporter | None = None, processes: int = 1
-) -> Result:
-    """Sample a model and score it; committed artifacts are reused.
+def pinned_run(benchmark: Benchmark, subject: Subject, *, root: str, processes: int, reporter: Reporter) -> RunContext:
+    """Return the run whose evaluations are those of a benchmark: the subject's model, the benchmark's other settings.
 
     Args:
         benchmark: the pinned settings.
         subject: the model.
         root: the store.
-        reporter: shows progress.
         processes: number of processes on this machine; figures do not depend on it.
+        reporter: shows progress.
 
     Raises:
         ConfigError: a reward cannot work, or the model does not support the pinned settings.
-        RewardError: a reward fails.
     """
     pinned = _pinned(benchmark, subject, root, processes)
     check_model(pinned)
     check_devices(pinned)
     check_rewards(pinned, source_prompts(pinned), build=False)
     context = begin_run(pinned, reporter=reporter)
-    with ExitStack() as stack:
-        stack.enter_context(holding(context.store, context.run.name))
-        if context.run.newest(BENCHMARK) is None:
-            context.run.add(BENCHMARK, {"title": benchmark.title})
-        execution = stack.enter_context(closing(Execution(context)))
-        made = partial(_made, execution)
-        for name in names_of("run"):
-            made(execution.stage(name, 0))
-        policy = subject.policy or context.policy_ref(0)
-        prompts = context.chain.require(0, "preprocess").ref
-        slot = str(policy).replace("/", ".")
-        evaluation = _bound(execution.stage("evaluate", 0, slot), (policy, prompts))
-        if context.store.manifest(evaluation.ref) is None:
-            # Report a missing requirement of a reward before sampling.
-            execution.host.rewards = try_rewards(context.config)
-        images = made(evaluation)
-        scored = {
-            section.slot: made(_bound(execution.stage("judge", 0, f"{section.slot}{OF}{slot}"), (images,)))
-            for section in context.config.rewards
-        }
+    if context.run.newest(BENCHMARK) is None:
+        context.run.add(BENCHMARK, {"title": benchmark.title})
+    return context
+
+
+def result_of(
+    benchmark: Benchmark,
+    subject: Subject,
+    context: RunContext,
+    *,
+    policy: ArtifactRef,
+    images: ArtifactRef,
+    scored: Mapping[str, ArtifactRef],
+) -> Result:
+    """Return the result of a benchmark for one model from the artifacts of its evaluation.
+
+    Args:
+        benchmark: the pinned settings.
+        subject: the model.
+        context: the run of ``pinned_run``.
+        policy: the policy.
+        images: its samples.
+        scored: their scores by reward.
+    """
     listed = context.prompts["train"]
     means = {reward: scores_by_prompt(context.store, ref) for reward, ref in scored.items()}
     return Result(
@@ -137,21 +130,6 @@ def measure(
         scores={reward: [scores[prompt.id] for prompt in listed] for reward, scores in means.items()},
         bounds={each.slot: found for each in context.config.rewards if (found := bounds_of(each.name)) is not None},
     )
-
-
-def _bound(stage: Stage, inputs: tuple[ArtifactRef, ...]) -> Stage:
-    stage.adopt(stage.work(inputs), inputs)
-    return stage
-
-
-def _made(execution: Execution, stage: Stage) -> ArtifactRef:
-    run = StageRun(stage)
-    due = run.pending()
-    if due:
-        on_ranks = stage.on_ranks and stage.config.execution.ranks > 1
-        execution.executor(RankExecutor if on_ranks else ProcessExecutor).run(run, due)
-    run.finish()
-    return stage.ref
 
 
 def _pinned(benchmark: Benchmark, subject: Subject, root: str, processes: int) -> RunConfig:

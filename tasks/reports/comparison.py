@@ -7,7 +7,8 @@ from typing import Any
 
 from configs.load import asks_for
 from tasks.inputs.option_paths import config_places
-from tasks.metrics.evaluations import Figures, evaluated_epochs, evaluation_figures
+from tasks.metrics.evaluations import Figures
+from tasks.metrics.view import RunView
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
 
@@ -36,6 +37,7 @@ def compare(first: RunContext, second: RunContext) -> RunDifference:
     keys = sorted({*settings[0], *settings[1]} - {"run.name"})
     made = [{Node(*entry.key): entry.artifact for entry in context.chain.entries()} for context in (first, second)]
     apart = [node for node, artifact in made[0].items() if made[1].get(node, artifact) != artifact]
+    one, other = (RunView(context).evaluations for context in (first, second))
     artifacts = [set(each.values()) for each in made]
     stages = list(dict.fromkeys(node.stage for each in made for node in each))
     counted = {stage: [{a for n, a in each.items() if n.stage == stage} for each in made] for stage in stages}
@@ -49,10 +51,7 @@ def compare(first: RunContext, second: RunContext) -> RunDifference:
         shared={stage: len(a & b) for stage, (a, b) in counted.items()},
         own={stage: (len(a - artifacts[1]), len(b - artifacts[0])) for stage, (a, b) in counted.items()},
         parts_at=apart[0] if apart else None,
-        figures={
-            epoch: (evaluation_figures(first.chain, epoch), evaluation_figures(second.chain, epoch))
-            for epoch in sorted({*evaluated_epochs(first.chain), *evaluated_epochs(second.chain)})
-        },
+        figures={epoch: (one.get(epoch, {}), other.get(epoch, {})) for epoch in sorted({*one, *other})},
     )
 
 

@@ -13,13 +13,8 @@ import pyarrow.parquet as pq
 
 from configs.errors import ConfigError, StoreError
 from configs.extras import require_extra
-from storage.artifacts.lineage import LineageEntry
-from storage.trajectories.base import TrajectoryShard
 from storage.trajectories.schema import ADVANTAGES, DESCRIPTION, SAMPLES, column
-from storage.trajectories.tables import read_rows
-from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.renderer import render_of
-from tasks.reports.reading import texts_of
+from tasks.metrics.view import RunView
 from tasks.runs.context import RunContext
 
 FORMATS = ("parquet", "datasets", "delta")
@@ -50,17 +45,18 @@ def export_run(
         raise ConfigError(f"--format '{form}' does not exist; there are {', '.join(FORMATS)}.")
     if folder.exists():
         raise StoreError(f"'{folder}' exists already. Name a folder that does not.")
-    entries = [entry for entry in context.chain.entries() if entry.stage == "rollout"]
-    chosen = [entry for entry in entries if not epochs or entry.epoch in epochs]
+    view = RunView(context)
+    made = view.rolled_out
+    chosen = [epoch for epoch in made if not epochs or epoch in epochs]
     if not chosen:
-        has = f"it has {entries[0].epoch} to {entries[-1].epoch}" if entries else "it has none"
+        has = f"it has {made[0]} to {made[-1]}" if made else "it has none"
         raise StoreError(f"Run '{context.run.name}' has no rollouts of these epochs; {has}.")
     write = _delta_writer(folder) if form == "delta" else _parquet_writer(folder, image=form == "datasets")
     rows = 0
-    for done, entry in enumerate(chosen, 1):
-        table = pa.concat_tables(list(_tables(context, entry)))
+    for done, epoch in enumerate(chosen, 1):
+        table = _table(view, epoch)
         with _written(folder):
-            write(entry.epoch, table)
+            write(epoch, table)
         rows += table.num_rows
         progress(done, len(chosen))
     return rows
@@ -79,39 +75,18 @@ def _written(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _tables(context: RunContext, entry: LineageEntry) -> Iterator[pa.Table]:
-    """Yield the joined table of each shard of an epoch."""
-    store = context.store
-    opener = open_trajectory_store(context.config.rollout.store)
-    scores = _scores(context, entry.epoch)
-    for record in store.shards(entry.ref):
-        shard = opener.open(store.files(entry.ref, record))
-        ids = shard.table.column("sample_id").to_pylist()
-        columns: dict[str, Any] = {name: shard.table.column(name) for name in (*_PLAIN, *_LISTS)}
-        for name, values in scores.items():
-            columns[name] = pa.array([values.get(sample) for sample in ids], pa.float32())
-        written = texts_of(shard)
-        if written is not None:
-            columns["text"] = written
-        seen, rows = _pictures(context, shard, record.shard, entry.epoch)
-        columns["media_format"] = seen.table.column("media_format").take(rows)
-        media = [bytes(seen.media_file(row)) if seen.media_format(row) else None for row in rows]
-        columns["media"] = pa.array(media, pa.binary())
-        schema = exported_schema(list(scores), texts=written is not None)
-        yield pa.table([columns[name] for name in schema.names], schema=schema)
-
-
-def _pictures(
-    context: RunContext, samples: TrajectoryShard, shard: str, epoch: int
-) -> tuple[TrajectoryShard, list[int]]:
-    """Return the shard with the images of some samples and each sample's row in it; the first image of each text."""
-    drawn, count = context.chain.find(epoch, "render"), samples.table.num_rows
-    if drawn is None:
-        return samples, list(range(count))
-    record, step = context.store.record(drawn.ref, shard), render_of(context.config).images
-    assert record is not None
-    opener = open_trajectory_store(context.config.rollout.store)
-    return opener.open(context.store.files(drawn.ref, record)), list(range(0, count * step, step))
+def _table(view: RunView, epoch: int) -> pa.Table:
+    """Return the samples of an epoch with their scores, and the first image of each."""
+    samples = view.samples(epoch)
+    media: dict[str, bytes | None] = {}
+    for sample, shard, row in view.shown(epoch):
+        media.setdefault(sample, bytes(shard.media_file(row)) if shard.media_format(row) else None)
+    named = {name: name.replace("reward.", "reward_", 1) for name in samples.column_names}
+    scores = [name for name in named.values() if name.startswith("reward_") or name == "advantage"]
+    table = samples.rename_columns(list(named.values()))
+    table = table.append_column("media", pa.array(map(media.__getitem__, table["sample_id"].to_pylist()), pa.binary()))
+    schema = exported_schema(scores, texts="text" in table.column_names)
+    return table.select(schema.names).cast(schema)
 
 
 def exported_schema(scores: Sequence[str], *, texts: bool) -> pa.Schema:
@@ -137,24 +112,6 @@ def exported_schema(scores: Sequence[str], *, texts: bool) -> pa.Schema:
             ),
         ]
     )
-
-
-def _scores(context: RunContext, epoch: int) -> dict[str, dict[str, float]]:
-    """Return every reward and the advantage of an epoch by column name and sample."""
-    store, found = context.store, {}
-    for entry in context.chain.entries():
-        if entry.epoch != epoch or store.manifest(entry.ref) is None:
-            continue
-        if entry.stage == "score":
-            table = read_rows(store, entry.ref)
-            found[f"reward_{entry.slot}"] = _by_sample(table, "reward")
-        elif entry.stage == "advantage":
-            found["advantage"] = _by_sample(read_rows(store, entry.ref), "advantage")
-    return found
-
-
-def _by_sample(table: pa.Table, column: str) -> dict[str, float]:
-    return dict(zip(table.column("sample_id").to_pylist(), table.column(column).to_pylist(), strict=True))
 
 
 def _parquet_writer(folder: Path, *, image: bool) -> Callable[[int, pa.Table], None]:

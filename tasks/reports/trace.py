@@ -15,6 +15,7 @@ from storage.layout import ArtifactRef
 from storage.trajectories.tables import read_rows
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.store_trust import check_trusted
+from tasks.metrics.view import RunView
 from tasks.modalities.modality import make_kind
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
@@ -71,29 +72,22 @@ def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, An
     epoch = next((entry.epoch for entry in entries if entry.ref == ref), None)
     if epoch is None:
         return {"note": "a side result of this run: nothing was trained on it"}
-    of_epoch = {(entry.stage, entry.slot): entry for entry in entries if entry.epoch == epoch}
-    rewards, gradients = (
-        {
-            slot: _row(read_rows(context.store, entry.ref), sample_id)
-            for (stage, slot), entry in of_epoch.items()
-            if stage == name
-        }
-        for name in ("score", "gradient")
-    )
-    followed = {slot: {"value": row["value"], "rms": row["rms"]} for slot, row in gradients.items() if row}
-    advantage = of_epoch.get(("advantage", ""))
+    row = _row(RunView(context).scores(epoch), sample_id) or {}
+    scores = {
+        section.slot: {name: row[f"{name}.{section.slot}"] for name in ("reward", "note")}
+        for section in context.config.scored
+        if f"reward.{section.slot}" in row
+    }
+    of_epoch = {entry.slot: entry for entry in entries if entry.epoch == epoch and entry.stage == "gradient"}
+    gradients = {slot: _row(read_rows(context.store, entry.ref), sample_id) for slot, entry in of_epoch.items()}
+    followed = {slot: {"value": each["value"], "rms": each["rms"]} for slot, each in gradients.items() if each}
     return {
         "epoch": epoch,
-        "rewards": {slot: {"reward": row["reward"], "note": row["note"]} for slot, row in rewards.items() if row},
+        "rewards": scores,
         **({"gradients": followed} if followed else {}),
-        "advantage": _advantage(context.store, advantage, sample_id),
+        "advantage": row.get("advantage"),
         "updates": _updates(context, entries, epoch, sample_id),
     }
-
-
-def _advantage(store: ArtifactStore, entry: LineageEntry | None, sample_id: str) -> float | None:
-    row = None if entry is None else _row(read_rows(store, entry.ref), sample_id)
-    return None if row is None or row["advantage"] is None else float(row["advantage"])
 
 
 def _updates(context: RunContext, entries: Sequence[LineageEntry], epoch: int, sample_id: str) -> list[dict[str, Any]]:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from configs.escaping import in_link, in_markdown
 from configs.load import dump_yaml
-from tasks.metrics import tracked
+from tasks.metrics.alerts import alerts
+from tasks.metrics.tracked import paragraphs
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
 from tasks.tracking.names import mlflow_name, mlflow_text
+from tasks.tracking.settings import further_settings, parameters
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,16 +34,16 @@ def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrato
     from mlflow.entities import Param, RunTag
 
     source = {"mlflow.source.name": "flowmill run", "mlflow.source.type": "LOCAL"}
-    settings = tracked.further_settings(context.config)
+    settings = further_settings(context.config)
     tags = {"flowmill.run": context.run.name, **settings, **source, **orchestrator}
     if context.config.tracking.parent is not None:
         tags[PARENT] = context.config.tracking.parent
     commit = _git_commit()
     if commit:
         tags["mlflow.source.git.commit"] = commit
-    tags["mlflow.note.content"] = tracked.description(context, link(orchestrator), done=False)
+    tags["mlflow.note.content"] = description(context, link(orchestrator), done=False)
     known = client.get_run(run_id)
-    params = {} if known.data.params else tracked.parameters(context.config)
+    params = {} if known.data.params else parameters(context.config)
     client.log_batch(
         run_id,
         tags=[RunTag(mlflow_name("tag", key), mlflow_text(value)) for key, value in tags.items()],
@@ -59,6 +61,14 @@ def link(orchestrator: Mapping[str, str]) -> str:
     url, flow_run = orchestrator.get("prefect.flow_run_url"), orchestrator.get("prefect.flow_run_id")
     name = f"Prefect flow run {flow_run}"
     return in_link(name, url) if url else f"{in_markdown(name)}; `flowmill ui` shows it."
+
+
+def description(context: RunContext, link: str, *, done: bool) -> str:
+    """Return ``paragraphs``, alerts and a link in Markdown."""
+    about, *results = map(in_markdown, paragraphs(context, done=done))
+    # Warnings come early because the page folds the text after a few lines.
+    warnings = [f"**Warning**: {in_markdown(alert.text)}" for alert in alerts(context.chain)]
+    return "\n\n".join([f"**{in_markdown(context.run.name)}** {about}", *warnings, *results, link])
 
 
 def experiment(client: MlflowClient, context: RunContext) -> str:

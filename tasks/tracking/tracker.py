@@ -25,12 +25,12 @@ from configs.proxies import by_proxy
 from tasks.inputs.weight_sources import exported_folder
 from tasks.metrics import tracked
 from tasks.metrics.evaluations import finished_evaluations, named_evaluations
-from tasks.metrics.tracked import EpochContent, EvaluationContent
+from tasks.metrics.tracked import Content, EvaluationContent
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.staleness import is_complete
 from tasks.specs.graph import Node, policy_after
-from tasks.tracking.descriptions import datasets, describe, experiment, link
+from tasks.tracking.descriptions import datasets, describe, description, experiment, link
 from tasks.tracking.locations import tracking_uri
 from tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
 from tasks.tracking.points import metric_of
@@ -132,7 +132,7 @@ class Tracker:
     def close(self, status: str) -> str | None:
         """Finish queued jobs, end the MLflow run with a status, and return the failure, if any."""
         done = status == "FINISHED"
-        text = tracked.description(self.context, link(self._orchestrator), done=True) if done else None
+        text = description(self.context, link(self._orchestrator), done=True) if done else None
         self._jobs.put(lambda: self._end(status, text))
         self._jobs.put(None)
         self._thread.join()
@@ -165,10 +165,10 @@ class Tracker:
             self._opened = open_client(self.context.store.root.uri, self.context.config.tracking.uri)
         return self._opened
 
-    def _current(self) -> list[EpochContent | EvaluationContent]:
+    def _current(self) -> list[Content]:
         """Return the content of all committed epochs and evaluations of the run."""
         chain = self.context.chain
-        found: list[EpochContent | EvaluationContent | None] = []
+        found: list[Content | None] = []
         for key, read in self._readers(chain):
             try:
                 found.append(read())
@@ -177,7 +177,7 @@ class Tracker:
                 self._unknown.add(key)
         return [each for each in found if each is not None]
 
-    def _readers(self, chain: Chain) -> Iterator[tuple[str, Callable[[], EpochContent | EvaluationContent | None]]]:
+    def _readers(self, chain: Chain) -> Iterator[tuple[str, Callable[[], Content | None]]]:
         """Yield a reader for each epoch and each evaluation, with its key in ``_logged``."""
         for epoch in range(1, self.context.config.run.epochs + 1):
             yield str(epoch), partial(tracked.epoch_content, chain, epoch)
@@ -186,7 +186,7 @@ class Tracker:
         for epoch, name in named_evaluations(chain):
             yield f"{epoch}:{name}", partial(tracked.side_content, chain, epoch, name)
 
-    def _start(self, current: Sequence[EpochContent | EvaluationContent], *, complete: bool) -> None:
+    def _start(self, current: Sequence[Content], *, complete: bool) -> None:
         self.experiment_id = experiment(self._client, self.context)
         known = self._known_run()
         now = {_key(made): made.identity for made in current}
@@ -204,9 +204,9 @@ class Tracker:
             self._start_monitor()
         self._started.set()
         # MLflow's tables list metrics in the order of their first logging: evaluations first.
-        ordered = sorted(current, key=lambda made: isinstance(made, EpochContent))
+        ordered = sorted(current, key=lambda made: not isinstance(made, EvaluationContent))
         for made in ordered if self.run_id is not None else ():
-            self._log_epoch(made) if isinstance(made, EpochContent) else self._log_evaluation(made)
+            self._log_evaluation(made) if isinstance(made, EvaluationContent) else self._log_epoch(made)
 
     def _known_run(self) -> str | None:
         """Return the id of the existing MLflow run, if any, and read the list of its logged entries."""
@@ -247,7 +247,7 @@ class Tracker:
         self.run_id = self._client.create_run(str(self.experiment_id), run_name=name).info.run_id
         self.context.run.add(self._series, {"mlflow_run_id": self.run_id, "experiment_id": self.experiment_id})
 
-    def _log_epoch(self, made: EpochContent) -> None:
+    def _log_epoch(self, made: Content) -> None:
         if _key(made) not in self._logged:
             self._batch(made, [metric_of(point, made.time_ms) for point in made.points])
 
@@ -277,7 +277,7 @@ class Tracker:
         # Last: entries noted as logged are skipped from now on.
         self._batch(made, points)
 
-    def _batch(self, made: EpochContent | EvaluationContent, metrics: Sequence[Any]) -> None:
+    def _batch(self, made: Content, metrics: Sequence[Any]) -> None:
         """Log points in chunks; the call with the last chunk also notes them as logged."""
         from mlflow.entities import RunTag
 
@@ -335,5 +335,5 @@ def log_side_evaluations(context: RunContext) -> None:
     tracker.close("FINISHED")
 
 
-def _key(made: EpochContent | EvaluationContent) -> str:
-    return mlflow_name("entry", str(made.epoch) if isinstance(made, EpochContent) else made.key)
+def _key(made: Content) -> str:
+    return mlflow_name("entry", made.key)

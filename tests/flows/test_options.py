@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import Parameter, signature
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from flowmill.components import run_stage
 from flows.cli import app
 from flows.cli.request_options import with_options
 from flows.environment import as_overrides
-from flows.requests import DeployRequest, PipelineRequest, Request, StageRequest, SweepRequest
+from flows.requests import BenchmarkRequest, DeployRequest, PipelineRequest, Request, StageRequest, SweepRequest
 from tasks.execution.serve_reward import ServeRequest
 from tasks.ratings.request import RateRequest
 from tasks.runs.opening import run_name
@@ -66,6 +67,7 @@ KINDS: dict[str, type[BaseModel]] = {
     "run": PipelineRequest,
     "sweep": SweepRequest,
     "stage": StageRequest,
+    "benchmark": BenchmarkRequest,
     "deploy": DeployRequest,
     "serve-reward": ServeRequest,
     "rate": RateRequest,
@@ -95,6 +97,7 @@ REQUESTS = [
     ("sweep", SweepRequest(config="c/digits.yaml", grid=["a.b=1,2", "c.d=3,4"], parallel=2, final="f.txt")),
     ("stage", StageRequest(run="r", epoch="next", slot="ocr", force=True, evaluation="e", trust_store=True)),
     ("stage", StageRequest(run="r", root="elsewhere", epoch=0, overrides=["a.b=1"])),
+    ("benchmark", BenchmarkRequest(name="digits", models=["a@1", "b c"], config=Path("c.yaml"), processes=2)),
 ]
 
 

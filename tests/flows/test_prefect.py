@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shlex
@@ -265,17 +264,7 @@ def test_what_a_run_shows_and_what_it_tells_of_assets(
             wait_until(lambda: len(of(events(), "shown/policies")) >= 3, 60)
             reported = events()
         if expected:
-            assert set(shown) >= {
-                "shown-epochs",
-                "shown-evaluation",
-                "shown-images",
-                "shown-mlflow",
-                "shown-report",
-            }
-            rows = json.loads(shown["shown-epochs"].data)
-            assert [row["epoch"] for row in rows] == [1, 2]
-            assert {"reward/mean", "time/rollout_s"} <= set(rows[0])
-            assert shown["shown-images"].data.count("](data:image/webp;base64,") == 2
+            assert set(shown) == {"shown-mlflow", "shown-report"}
     # Each epoch materializes the assets again; what is found committed is no news.
     assert len(of(reported, "shown/trajectories")) == 2
     assert len(of(reported, "shown/policies")) == 3

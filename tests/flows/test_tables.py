@@ -132,7 +132,10 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "diff": (" ".join(["diff", *NAMES]),),
     "dry_run": (f"run CONFIG --dry --name {NAMES[0]} --set run.epochs=40",),
     "presets": ("presets", "presets --kind tokens", "presets --model FLUX --memory 80"),
-    "status": ("status", *(f"status {NAMES[0]} {chosen}".strip() for chosen in ("", "--epoch 1", "--stage judge"))),
+    "status_tables": (
+        "status",
+        *(f"status {NAMES[0]} {chosen}".strip() for chosen in ("", "--epoch 1", "--stage judge")),
+    ),
 }
 
 

@@ -12,14 +12,16 @@ from models.image_files import within
 from models.policies.diffusion import DiffusionPolicy, PipelineCall
 from models.policies.pipeline_index import index_file, read_index_file
 from tasks.export.card import CardContent, model_card
-from tasks.export.evaluations import Shown, evaluation_figures, evaluation_images
+from tasks.export.evaluations import Shown, evaluation_images
 from tasks.export.files import copy_licenses, store_guider, store_scheduler, write_pipeline
 from tasks.export.usage import Usage, input_names, lora_files
 from tasks.inputs.base_model import BaseModel, describe_base
 from tasks.inputs.components import as_evaluated
 from tasks.inputs.prompts import StoredPrompt, uses_guidance
 from tasks.inputs.weight_sources import PIPELINE, Weights
+from tasks.metrics.evaluations import evaluation_figures
 from tasks.metrics.image_grids import grid
+from tasks.metrics.view import RunView
 from tasks.modalities.diffusion.evaluation_sampling import sizes_of
 from tasks.runs.seeds import derive
 
@@ -74,7 +76,8 @@ class PipelineExport:
 
     def _draw(self, path: Path) -> str | None:
         split = self._split
-        before, after = (evaluation_images(self._context, epoch, split, _SHOWN) for epoch in (0, self._epoch))
+        view = RunView(self._context)
+        before, after = (evaluation_images(view, epoch, split, _SHOWN) for epoch in (0, self._epoch))
         if not after:
             return None
         captions = [*(_caption(one, "before") for one in before), *(_caption(one, "after") for one in after)]
@@ -111,8 +114,8 @@ class PipelineExport:
             policy=str(trained),
             digest=self._context.store.require(trained).digest,
             prompts=str(prompts),
-            before=evaluation_figures(self._context, 0),
-            after=evaluation_figures(self._context, self._epoch),
+            before=evaluation_figures(self._context.chain, 0),
+            after=evaluation_figures(self._context.chain, self._epoch),
             picture=picture,
             lora=lora,
         )

@@ -21,7 +21,7 @@ def run_report(*contexts: RunContext, price: float | None = None) -> str:
         CorruptError: a file of a run is damaged.
     """
     with deferred("torch"):
-        from tasks.reports.report.content import read_run
         from tasks.reports.report.page import page
+        from tasks.reports.report.reading import read_run
 
         return page([read_run(context) for context in contexts], price=price)

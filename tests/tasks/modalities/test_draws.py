@@ -24,9 +24,9 @@ from models.quickstart.characters import Characters, llama
 from models.weights.lora import LoraSpec
 from tasks.checks.check import check_config
 from tasks.inputs.weight_sources import exported_folder
+from tasks.metrics.samples import shards_of
 from tasks.modalities.tokens.exporting import write_model
 from tasks.modalities.tokens.text import Stops
-from tasks.reports.reading import shards_of
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun

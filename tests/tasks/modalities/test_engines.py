@@ -14,7 +14,7 @@ from configs.errors import ConfigError, EngineError
 from configs.load import load_config
 from configs.schema import RunConfig
 from tasks.checks.check import check_config
-from tasks.reports.reading import shards_of
+from tasks.metrics.samples import shards_of
 from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
 from tests.support.engines import Engine, engine_of

@@ -17,8 +17,10 @@ from tasks.checks.check import check_config
 from tasks.inputs.weight_sources import exported_folder
 from tasks.metrics.describe import describe_run
 from tasks.metrics.evaluations import evaluation_figures
-from tasks.reports.reading import States, artifact_table, samples_of_epoch
+from tasks.metrics.samples import artifact_table
+from tasks.metrics.view import RunView
 from tasks.reports.report import run_report
+from tasks.reports.states import States
 from tasks.reports.trace import trace_sample
 from tasks.runs.staleness import is_complete
 from tasks.specs.graph import Node
@@ -53,7 +55,7 @@ def test_a_policy_of_another_kind_goes_through_every_stage_and_learns(tmp_path: 
     assert summary[0]["ratio"] == 1.0
     exported = load_file(exported_folder(store, chain.target(Node(3, "export"))) / FILE)["logits"]
     assert int(exported.argmax()) == 1
-    table = samples_of_epoch(chain, 1)
+    table = RunView(context).samples(1)
     assert set(table.column("reward").to_pylist()) == {0.0, 1.0}
     assert artifact_table(store, chain.require(1, "rollout").ref).num_rows == 64
     sample = table.filter(pc.not_equal(table.column("advantage"), 0)).column("sample_id")[0].as_py()

@@ -21,7 +21,7 @@ from models.quickstart.characters import Characters
 from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
 from tasks.metrics.evaluations import evaluation_figures
-from tasks.reports.reading import artifact_table
+from tasks.metrics.samples import artifact_table
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
 from tasks.specs.graph import Node

@@ -28,11 +28,12 @@ from storage.artifacts.records import Manifest
 from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
 from tasks.metrics.evaluations import evaluation_figures, evaluation_grids, evaluation_texts
+from tasks.metrics.samples import artifact_table, media_of
+from tasks.metrics.view import RunView
 from tasks.modalities.tokens.exporting import call_of
 from tasks.modalities.tokens.prompts import Prompts
 from tasks.reports.dataset import export_run
-from tasks.reports.reading import artifact_table, media_of, pictures_of, samples_of_epoch
-from tasks.reports.report.content import read_run
+from tasks.reports.report.reading import read_run
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
 from tasks.runs.staleness import side_results
@@ -94,8 +95,8 @@ def test_images_are_drawn_of_texts_scored_for_the_prompt_and_shown_with_both(tin
     assert report.curves["render/empty_ratio"][0][1] == pytest.approx(sum(not each for each in written_of(images)) / 16)
     assert report.best
     assert all(shot.image is not None and shot.text is not None for shot in (*report.best, *report.worst))
-    assert set(samples_of_epoch(context.chain, 1).column("media_format").to_pylist()) == {"png"}
-    found = pictures_of(context.chain, 1, [texts.column("sample_id")[0].as_py()], evaluation=False)
+    assert set(RunView(context).samples(1).column("media_format").to_pylist()) == {"png"}
+    found = RunView(context).pictures(1, [texts.column("sample_id")[0].as_py()])
     np.testing.assert_array_equal(next(iter(found.values())), media[next(iter(found))])
     export_run(context, tmp_path / "out", "datasets", epochs=[1], progress=lambda done, total: None)
     written = pq.read_table(tmp_path / "out" / "train-00001.parquet").to_pylist()
@@ -150,7 +151,7 @@ def test_images_depend_on_no_shard_and_several_of_a_text_count_as_one(tiny_base:
     np.testing.assert_allclose(
         found.column("reward").to_numpy(), np.asarray(each.values, np.float32).reshape(-1, 2).mean(1), rtol=1e-6
     )
-    pictures = pictures_of(context.chain, 1, ids[:1])
+    pictures = RunView(context).pictures(1, ids[:1])
     assert {name: images.shape for name, images in pictures.items()} == {ids[0]: (2, 16, 32, 3)}
     advantages = read_rows(store, context.chain.require(1, "advantage").ref)
     assert advantages.column("sample_id").to_pylist() == ids

@@ -13,13 +13,11 @@ from streamlit.testing.v1 import AppTest
 
 import flowmill
 from configs.load import load_config
-from flows.artifacts import evaluation_texts_table
 from tasks.metrics.describe import describe_result
 from tasks.metrics.evaluations import evaluation_texts
-from tasks.metrics.texts import Text
 from tasks.reports.dataset import export_run
 from tasks.reports.report import run_report
-from tasks.reports.report.content import read_run
+from tasks.reports.report.reading import read_run
 from tasks.runs.context import RunContext
 from tasks.tracking.tracker import Tracker
 from tests.conftest import ROOT
@@ -81,22 +79,6 @@ def test_mlflow_has_them_as_tables(context: RunContext) -> None:
     logged = json.loads(path.read_text())
     assert logged["columns"] == ["prompt", "text", "verdict"]
     assert logged["data"][0][0] == evaluation_texts(context.chain, 1)["heldout"][0].prompt
-
-
-def test_prefect_gets_them_as_a_table(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: dict[str, list[dict[str, str]]] = {}
-    monkeypatch.setattr("flows.artifacts.has_lasting_api", lambda: True)
-    monkeypatch.setattr(
-        "flows.artifacts.create_table_artifact", lambda table, key, description: shown.update({key: table})
-    )
-    evaluation_texts_table("texts", 1, evaluation_texts(context.chain, 1))
-    assert [row["prompts"] for row in shown["texts-texts"]] == ["heldout", "heldout", "train", "train"]
-    assert set(shown["texts-texts"][0]) == {"prompts", "prompt", "text", "verdict"}
-    hostile = Text("[a](http://b.example) <img src=x>", "**c**\n`d`", "$e$ &amp;")
-    evaluation_texts_table("texts", 1, {"train": [hostile]})
-    (row,) = shown["texts-texts"]
-    assert row["prompt"] == r"\[a\]\(http\:\/\/b\.example\) \<img src\=x\>"
-    assert row["text"] == r"\*\*c\*\*\\n\`d\`"
 
 
 def test_the_summary_says_where_they_are(context: RunContext) -> None:

@@ -32,9 +32,9 @@ from tasks.checks.check import check_config
 from tasks.checks.notes import cut_notes
 from tasks.inputs.weight_sources import exported_folder
 from tasks.metrics.evaluations import evaluation_figures
+from tasks.metrics.samples import shards_of
 from tasks.modalities.tokens.prompts import Prompts
 from tasks.modalities.tokens.text import FINISHES, completed_text, stored_text
-from tasks.reports.reading import shards_of
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
 from tasks.specs.modalities import modality_spec

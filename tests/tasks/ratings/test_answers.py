@@ -189,9 +189,9 @@ def test_pairs_of_two_evaluations_have_the_same_noise_and_fair_sides(context: Ru
 
 
 def _tables(context: RunContext) -> list[Any]:
-    from tasks.reports.reading import samples_of_evaluation
+    from tasks.metrics.view import RunView
 
-    return [samples_of_evaluation(context.chain, epoch) for epoch in (0, 1)]
+    return [RunView(context).samples(epoch, evaluation=True) for epoch in (0, 1)]
 
 
 def test_pairs_of_a_rollout_are_neighbors_by_score(context: RunContext) -> None:

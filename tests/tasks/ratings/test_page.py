@@ -158,10 +158,12 @@ def test_clips_and_start_images_are_shown(context: RunContext, monkeypatch: pyte
     clip = np.zeros((5, 16, 32, 3), np.uint8)
     starts = [np.full((8, 8, 3), value, np.uint8) for value in (0, 255)]
     monkeypatch.setattr(
-        "tasks.ratings.pairs.pictures_of", lambda chain, epoch, samples, **_: dict.fromkeys(samples, clip)
+        "tasks.ratings.pairs.RunView.pictures", lambda view, epoch, samples, **_: dict.fromkeys(samples, clip)
     )
-    monkeypatch.setattr("tasks.ratings.pairs.films_of", lambda *_, **__: {})
-    monkeypatch.setattr("tasks.ratings.pairs.references_of", lambda run, ref, samples: dict.fromkeys(samples, starts))
+    monkeypatch.setattr("tasks.ratings.pairs.RunView.films", lambda *_, **__: {})
+    monkeypatch.setattr(
+        "tasks.ratings.pairs.RunView.references", lambda view, epoch, samples, **_: dict.fromkeys(samples, starts)
+    )
     for row in (sources := sources_of(context, None, None, evaluation=False, scorer=None))[0].rows:
         row["media_format"] = "mp4"
     client = TestClient(make_app(context.run, sources, RateRequest(run="small"), None))

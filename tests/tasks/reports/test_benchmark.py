@@ -15,20 +15,38 @@ import yaml
 
 from configs.benchmark import FOLDER, Benchmark, load_benchmark
 from configs.errors import ConfigError, FlowmillError
+from configs.fingerprint import fingerprint
 from configs.registry import resolve
-from configs.rewards import RewardSection
 from configs.schema import RunConfig
+from flows.benchmark import benchmark as flow
+from flows.requests import BenchmarkRequest
+from flows.run_in_process import call
 from models.rewards import REWARDS
 from models.rewards.factory import bounds_of
 from storage.layout import ArtifactRef
 from tasks.algorithms import resampling
 from tasks.algorithms.resampling import FEWEST, Estimate, chance_of_difference, mean_with_interval
-from tasks.reports.benchmark import find_subject, measure
+from tasks.reports.benchmark import find_subject
 from tasks.reports.benchmark_results import Result, compare, read_result
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
+
+
+def measure(benchmark: Path, *models: str, root: str, **others: Any) -> list[Result]:
+    """Return the results of a benchmark, with the flow of the command."""
+    found: list[Result] = call(flow, BenchmarkRequest(name=str(benchmark), models=[*models], root=root, **others))
+    return found
+
+
+def changed(benchmark: Path, **settings: Any) -> Path:
+    """Return a benchmark of the same name with some other settings."""
+    file = benchmark.parent / fingerprint([str(settings)]) / benchmark.name
+    file.parent.mkdir()
+    prompts = {"prompts": str(benchmark.parent / "list.txt")}
+    file.write_text(yaml.safe_dump({**yaml.safe_load(benchmark.read_text()), **prompts, **settings}))
+    return file
 
 
 @pytest.fixture
@@ -172,9 +190,8 @@ def test_samples_are_those_of_the_pinned_settings_and_found_again(make_config: M
     context = prepare(make_config())
     run_epoch(context, 1)
     before, entries = context.chain.digest(), context.run.entries()
-    root, benchmark = context.store.root.uri, load_benchmark(str(small))
-    base, trained = (find_subject(f"small@{epoch}", root=root, config=None) for epoch in (0, 1))
-    first, second = (measure(benchmark, subject, root=root) for subject in (base, trained))
+    root = context.store.root.uri
+    first, second = measure(small, "small@0", "small@1", root=root)
     assert first.images != second.images
     assert first.policy != second.policy
     manifest = context.store.require(ArtifactRef.parse(first.images))
@@ -183,11 +200,11 @@ def test_samples_are_those_of_the_pinned_settings_and_found_again(make_config: M
     assert first.prompts == ['"31"', '"32"', '"33"']
     assert all(len(values) == 3 for values in first.scores.values())
     assert first.title == "small-bench, 2 per prompt, 3 euler steps, guidance 1, 16x32, float32, seed 7"
-    again = measure(benchmark, trained, root=root)
+    (again,) = measure(small, "small@1", root=root)
     assert again == second
     context.run.refresh()
     assert (context.chain.digest(), context.run.entries()) == (before, entries), "the run itself is as it was"
-    other = measure(benchmark.model_copy(update={"seed": 8}), trained, root=root)
+    (other,) = measure(changed(small, seed=8), "small@1", root=root)
     assert other.images != second.images
     with pytest.raises(ConfigError, match="figures of different settings or prompts are not comparable"):
         compare(second, other, "digits")
@@ -201,8 +218,7 @@ def test_processes_share_the_work_and_change_no_figure(make_config: Make, small:
     for processes in (1, 2):
         root = f"store.root={tmp_path / str(processes)}"
         context = prepare(make_config(root, "execution.rollout_batch_size=1"))
-        subject = find_subject("small@0", root=context.store.root.uri, config=None)
-        result = measure(load_benchmark(str(small)), subject, root=context.store.root.uri, processes=processes)
+        (result,) = measure(small, "small@0", root=context.store.root.uri, processes=processes)
         found.append((result, [*context.store.records(ArtifactRef.parse(result.images))]))
     (one, of_one), (two, of_two) = found
     assert one.scores == two.scores
@@ -213,10 +229,8 @@ def test_processes_share_the_work_and_change_no_figure(make_config: Make, small:
 
 def test_a_folder_is_measured_as_its_run_is(make_config: Make, small: Path, tiny_base: Path) -> None:
     context = prepare(make_config())
-    root, benchmark = context.store.root.uri, load_benchmark(str(small))
-    config = Path(str(small)).parent / "small.yaml"
-    of_run = measure(benchmark, find_subject("small@0", root=root, config=None), root=root)
-    of_folder = measure(benchmark, find_subject(str(tiny_base), root=root, config=config), root=root)
+    root = context.store.root.uri
+    of_run, of_folder = measure(small, "small@0", str(tiny_base), root=root, config=small.parent / "small.yaml")
     assert of_folder.scores == of_run.scores
     assert of_folder.model == "pipeline"
     assert find_subject(str(tiny_base), root=root, config=None).config.model.policy == "sd3"
@@ -224,20 +238,16 @@ def test_a_folder_is_measured_as_its_run_is(make_config: Make, small: Path, tiny
 
 def test_what_a_benchmark_lacks_is_said_before_anything_is_sampled(make_config: Make, small: Path) -> None:
     context = prepare(make_config())
-    root, benchmark = context.store.root.uri, load_benchmark(str(small))
-    subject = find_subject("small@0", root=root, config=None)
-    missing, unfit = (
-        "tests.support.rewards:Missing",
-        RewardSection(name="latent_head", options={"head": "head.safetensors"}),
-    )
-    for changed, said in (
-        ({"rewards": (RewardSection(name=missing),)}, "Missing"),
-        ({"rewards": (RewardSection(name="tests.support.rewards:Crash"),)}, "division by zero"),
-        ({"rewards": (unfit,)}, "latents"),
+    root = context.store.root.uri
+    unfit = {"name": "latent_head", "options": {"head": "head.safetensors"}}
+    for settings, said in (
+        ({"rewards": [{"name": "tests.support.rewards:Missing"}]}, "Missing"),
+        ({"rewards": [{"name": "tests.support.rewards:Crash"}]}, "division by zero"),
+        ({"rewards": [unfit]}, "latents"),
         ({"height": 512}, "positions"),
     ):
         with pytest.raises(FlowmillError, match=said):
-            measure(benchmark.model_copy(update=changed), subject, root=root)
+            measure(changed(small, **settings), "small@0", root=root)
     assert not (Path(root) / "evaluations").exists()
 
 

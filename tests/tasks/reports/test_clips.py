@@ -19,7 +19,7 @@ from configs.load import load_config
 from storage.trajectories.base import Sample
 from storage.trajectories.media import Sound
 from storage.trajectories.webdataset import WebDatasetStore
-from tasks.reports.clips import film_of
+from tasks.metrics.samples import film_of
 from tasks.reports.report import run_report
 from tests.conftest import ROOT
 from tests.support.folder_files import FolderFiles

@@ -17,8 +17,9 @@ from PIL import Image
 from configs.schema import RunConfig
 from tasks.metrics.evaluations import evaluation_figures
 from tasks.reports.report import charts, page, run_report
-from tasks.reports.report.content import _portable, read_run
-from tasks.reports.report.samples import SampleScores, _encoded, headline
+from tasks.reports.report.headline import SampleScores, headline
+from tasks.reports.report.reading import _portable, read_run
+from tasks.reports.report.samples import _encoded
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun

@@ -13,7 +13,7 @@ from models.library_loading import quiet_libraries
 from models.rewards.loudness import Loudness
 from storage.trajectories.base import TrajectoryShard
 from storage.trajectories.tables import read_rows
-from tasks.reports.reading import shards_of
+from tasks.metrics.samples import shards_of
 from tasks.runs.context import RunContext
 from tests.conftest import ROOT
 from tests.support.inside import prepare, run_epoch

@@ -25,8 +25,9 @@ from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import read_prompts
 from tasks.inputs.weight_sources import exported_folder
-from tasks.reports.reading import artifact_table, references_of
-from tasks.reports.report.content import read_run
+from tasks.metrics.samples import artifact_table
+from tasks.metrics.view import RunView
+from tasks.reports.report.reading import read_run
 from tasks.runs.context import RunContext
 from tasks.runs.seeds import generator
 from tasks.specs.graph import Node
@@ -106,7 +107,7 @@ def test_a_store_gives_back_what_prompts_start_from(finished: RunContext) -> Non
             assert not image.flags.writeable
     rollout = finished.chain.require(1, "rollout").ref
     samples = artifact_table(finished.store, rollout).column("sample_id").to_pylist()
-    counts = {len(images) for images in references_of(finished, rollout, samples).values()}
+    counts = {len(images) for images in RunView(finished).references(1, samples).values()}
     assert counts == {len(prompt.images) for prompt in finished.source_prompts["train"]}
     shots = read_run(finished).best
     assert all(shot.references for shot in shots) == bool(started)

@@ -22,7 +22,7 @@ from tasks.checks.check import check_config
 from tasks.checks.try_rewards import try_rewards
 from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import image_keys
-from tasks.reports.reading import media_of
+from tasks.metrics.samples import media_of
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
 from tasks.stages.stage_run import StageRun

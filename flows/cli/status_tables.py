@@ -1,0 +1,158 @@
+"""The tables of ``flowmill status``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from configs.escaping import command
+from flows.cli.filters import EntryFilter, ranges, span
+from flows.console import console, print_table
+
+_STYLES = {"fresh": "green", "stale": "red", "missing": "yellow"}
+_WORST = ("stale", "missing", "fresh")
+
+
+def print_runs(uri: str, runs: Sequence[Mapping[str, Any]], *, complete: bool) -> None:
+    """Print a line for each run of a store."""
+    if not runs:
+        console.print(f"No runs in '{uri}'. Start one with 'flowmill run CONFIG'.")
+        return
+    table = Table("run", "epochs", "state", "last evaluation")
+    for run in runs:
+        if run["benchmark"] is not None:
+            cells = ["", "benchmark", run["benchmark"]]
+        elif run["epochs"] is None:
+            cells = ["", run["state"], ""]
+        else:
+            stale = counts(run["stages"]).get("stale")
+            state = f"{run['state']}, {stale} stale" if stale else run["state"]
+            cells = [f"{run['finished_epochs']} of {run['epochs']}", state, _last_figures(run)]
+        table.add_row(run["run"], *cells)
+    print_table(table, cut=("state", "last evaluation"), complete=complete)
+
+
+def print_run(run: Mapping[str, Any], listed: EntryFilter) -> None:
+    """Print one run, as ``tasks.metrics.describe.describe_run`` describes it."""
+    stale = counts(run["stages"]).get("stale")
+    console.print(
+        f"run {run['run']} in {run['root']}: {run['finished_epochs']} of {run['epochs']} epochs, {run['state']}",
+        style="bold",
+    )
+    _print_stages(run["stages"])
+    for stage in _roots(run["stages"]):
+        label = f"{stage['stage']}{'[' + stage['slot'] + ']' if stage['slot'] else ''}@{stage['epoch']}"
+        console.print(f"stale: {label}: {'; '.join(stage['causes'])}")
+    if stale:
+        why = command("flowmill", "status", run["run"], "--why", "STAGE@EPOCH")
+        console.print(
+            f"{stale} artifacts are stale; '{why}' says why, 'flowmill run' with the run's config computes them again."
+        )
+    for warning in run["warnings"]:
+        console.print(f"warning: {warning}", style="yellow")
+    _print_evaluations(run, listed)
+    if run["speed"]:
+        from tasks.metrics.speed import in_words
+
+        for stage, speed in run["speed"]["stages"].items():
+            console.print(f"{stage} of epoch {run['speed']['epoch']}: {in_words(speed)}")
+    _print_side_results(run, listed)
+    _print_artifacts(run["artifacts"], listed)
+
+
+def _print_artifacts(made: Sequence[Mapping[str, Any]], listed: EntryFilter) -> None:
+    """Print the artifacts of the last epoch, or all requested ones, the newest first."""
+    last = max((each["epoch"] for each in made), default=0)
+    shown = [each for each in made if listed.long or listed.epochs or listed.stages or each["epoch"] == last]
+    left_out = f" (--long lists {len(made) - len(shown)} more, of other epochs)" if len(made) > len(shown) else ""
+    table = Table("epoch", "stage", "slot", "artifact", title=f"Artifacts{left_out}", title_justify="left")
+    for each in sorted(shown, key=lambda each: -int(each["epoch"])):
+        table.add_row(str(each["epoch"]), each["stage"], each["slot"], each["artifact"])
+    if shown:
+        print_table(table)
+
+
+def _print_stages(stages: Sequence[Mapping[str, Any]]) -> None:
+    """Print the fresh, stale and missing epochs of each stage; an epoch has the state of its worst slot."""
+    states: dict[str, dict[int, str]] = {}
+    for stage in stages:
+        of_epoch = states.setdefault(stage["stage"], {})
+        of_epoch[stage["epoch"]] = min(of_epoch.get(stage["epoch"], "fresh"), stage["state"], key=_WORST.index)
+    found = [state for state in _STYLES if any(state in of_epoch.values() for of_epoch in states.values())]
+    table = Table("stage", *(f"{state} epochs" for state in found), title="Stages", title_justify="left")
+    for name, of_epoch in states.items():
+        epochs = {state: [epoch for epoch, each in of_epoch.items() if each == state] for state in found}
+        table.add_row(name, *(Text(ranges(epochs[state]), _STYLES[state]) for state in found))
+    print_table(table)
+
+
+def _roots(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the stale stages that are root causes, without those that only depend on them."""
+    own = [s for s in stages if s["state"] == "stale" and any(not c.startswith("input ") for c in s["causes"])]
+    return own or [stage for stage in stages if stage["state"] == "stale"][:1]
+
+
+def _print_evaluations(run: Mapping[str, Any], listed: EntryFilter) -> None:
+    """Print the newest evaluations, the newest first, and one summary line per score of the earlier ones."""
+    table = Table(
+        "epoch", "evaluation", "prompts", "reward", "mean", "exact", title="Evaluations", title_justify="left"
+    )
+    found = {int(epoch): splits for epoch, splits in run["evaluations"].items()}
+    recent = listed.recent(found)
+    for epoch in sorted(recent, reverse=True):
+        _add_scores(table, str(epoch), "", [found[epoch]])
+    earlier = sorted(set(found) - recent)
+    _add_scores(table, span(earlier), "", [found[epoch] for epoch in earlier])
+    for named in sorted(run["named_evaluations"], key=lambda named: -int(named["epoch"])):
+        _add_scores(table, str(named["epoch"]), named["name"], [named["figures"]])
+    if table.row_count:
+        print_table(table)
+
+
+def _add_scores(table: Table, epochs: str, name: str, found: Sequence[Mapping[str, Any]]) -> None:
+    """Add a row per score with its first and its last value over evaluations in the order of their epochs."""
+    over: dict[tuple[str, str], list[Mapping[str, float]]] = {}
+    for splits in found:
+        for split, rewards in splits.items():
+            for slot, values in rewards.items():
+                over.setdefault((split, slot), []).append(values)
+    for (split, slot), course in over.items():
+        table.add_row(epochs, name, split, slot, *(change(course, figure) for figure in ("mean", "exact")))
+
+
+def change(values: Sequence[Mapping[str, float]], figure: str) -> str:
+    """Return the first and the last value of a figure in text; empty without any."""
+    found = [f"{each[figure]:.3f}" for each in values if figure in each]
+    return " -> ".join(found if len(found) < 2 else (found[0], found[-1]))
+
+
+def _print_side_results(run: Mapping[str, Any], listed: EntryFilter) -> None:
+    if not run["side_results"]:
+        return
+    table = Table("epoch", "stage", "slot", "mean", "artifact", "reason", title="Side results")
+    for made in sorted(run["side_results"], key=lambda made: -int(made["epoch"])):
+        mean = f"{made['figures']['mean']:.3f}" if "mean" in made["figures"] else ""
+        table.add_row(str(made["epoch"]), made["stage"], made["slot"], mean, made["artifact"], made["label"])
+    print_table(table, cut=("reason",), complete=listed.long)
+
+
+def counts(stages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the numbers of stale, missing and fresh stages."""
+    states = [stage["state"] for stage in stages]
+    return {state: states.count(state) for state in _WORST if state in states}
+
+
+def _last_figures(run: Mapping[str, Any]) -> str:
+    evaluations = run["evaluations"]
+    if not evaluations:
+        return ""
+    last = max(evaluations, key=int)
+    figures = [
+        f"{split} {slot} {values['mean']:.3f}"
+        for split, rewards in evaluations[last].items()
+        for slot, values in rewards.items()
+    ]
+    return f"epoch {last}: " + ", ".join(figures)

@@ -1,0 +1,128 @@
+"""Stored samples of any artifact: rows, texts, images, clips and arrays, by sample id."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from configs.errors import StoreError
+from storage.artifacts.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.trajectories.base import TrajectoryShard
+from storage.trajectories.tables import TABLES, read_rows
+from tasks.inputs.components import open_trajectory_store
+
+#: Columns with payload locations, which do not describe a sample.
+_PLACES = ("arrays", "media_offset", "media_size")
+#: Kinds of artifacts that hold samples.
+_SAMPLES = ("trajectories", "renders", "evaluations")
+
+
+def shards_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[TrajectoryShard]:
+    """Yield the opened shards of an artifact that holds samples, in order.
+
+    Raises:
+        StoreError: the artifact holds no samples.
+        NotCommittedError: it is not complete.
+        CorruptError: a table is damaged.
+    """
+    options = store.require(ref).options
+    if ref.kind not in _SAMPLES:
+        raise StoreError(f"{ref} holds no samples; {', '.join(_SAMPLES)} do. 'flowmill store ls' lists them.")
+    opener = open_trajectory_store(options["rollout"]["store"] if "rollout" in options else options["store"])
+    for record in store.shards(ref):
+        yield opener.open(store.files(ref, record))
+
+
+def rows_of(
+    store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | None
+) -> Iterator[tuple[str, TrajectoryShard, int]]:
+    """Yield id, opened shard and row of the wanted samples (None: all) in shard order.
+
+    Raises:
+        StoreError: the artifact lacks a wanted sample, or holds none.
+        CorruptError: a table is damaged.
+    """
+    left: set[str] | None = None if wanted is None else set(wanted)
+    for shard in shards_of(store, ref):
+        for row, sample in enumerate(shard.table.column("sample_id").to_pylist()):
+            if left is None or sample in left:
+                yield sample, shard, row
+        left = None if left is None else left - set(shard.table.column("sample_id").to_pylist())
+    if left:
+        raise StoreError(f"{ref} has no sample '{min(left)}'.")
+
+
+def artifact_table(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
+    """Return all rows of an artifact of samples, prompts, rewards or advantages, in shard order.
+
+    Raises:
+        StoreError: artifacts of this kind have no table.
+        NotCommittedError: it is not complete.
+        CorruptError: a table is damaged.
+    """
+    if ref.kind in _SAMPLES:
+        return pa.concat_tables([_readable(shard) for shard in shards_of(store, ref)])
+    if ref.kind not in TABLES:
+        raise StoreError(f"{ref} has no table of rows; {', '.join((*TABLES, *_SAMPLES))} have.")
+    store.require(ref)
+    return read_rows(store, ref)
+
+
+def _readable(shard: TrajectoryShard) -> pa.Table:
+    """Return a shard's table for people: without payload locations, with the stored texts if samples are texts."""
+    table = shard.table.drop_columns([*_PLACES])
+    written = [shard.text(row) for row in range(table.num_rows)]
+    is_text = any(text is not None for text in written)
+    return table.append_column("text", pa.array(written, pa.string())) if is_text else table
+
+
+def media_of(store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Return images, (H, W, 3) uint8, or clips, (F, H, W, 3) uint8, by sample id, in shard order.
+
+    Raises:
+        StoreError: the artifact lacks a wanted sample, or holds no media.
+        CorruptError: a file is damaged.
+    """
+    return {sample: shard.media(row) for sample, shard, row in rows_of(store, ref, wanted)}
+
+
+def arrays_of(
+    store: ArtifactStore, ref: ArtifactRef, name: str, wanted: Collection[str] | None = None
+) -> dict[str, np.ndarray]:
+    """Return copies of a stored array, such as 'latents', (N, ...), by sample id, in shard order.
+
+    Raises:
+        StoreError: the artifact lacks a wanted sample.
+        CorruptError: the array is not stored, or a file is damaged.
+    """
+    return {sample: shard.array(name, row).copy() for sample, shard, row in rows_of(store, ref, wanted)}
+
+
+def film_of(shard: TrajectoryShard, row: int, *, fps: int) -> bytes | None:
+    """Return an mp4 (H.264, AAC) of a stored clip with sound; None for every other sample.
+
+    Browsers do not play the lossless stored file.
+
+    Raises:
+        CorruptError: the stored file cannot be decoded.
+    """
+    from storage.trajectories.media import MediaFormat
+
+    sound = shard.sound_of(row)
+    if sound is None:
+        return None
+    return MediaFormat(name="mp4", lossless=False, fps=fps, codec="aac").encode(shard.media(row), sound)
+
+
+def joined(table: pa.Table, other: pa.Table, columns: dict[str, str]) -> pa.Table:
+    """Return a table with columns of another one under new names, joined by sample id; null where it has no row."""
+    # Imported late: it imports Arrow, which commands that only describe runs do without.
+    from pyarrow.compute import index_in
+
+    places = index_in(table.column("sample_id"), value_set=other.column("sample_id"))
+    for column, name in columns.items():
+        table = table.append_column(name, other.column(column).take(places))
+    return table

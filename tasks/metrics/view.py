@@ -1,0 +1,253 @@
+"""The read model of a run: epochs, evaluations, samples and costs as Arrow tables.
+
+Commands, reports, the explorer, model cards and the Python API render these. Everything is read when it is asked for;
+nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from storage.layout import ArtifactRef
+from storage.trajectories.base import TrajectoryShard
+from storage.trajectories.tables import read_rows
+from tasks.inputs.renderer import image_name, sample_name
+from tasks.metrics.evaluations import (
+    Figures,
+    evaluated_epochs,
+    evaluation_figures,
+    finished_evaluations,
+    flat,
+    split_of,
+)
+from tasks.metrics.samples import artifact_table, film_of, joined, rows_of
+from tasks.metrics.speed import seconds_of
+from tasks.metrics.tracked import epoch_content, evaluation_content
+from tasks.runs.chain import Chain
+from tasks.runs.context import RunContext
+from tasks.runs.staleness import standings
+from tasks.specs.graph import Node
+
+#: Columns that say which sample a score is of.
+_IDS = ("sample_id", "prompt_id", "group_id")
+
+
+class RunView:
+    """The committed results of a run. Epoch 0 is before training.
+
+    The methods raise NotCommittedError if an artifact they need is missing, and CorruptError if a file is damaged.
+    """
+
+    def __init__(self, context: RunContext) -> None:
+        """Bind to a run."""
+        self.context, self.config, self.store = context, context.config, context.store
+
+    @property
+    def chain(self) -> Chain:
+        """The artifacts that count."""
+        return self.context.chain
+
+    # Epochs and evaluations
+
+    @property
+    def trained(self) -> list[int]:
+        """Epochs whose training counts."""
+        return self._with("optimize")
+
+    @property
+    def rolled_out(self) -> list[int]:
+        """Epochs whose rollout counts."""
+        return self._with("rollout")
+
+    def _with(self, stage: str) -> list[int]:
+        return [n for n in range(1, self.config.run.epochs + 1) if self.chain.find(n, stage) is not None]
+
+    @property
+    def evaluations(self) -> dict[int, Figures]:
+        """The scores of each evaluation that is up to date, by epoch."""
+        return {epoch: evaluation_figures(self.chain, epoch) for epoch in evaluated_epochs(self.chain)}
+
+    def figures(self) -> pa.Table:
+        """Return the scores of the run's own evaluations: epoch, list (of prompts), reward, figure, value."""
+        rows = [(epoch, *name, value) for epoch, each in self.evaluations.items() for name, value in flat(each).items()]
+        return _table(rows, epoch="int32", list="string", reward="string", figure="string", value="float64")
+
+    def curves(self) -> pa.Table:
+        """Return the points of MLflow's curves: key, step (the epoch; for 'optimize/' the update), value, list."""
+        chain = self.chain
+        epochs = [epoch_content(chain, epoch) for epoch in self.trained]
+        evaluations = [evaluation_content(chain, epoch) for epoch in finished_evaluations(chain)]
+        points = [point for each in (*epochs, *evaluations) if each is not None for point in each.points]
+        rows = [(point.key, point.step, point.value, point.split) for point in points]
+        return _table(rows, key="string", step="int32", value="float64", list="string")
+
+    # Artifacts
+
+    def lineage(self) -> pa.Table:
+        """Return every stage: epoch, stage, slot, artifact (null: missing), state, why, and inputs."""
+        made = {entry.key: entry for entry in self.chain.entries()}
+        rows = []
+        for standing in standings(self.chain):
+            entry = made.get(standing.node)
+            manifest = None if entry is None else self.store.manifest(entry.ref)
+            why = "; ".join(cause.text for cause in standing.causes)
+            inputs = [] if manifest is None else list(manifest.inputs)
+            artifact = None if entry is None else entry.artifact
+            rows.append((*standing.node, artifact, standing.state.value, why, inputs))
+        texts = dict.fromkeys(("stage", "slot", "artifact", "state", "why"), "string")
+        return _table(rows, epoch="int32", **texts, inputs=pa.list_(pa.string()))
+
+    def costs(self) -> pa.Table:
+        """Return every artifact that counts: epoch, stage, slot, seconds of work over all processes, size in bytes."""
+        found = [(entry, self.store.manifest(entry.ref)) for entry in self.chain.entries()]
+        rows = [(*entry.key, seconds_of(self.chain, entry.ref), made.size) for entry, made in found if made is not None]
+        return _table(rows, epoch="int32", stage="string", slot="string", seconds="float64", size="int64")
+
+    def summaries(self, stage: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """Yield epoch, slot and figures of each artifact of a stage that counts."""
+        for entry in self.chain.entries():
+            manifest = self.store.manifest(entry.ref) if entry.stage == stage else None
+            if manifest is not None:
+                yield entry.epoch, entry.slot, dict(manifest.summary)
+
+    # Samples
+
+    def scores(self, epoch: int, *, evaluation: bool = False) -> pa.Table:
+        """Return the scores of an epoch's samples, as far as these are committed; without any, no rows.
+
+        Columns: sample_id, prompt_id, group_id; of an evaluation 'list', the prompt list; 'reward.<label>' and
+        'note.<label>' of each reward, and of each monitor or judge; after the advantage stage 'reward' (the optimized
+        sum) and 'advantage'.
+
+        Args:
+            epoch: the epoch.
+            evaluation: the run's evaluation of the epoch, not its rollout.
+        """
+        stage, scored = "score", self.config.scored
+        if evaluation:
+            stage, scored = "judge", (*self.config.rewards, *self.config.evaluate.judges)
+        nodes = {section.slot: Node(epoch, stage, section.slot) for section in scored}
+        parts = [(node, {"reward": f"reward.{slot}", "note": f"note.{slot}"}) for slot, node in nodes.items()]
+        parts += [] if evaluation else [(Node(epoch, "advantage"), {"reward": "reward", "advantage": "advantage"})]
+        table = pa.table({name: pa.array([], pa.string()) for name in _IDS})
+        for node, columns in parts:
+            ref = self._complete(node)
+            if ref is not None:
+                rows = read_rows(self.store, ref)
+                if not table.num_rows:
+                    table = self._with_list(rows.select(_IDS), ref) if evaluation else rows.select(_IDS)
+                table = joined(table, rows, columns)
+        return table
+
+    def _complete(self, node: Node) -> ArtifactRef | None:
+        """Return the artifact of a stage if it counts and is complete."""
+        entry = self.chain.find(*node)
+        return None if entry is None or self.store.manifest(entry.ref) is None else entry.ref
+
+    def _with_list(self, table: pa.Table, ref: ArtifactRef) -> pa.Table:
+        """Return a table of an evaluation with the prompt list of each row."""
+        lists = [split_of(record.shard) for record in self.store.shards(ref) for _ in range(record.rows)]
+        return table.append_column("list", pa.array(lists, pa.string()))
+
+    def samples(self, epoch: int, *, evaluation: bool = False) -> pa.Table:
+        """Return the samples of an epoch with their ``scores``; notes only of rewards that left any.
+
+        Of a rollout also the lists of advantages per token, or per modality, where the run has them. For rendered texts
+        'media_format' is the format of their images.
+
+        Args:
+            epoch: the epoch.
+            evaluation: the samples of the run's evaluation, not of its rollout.
+        """
+        stage, drawn = ("evaluate", "depict") if evaluation else ("rollout", "render")
+        ref = self.chain.require(epoch, stage).ref
+        table, scores = artifact_table(self.store, ref), self.scores(epoch, evaluation=evaluation)
+        table = self._with_list(table, ref) if evaluation else table
+        if self.config.render is not None and self.chain.find(epoch, drawn) is not None:
+            formats = pa.array([self.config.render.format] * table.num_rows, pa.string())
+            table = table.set_column(table.column_names.index("media_format"), "media_format", formats)
+        plain = [name for name in scores.column_names if name not in (*_IDS, "list") and not name.startswith("note.")]
+        notes = [name for name in scores.column_names if name.startswith("note.") and any(scores[name].to_pylist())]
+        table = joined(table, scores, {name: name for name in plain})
+        for part in () if evaluation else self._advantage_lists(epoch):
+            table = joined(table, part, {column: column for column in part.column_names[1:]})
+        return joined(table, scores, {name: name for name in notes})
+
+    def _advantage_lists(self, epoch: int) -> Iterator[pa.Table]:
+        """Yield the tables of advantages per token or per modality."""
+        ref = self._complete(Node(epoch, "advantage"))
+        if ref is not None and self.chain.plan.estimator.per_token:
+            yield read_rows(self.store, ref, "token_advantages")
+        if ref is not None and any(reward.modality is not None for reward in self.config.rewards):
+            yield read_rows(self.store, ref, "modality_advantages")
+
+    def shown(
+        self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
+    ) -> Iterator[tuple[str, TrajectoryShard, int]]:
+        """Yield id, opened shard and row of the image or clip of each sample, of each image of a rendered text.
+
+        Args:
+            epoch: the epoch.
+            samples: ids; all when None.
+            evaluation: samples of the run's evaluation, not of its rollout.
+
+        Raises:
+            StoreError: there is no such sample.
+        """
+        ref = self.chain.require(*self.chain.plan.media_of(epoch, evaluation=evaluation)).ref
+        count = 1 if self.config.render is None else self.config.render.images
+        wanted = None if samples is None else {image_name(each, n, of=count) for each in samples for n in range(count)}
+        for name, shard, row in rows_of(self.store, ref, wanted):
+            yield name if count == 1 else sample_name(name), shard, row
+
+    def pictures(
+        self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
+    ) -> dict[str, np.ndarray]:
+        """Return the images, (H, W, 3) uint8, or clips, (F, H, W, 3) uint8, of ``shown`` samples by id.
+
+        With K > 1 images per rendered text (K, H, W, 3).
+
+        Raises:
+            StoreError: there is no such sample, or it has no image.
+        """
+        found: dict[str, list[np.ndarray]] = {}
+        for sample, shard, row in self.shown(epoch, samples, evaluation=evaluation):
+            found.setdefault(sample, []).append(shard.media(row))
+        several = self.config.render is not None and self.config.render.images > 1
+        return {sample: np.stack(media) if several else media[0] for sample, media in found.items()}
+
+    def films(
+        self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
+    ) -> dict[str, bytes]:
+        """Return mp4 files of the ``shown`` samples that have sound, by id."""
+        fps, found = self.config.rollout.media.fps, self.shown(epoch, samples, evaluation=evaluation)
+        films = {sample: film_of(shard, row, fps=fps) for sample, shard, row in found}
+        return {sample: film for sample, film in films.items() if film is not None}
+
+    def references(
+        self, epoch: int, samples: Collection[str], *, evaluation: bool = False
+    ) -> dict[str, list[np.ndarray]]:
+        """Return the input images of the samples' prompts, (H, W, 3) uint8 each, by sample id.
+
+        The lists are empty if the prompts have no input images, or if an older version did not store them.
+
+        Raises:
+            StoreError: there is no such sample.
+        """
+        if not self.context.holds_references:
+            return {sample: [] for sample in samples}
+        ref = self.chain.require(epoch, "evaluate" if evaluation else "rollout").ref
+        rows = list(rows_of(self.store, ref, samples))
+        metadata = [json.loads(shard.table.column("metadata")[row].as_py()) for _, shard, row in rows]
+        return dict(zip([sample for sample, _, _ in rows], self.context.references(metadata), strict=True))
+
+
+def _table(rows: list[tuple[Any, ...]], **types: pa.DataType | str) -> pa.Table:
+    """Return rows as a table of named columns."""
+    schema = pa.schema(types)
+    return pa.Table.from_pylist([dict(zip(types, row, strict=True)) for row in rows], schema=schema)

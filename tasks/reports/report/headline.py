@@ -1,0 +1,109 @@
+"""The result of a run over prompts: its weighted reward before and after training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tasks.algorithms.resampling import Estimate, mean_with_interval
+from tasks.metrics.evaluations import SPLITS, mean_by_prompt
+from tasks.metrics.view import RunView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """The result of a run: its weighted reward before and after training, with 95 % intervals over prompts."""
+
+    split: str
+    """The prompt list: 'heldout', or 'train' if no prompts are held out."""
+    prompts: int
+    """Number of its prompts with a score."""
+    before: Estimate
+    """Before training."""
+    after: Estimate
+    """After the last evaluated epoch."""
+    change: Estimate
+    """The difference, over the same prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleScores:
+    """The scores of a sample."""
+
+    sample_id: str
+    """Its id."""
+    prompt_id: str
+    """The id of its prompt."""
+    split: str
+    """Its prompt list."""
+    reward: float | None
+    """Its weighted sum of rewards; None without a score."""
+    verdict: str
+    """Its scores in words, with the remarks of rewards."""
+
+
+def evaluated(view: RunView, epoch: int) -> dict[str, SampleScores]:
+    """Return the scores of the samples of an epoch's evaluation by sample id, in order."""
+    weights = {section.slot: section.weight for section in view.config.rewards}
+    slots = [*weights, *(section.slot for section in view.config.evaluate.judges)]
+
+    def scored(row: Mapping[str, Any]) -> SampleScores:
+        optimized = [weights[slot] * row[f"reward.{slot}"] for slot in weights if row.get(f"reward.{slot}") is not None]
+        verdicts = [_verdict(slot, row) for slot in slots if f"reward.{slot}" in row]
+        return SampleScores(
+            sample_id=row["sample_id"],
+            prompt_id=row["prompt_id"],
+            split=row["list"],
+            reward=sum(optimized) if optimized else None,
+            verdict=", ".join(verdicts),
+        )
+
+    return {row["sample_id"]: scored(row) for row in view.scores(epoch, evaluation=True).to_pylist()}
+
+
+def _verdict(slot: str, row: Mapping[str, Any]) -> str:
+    """Return the score and the remark of a reward in words."""
+    score, note = row[f"reward.{slot}"], row[f"note.{slot}"]
+    return " ".join([slot, *([f"{score:.3g}"] if score is not None else []), *([f"({note})"] if note else [])])
+
+
+def headline(
+    first: Mapping[str, float],
+    final: Mapping[str, float],
+    before: Iterable[SampleScores],
+    after: Iterable[SampleScores],
+) -> Headline | None:
+    """Return the result of a run; None without scores of both evaluations on a common prompt list.
+
+    Args:
+        first: the weighted reward of epoch 0 by prompt list.
+        final: the same of the last evaluated epoch.
+        before: the scores of epoch 0.
+        after: the scores of the last evaluated epoch.
+    """
+    split = next((name for name in SPLITS if name in first and name in final), None)
+    if split is None:
+        return None
+    one, other = (
+        mean_by_prompt((row.prompt_id, row.reward) for row in rows if row.split == split) for rows in (before, after)
+    )
+    scores = np.array([(one[prompt], other[prompt]) for prompt in one if prompt in other]).reshape(-1, 2)
+    scores = scores[np.isfinite(scores).all(1)]
+    if len(scores) == 0:
+        return None
+    # The means are those of every table: over samples, while the intervals are over prompts.
+    old, new, change = (
+        replace(mean_with_interval(values), mean=mean)
+        for values, mean in (
+            (scores[:, 0], first[split]),
+            (scores[:, 1], final[split]),
+            (scores[:, 1] - scores[:, 0], final[split] - first[split]),
+        )
+    )
+    if np.array_equal(scores[:, 0], scores[:, 1]):
+        # Equal scores say nothing about the spread of differences.
+        change = replace(change, low=None, high=None)
+    return Headline(split=split, prompts=len(scores), before=old, after=new, change=change)

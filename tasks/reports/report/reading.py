@@ -1,0 +1,126 @@
+"""Reads the content of a report from committed artifacts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import yaml
+
+from configs.escaping import command
+from configs.load import asks_for
+from tasks.metrics.alerts import alerts
+from tasks.metrics.evaluations import weighted_rewards
+from tasks.metrics.speed import epoch_speeds, in_words
+from tasks.metrics.tracked import paragraphs
+from tasks.metrics.view import RunView
+from tasks.reports.report.content import Curve, RunReport, StageCost
+from tasks.reports.report.headline import evaluated, headline
+from tasks.reports.report.samples import extremes, pairs
+from tasks.runs.context import RunContext
+from tasks.specs.graph import Node
+
+#: The beginning of a place on a machine: an absolute path, or the address of a file.
+_PLACE = re.compile(r"(file:|sqlite:)|~?[/\\]|[A-Za-z]:[/\\]")
+
+
+def read_run(context: RunContext) -> RunReport:
+    """Read the report content of a run.
+
+    Raises:
+        CorruptError: a file of the run is damaged.
+    """
+    view, config = RunView(context), context.config
+    context.store.remember(map(view.chain.ref, view.chain.nodes()), records=True)
+    trained, evaluations = view.trained, view.evaluations
+    last, of_epochs = max(evaluations, default=0), trained[:: max(1, len(trained) - 1)]
+    tables = {epoch: view.scores(epoch) for epoch in of_epochs}
+    best, worst = extremes(view, of_epochs[-1], tables[of_epochs[-1]]) if trained else ([], [])
+    before, after = evaluated(view, 0), evaluated(view, last)
+    figures = evaluations.get(0, {}), evaluations.get(last, {})
+    first, final = (weighted_rewards(config, each) for each in figures)
+    paired, changed = pairs(view, last, before, after)
+    exported, lineage = view.chain.find(config.run.epochs, "export"), view.lineage().to_pylist()
+    rewards, values = config.rewards, _portable(config.model_dump(mode="json"))
+    plain = len(rewards) == 1 and rewards[0].weight == 1
+    return RunReport(
+        name=context.run.name,
+        epochs=(trained[-1] if trained else 0, config.run.epochs),
+        about=paragraphs(context, done=False)[0],
+        reward=rewards[0].slot if plain else " + ".join(f"{each.weight:g} x {each.slot}" for each in rewards),
+        headline=headline(first, final, before.values(), after.values()) if last else None,
+        export=(
+            exported.artifact if exported is not None else "",
+            command("flowmill", "export", context.run.name, "--to", f"{context.run.name}-model"),
+        ),
+        warnings=[alert.text for alert in alerts(view.chain)],
+        curves=_curves(view),
+        results=(last, *figures),
+        pairs=paired,
+        changed=changed,
+        best=best,
+        worst=worst,
+        rewards={epoch: _known(table, "reward") for epoch, table in tables.items()},
+        spreads={epoch: _spreads(table) for epoch, table in tables.items()},
+        states=Counter(row["state"] for row in lineage),
+        stale=[f"{_node(row)}: {row['why']}" for row in lineage if row["state"] == "stale"],
+        costs=_costs(view, trained[-1] if trained else 0),
+        lineage=[
+            (_node(row), row["artifact"], row["inputs"])
+            for row in lineage
+            if row["artifact"] is not None and row["epoch"] in (0, *of_epochs[-1:])
+        ],
+        config=yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
+        settings=asks_for(values),
+    )
+
+
+def _node(row: Mapping[str, Any]) -> str:
+    return str(Node(row["epoch"], row["stage"], row["slot"]))
+
+
+def _portable(value: Any) -> Any:
+    """Return settings with only the last name of every absolute path: reports go to people without that machine."""
+    if isinstance(value, dict):
+        return {key: _portable(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_portable(each) for each in value]
+    if isinstance(value, str) and _PLACE.match(value):
+        return "…/" + re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+    return value
+
+
+def _curves(view: RunView) -> dict[str, Curve]:
+    curves: dict[str, Curve] = {}
+    for point in view.curves().to_pylist():
+        curves.setdefault(point["key"], []).append((point["step"], point["value"]))
+    return curves
+
+
+def _known(table: pa.Table, column: str) -> np.ndarray:
+    return np.asarray(table.column(column).drop_null().to_numpy(), np.float64)
+
+
+def _spreads(table: pa.Table) -> np.ndarray:
+    grouped = table.filter(table.column("reward").is_valid()).group_by("group_id").aggregate([("reward", "stddev")])
+    return np.asarray(grouped.column("reward_stddev").to_numpy(), np.float64)
+
+
+def _costs(view: RunView, epoch: int) -> list[StageCost]:
+    speeds, made = epoch_speeds(view.chain, epoch), dict[str, list[dict[str, Any]]]()
+    for row in view.costs().to_pylist():
+        made.setdefault(row["stage"], []).append(row)
+    return [
+        StageCost(
+            stage=stage,
+            artifacts=len(rows),
+            seconds=sum(row["seconds"] for row in rows),
+            size=sum(row["size"] for row in rows),
+            speed=in_words(speeds.get(stage, {})),
+        )
+        for stage, rows in made.items()
+    ]
