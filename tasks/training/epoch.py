@@ -227,8 +227,7 @@ class TrainingEpoch:
 
     def _warn_of_gap(self, first: Mapping[str, float]) -> None:
         """Warn if log-probs before the first update differ from the rollout's by more than the algorithm's limit."""
-        name = getattr(self._data.algorithm, "gap_limit", "")
-        limit = getattr(self._data.algorithm, name, math.inf)
+        name, limit = getattr(self._data.algorithm, "gap_limit", ("", math.inf))
         if first.get("replay_gap_max", 0.0) > limit:
             self._context.reporter.message(
                 f"epoch {self._epoch}: before the first update log-probs differ from the rollout's by up to "

@@ -17,7 +17,15 @@ from tasks.algorithms.crd import crd_error
 from tasks.algorithms.objectives import awm_log_prob, nft_loss
 
 KL = {"kl_coef": 0.0, "kl": "gaussian", "kl_reference": "base"}
-RATIO = {**KL, "clip_range": 1e-4, "surrogate": "clip", "reduce": "mean", "from_means": False}
+RATIO = {
+    **KL,
+    "clip_range": 1e-4,
+    "clip_low": None,
+    "clip_high": None,
+    "surrogate": "clip",
+    "reduce": "mean",
+    "from_means": False,
+}
 FORWARD = {"times": {}, "kl_coef": 0.0}
 DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("algorithm", "grpo"): RATIO,
@@ -114,6 +122,11 @@ BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     *[("algorithm", name, "beta", [1e-9, 9.0], [0.0, -1.0]) for name in ("nft", "dpo", "dgpo", "crd")],
     *[("algorithm", name, "scale", [1e-9, 9.0], [0.0, -1.0]) for name in ("nft", "crd")],
     *[("algorithm", name, "clip_range", [1e-9, 9.0], [0.0, -1.0]) for name in ("awm", "dgpo")],
+    *[
+        ("algorithm", name, side, taken, [0.0, -1.0, *refused])
+        for name in ("grpo", "tempflow", "flash_grpo", "grpo_guard", "awm", "v_grpo", "dgpo", "fdfo")
+        for side, taken, refused in (("clip_low", [1e-9, 0.999], [1.0]), ("clip_high", [1e-9, 9.0], []))
+    ],
     ("algorithm", "awm", "power", [0.1], [0.0, -1.0]),
     ("algorithm", "awm", "weighting", ["uniform", "t", "t2", "huber", "ghuber", "adaptive"], ["x"]),
     ("algorithm", "crd", "distance", ["mse", "bce"], ["x"]),
