@@ -165,6 +165,8 @@ class OptimizeSection(Section):
     """Optimizer updates per pass over an epoch's (sample, step) pairs."""
     inner_epochs: int = Field(1, ge=1, le=1_000)
     """Passes over the pairs of an epoch."""
+    stop_kl: Annotated[float | None, Later()] = Field(None, gt=0)
+    """Leave out an update whose approx_kl exceeds this, and the rest of its epoch; nats, in the unit of the ratio."""
     replay: ReplaySection | None = None
     """Also train on trajectories of earlier epochs."""
     guidance_gradient: Literal["conditional", "both"] = "both"

@@ -48,7 +48,7 @@ class AWM(ForwardProcess, RatioClip):
     @property
     def requires(self) -> Requirements:
         """Requires forward data and the behavior policy; a KL also the base model and samples of advantage 0."""
-        return self.needs(levels=self.levels(), behavior=True, decay=decay_of(self.decay))
+        return self.needs(levels=self.levels(), behavior=True, decay=decay_of(self.decay), approx_kl=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss, plus the KL."""

@@ -136,6 +136,8 @@ class Requirements:
     empty."""
     after: bool = False
     """It has a method ``after(batch, models)``, which returns (B,) figures of rows after an update."""
+    approx_kl: bool = False
+    """Its metrics have ``approx_kl``, an estimate of the KL between the behavior policy and the policy."""
     routes: bool = False
     """Modalities may have separate advantages, each of which trains the log-prob of its modality."""
     zero_advantages: bool = False

@@ -49,6 +49,7 @@ class FDFO(RatioClip):
             behavior=True,
             reference=wanted,
             zero_advantages=wanted,
+            approx_kl=True,
         )
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:

@@ -54,6 +54,7 @@ class KL:
             reference=wanted and to_base,
             average=wanted and not to_base,
             zero_advantages=wanted,
+            approx_kl=True,
         )
 
     def add_kl(

@@ -82,6 +82,7 @@ class TokenGRPO(RatioClip):
             reference=wanted or self.kl_after,
             zero_advantages=wanted,
             after=self.kl_after,
+            approx_kl=True,
         )
 
     def loss(self, batch: Batch, models: TokenModels) -> RowLoss:

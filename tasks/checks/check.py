@@ -46,6 +46,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     kind, requires = make_kind(config), make_algorithm(config).requires
     _check_kind(config, requires)
     _check_estimator(config, kind, requires)
+    _check_stop(config, requires)
     # The base model comes first: later checks depend on its architecture.
     check_model(config)
     check_execution(config)
@@ -92,6 +93,23 @@ def _check_estimator(config: RunConfig, kind: Kind, requires: Requirements) -> N
         raise ConfigError(
             f"critic is set, but optimize.algorithm '{config.optimize.algorithm.name}' trains none, so it would do "
             "nothing. Remove it, or choose the algorithm 'ppo'."
+        )
+
+
+def _check_stop(config: RunConfig, requires: Requirements) -> None:
+    """Check that an early stop has a figure to stop at, and updates to leave out."""
+    section = config.optimize
+    if section.stop_kl is None:
+        return
+    if not requires.approx_kl:
+        raise ConfigError(
+            f"optimize.stop_kl is {section.stop_kl:g}, but optimize.algorithm '{section.algorithm.name}' has no policy "
+            "ratio, so it measures no approx_kl. Remove optimize.stop_kl, or choose an algorithm with a ratio."
+        )
+    if section.updates_per_epoch * section.inner_epochs == 1:
+        raise ConfigError(
+            f"optimize.stop_kl is {section.stop_kl:g}, but an epoch has one update, before which the policy has not "
+            "moved. Remove optimize.stop_kl, or raise optimize.updates_per_epoch."
         )
 
 

@@ -164,12 +164,14 @@ def _figures(chain: Chain, epoch: int) -> dict[str, float] | None:
 
 
 def _updates(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return mean, maximum and last value of each figure over an epoch's updates."""
+    """Return mean, maximum and last value of each figure over an epoch's updates, and the number of those left out."""
     values: dict[str, list[float]] = {}
     for update in summary["updates"]:
         for name, value in update.items():
             values.setdefault(name, []).append(float(value))
-    found: dict[str, float] = {}
+    if "left_out_kl" in summary:  # the policy moved as far as the first update that was left out shows
+        values.setdefault("approx_kl", []).append(summary["left_out_kl"])
+    found = {f"optimize/{name}": float(summary[name]) for name in ("left_out", "left_out_kl") if name in summary}
     for name, each in values.items():
         found |= {f"optimize/{name}": fmean(each), f"optimize/{name}/max": max(each), f"optimize/{name}/last": each[-1]}
     return found

@@ -1,6 +1,6 @@
 """The logged content of a run, read from its committed artifacts, independent of MLflow.
 
-Steps: ``optimize/*`` are logged by optimizer update, everything else by epoch.
+Steps: ``optimize/*`` but ``optimize/left_out`` are logged by optimizer update, everything else by epoch.
 """
 
 from __future__ import annotations
@@ -321,6 +321,8 @@ def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) 
             figures |= {f"gradient/{slot}_{name}": value for name, value in manifest.summary.items()}
         if stage == "render":
             figures["render/empty_ratio"] = manifest.summary["empty"] / max(1, manifest.rows)
+        if "left_out" in manifest.summary:
+            figures["optimize/left_out"] = manifest.summary["left_out"]
         if stage == "advantage":
             figures.update(_advantage_figures(manifest.summary))
     return figures

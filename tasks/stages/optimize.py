@@ -90,10 +90,11 @@ class OptimizeStage(Stage):
         with TrainingEpoch(data, self.host, self.ref).updates(folder) as (run_updates, trained, rows):
             run_updates()
         self._trained = trained
-        return Output(rows=rows, summary={"updates": trained.metrics})
+        left_out = {} if self.config.optimize.stop_kl is None else {"left_out": 0, **trained.left_out}
+        return Output(rows=rows, summary={"updates": trained.metrics, **left_out})
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Metrics of every update."""
+        """Metrics of every update, and the number of those left out."""
         return records[0].summary
 
     def committed(self, record: ShardRecord) -> None:

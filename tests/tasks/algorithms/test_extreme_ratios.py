@@ -90,6 +90,7 @@ def test_of_latents(name: str, options: dict[str, Any]) -> None:
     (slope,) = torch.autograd.grad((found.loss * rows.weights.float()).sum(), leaf)
     assert bool(found.loss.isfinite().all())
     assert bool(slope.isfinite().all())
+    assert algorithm.requires.approx_kl == ("approx_kl" in found.metrics)
     assert all(bool(values.isfinite().all()) for values in found.metrics.values())
     assert not slope[4].any()
     if hasattr(algorithm, "clip_range") and options.get("surrogate") != "spo" and name != "fdfo":
@@ -128,6 +129,7 @@ def test_of_tokens(name: str, options: dict[str, Any], padding: float) -> None:
     (slope,) = torch.autograd.grad((every * rows.weights).sum(), leaf)
     assert bool(every.isfinite().all())
     assert bool(slope.isfinite().all())
+    assert algorithm.requires.approx_kl == ("approx_kl" in found.metrics)
     assert all(bool(values.isfinite().all()) for values in found.metrics.values())
     assert not slope[~mask].any()
     assert not slope[4].any()
