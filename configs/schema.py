@@ -66,6 +66,8 @@ class PromptsSection(Section):
     image: str | None = None
     """Column or key with the path of an input image, or a list of paths, relative to the prompt file; or of an input
     clip, for models that take one."""
+    sampler: Annotated[Component, Later()] = Component(name="permutation")
+    """Chooses the prompts of an epoch: by permutations of the list, or from rewards of earlier epochs."""
     split: str = "train"
     """Split to read when the source is a Hugging Face dataset id, or a folder of `save_to_disk` with several."""
 
@@ -77,6 +79,16 @@ class PromptsSection(Section):
         if len(set(names)) < len(names):
             raise ValueError(f"prompts.sources: {', '.join(names)}: give each its own name")
         return self
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the choice of prompts is a stage, because it reads rewards."""
+        return self.sampler != PromptsSection.model_fields["sampler"].default
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The share of each source by name, with any sum; '' where there is one list."""
+        return {source.name: source.weight for source in self.sources} or {"": 1.0}
 
     def lists(self, split: Literal["train", "heldout"]) -> dict[str, str]:
         """Return the lists of a split by setting, in order."""
@@ -109,7 +121,7 @@ class RolloutSection(Section):
     """Generation of trajectories."""
 
     prompts_per_epoch: int = Field(8, ge=1, le=10_000_000)
-    """Groups per epoch; prompts are taken from seeded permutations, one per pass over the list."""
+    """Groups per epoch, of different prompts, which `prompts.sampler` chooses."""
     group_size: int = Field(8, ge=1, le=100_000)
     """Samples per prompt."""
     steps: int = Field(10, ge=1, le=10_000)

@@ -21,6 +21,7 @@ KINDS = (
     "bases",
     "prompts",
     "embeddings",
+    "choices",
     "trajectories",
     "renders",
     "rewards",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from configs.critic import CriticSection
 from configs.errors import ConfigError
-from configs.registry import Table, resolve
+from configs.registry import Table, chosen, resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
 from storage.trajectories import TRAJECTORY_STORES
@@ -16,6 +16,7 @@ from tasks.algorithms.base import Requirements
 from tasks.checks.check_execution import check_execution
 from tasks.checks.check_render import check_render
 from tasks.checks.check_rewards import check_followed, check_rewards
+from tasks.choices import SAMPLERS
 from tasks.inputs.components import make_algorithm
 from tasks.inputs.model_settings import check_model, check_reference_images
 from tasks.inputs.policy_kind import kind_name
@@ -62,6 +63,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     prompts = {split: len(items) for split, items in sources.items()}
     _check_prompts(config, prompts)
     _check_mixture(config, sources["train"])
+    _check_sampler(config)
     return kind.cost(config, requires, prompts)
 
 
@@ -145,6 +147,17 @@ def _check_mixture(config: RunConfig, prompts: Sequence[Prompt]) -> None:
                 f"rollout.prompts_per_epoch is {wanted}, of which an epoch takes up to {most} of the source "
                 f"'{source.name}', which holds {has} prompts, each at most once. Lower it, or the source's weight."
             )
+
+
+def _check_sampler(config: RunConfig) -> None:
+    """Check that the sampler of prompts can be made, and that it has sources if it shares them out."""
+    section = config.prompts
+    chosen(SAMPLERS, section.sampler, label="prompts.sampler")
+    if section.sampler.name == "sources" and len(section.sources) < 2:
+        raise ConfigError(
+            "prompts.sampler 'sources' sets the shares of prompts.sources, but there is one list. Name several "
+            "sources, or choose another sampler."
+        )
 
 
 def _known(label: str, name: str, table: Table) -> None:

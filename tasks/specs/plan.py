@@ -70,10 +70,16 @@ class RunPlan:
 
     def scored(self, epoch: int) -> Iterator[Node]:
         """Yield the stages from an epoch's policy to its scores."""
+        yield from self.choices(epoch)
         yield Node(epoch, "rollout")
         if self.config.render is not None:
             yield Node(epoch, "render")
         yield from (Node(epoch, "score", reward.slot) for reward in self.config.scored)
+
+    def choices(self, epoch: int) -> Iterator[Node]:
+        """Yield the stage that chooses an epoch's prompts; none where no rewards are read for it."""
+        if self.config.prompts.chooses:
+            yield Node(epoch, "choose")
 
     def rendered(self, epoch: int) -> Iterator[Node]:
         """Yield the stages that render an epoch's texts and score the images; none in runs without ``render``."""

@@ -51,6 +51,7 @@ _SPECS = (
     ),
     StageSpec(name="preprocess", stage="tasks.stages.preprocess:PreprocessStage", artifact="prompts", scope="run"),
     StageSpec(name="policy", stage="tasks.stages.policy:PolicyStage", artifact="policies", scope="run"),
+    StageSpec(name="choose", stage="tasks.stages.choose:ChooseStage", artifact="choices", scope="epoch"),
     StageSpec(name="rollout", stage="tasks.stages.rollout:RolloutStage", artifact="trajectories", scope="epoch"),
     StageSpec(name="render", stage="tasks.stages.render:RenderStage", artifact="renders", scope="epoch", renders=True),
     StageSpec(name="score", stage="tasks.stages.score:ScoreStage", artifact="rewards", scope="epoch", slotted=True),

@@ -36,6 +36,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
         "inputs",
         "specs",
         "runs",
+        "choices",
         "metrics",
         "export",
         "runtime",
