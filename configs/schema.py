@@ -21,6 +21,7 @@ from configs.render import RenderSection
 from configs.rewards import RewardSection
 from configs.tokens import TokensSection
 from configs.tracking import TrackingSection
+from configs.watch import WatchSection
 
 
 class RunSection(Section):
@@ -273,6 +274,8 @@ class RunConfig(Section):
     """Evaluation."""
     export: ExportSection = ExportSection()
     """Export."""
+    watch: WatchSection = WatchSection()
+    """Actions on alerts."""
     tracking: TrackingSection = TrackingSection()
     """MLflow."""
     execution: ExecutionSection = ExecutionSection()

@@ -29,6 +29,7 @@ KINDS = (
     "gradients",
     "advantages",
     "policies",
+    "decisions",
     "evaluations",
     "exports",
 )

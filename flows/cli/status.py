@@ -165,6 +165,8 @@ def _print_run(run: dict[str, Any], listed: EntryFilter) -> None:
             f"{counts['stale']} artifacts are stale; '{why}' says why, 'flowmill run' with the run's config computes "
             "them again."
         )
+    for branch in run["branches"]:
+        console.print(f"branch: {branch}")
     for warning in run["warnings"]:
         console.print(f"warning: {warning}", style="yellow")
     _print_evaluations(run, listed)

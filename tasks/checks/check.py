@@ -9,6 +9,7 @@ from configs.critic import CriticSection
 from configs.errors import ConfigError
 from configs.registry import Table, chosen, resolve
 from configs.schema import RunConfig
+from configs.suggestions import did_you_mean
 from models.policies import POLICIES
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.advantages.estimators import make_estimator
@@ -22,6 +23,7 @@ from tasks.inputs.model_settings import check_model, check_reference_images
 from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.prompts import SOURCE, Prompt, source_prompts
 from tasks.inputs.trained_weights import check_teachers, check_trained
+from tasks.metrics.alerts import NAMES
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.modality import Kind, make_kind
 from tasks.runs.seeds import most_of_each
@@ -48,6 +50,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     _check_kind(config, requires)
     _check_estimator(config, kind, requires)
     _check_stop(config, requires)
+    _check_watch(config)
     # The base model comes first: later checks depend on its architecture.
     check_model(config)
     check_execution(config)
@@ -112,6 +115,19 @@ def _check_stop(config: RunConfig, requires: Requirements) -> None:
         raise ConfigError(
             f"optimize.stop_kl is {section.stop_kl:g}, but an epoch has one update, before which the policy has not "
             "moved. Remove optimize.stop_kl, or raise optimize.updates_per_epoch."
+        )
+
+
+def _check_watch(config: RunConfig) -> None:
+    """Check that actions belong to rules that exist, and that a run that goes back has samples of its branch alone."""
+    for rule in config.watch.on:
+        if rule not in NAMES:
+            raise ConfigError(f"watch.on: there is no rule '{rule}'. {did_you_mean(rule, NAMES)}")
+    if config.watch.rules("back") and (config.execution.ahead or config.optimize.replay is not None):
+        setting = "execution.ahead" if config.execution.ahead else "optimize.replay"
+        raise ConfigError(
+            f"watch.on.{config.watch.rules('back')[0]} is 'back', but with {setting} epochs after that would train on "
+            f"samples of the policy that is left. Remove {setting}, or choose 'stop'."
         )
 
 

@@ -48,6 +48,7 @@ def describe_run(context: RunContext) -> dict[str, Any]:
         "named_evaluations": _named(chain),
         "rewards": _rewards(chain, entries),
         "warnings": [alert.text for alert in alerts(chain)],
+        "branches": _branches(chain, entries),
         "advantages": _advantages(chain, entries),
         "speed": {"epoch": finished, "stages": epoch_speeds(chain, finished)} if finished else None,
         "artifacts": [
@@ -58,6 +59,12 @@ def describe_run(context: RunContext) -> dict[str, Any]:
         "side_results": _side_results(chain),
         "config": context.config.model_dump(mode="json"),
     }
+
+
+def _branches(chain: Chain, entries: Sequence[LineageEntry]) -> list[str]:
+    """Return the reasons of decisions to go back."""
+    made = [chain.store.require(entry.ref) for entry in entries if entry.stage == "steer"]
+    return [str(manifest.summary["reason"]) for manifest in made if manifest.summary["reason"]]
 
 
 @dataclass(frozen=True, slots=True)

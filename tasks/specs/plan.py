@@ -59,6 +59,7 @@ class RunPlan:
             yield from self.training(epoch)
             if self.is_evaluated(epoch):
                 yield from self.evaluation(epoch)
+            yield from self.steering(epoch)
         yield Node(self.config.run.epochs, "export")
 
     def setup(self) -> Iterator[Node]:
@@ -95,6 +96,11 @@ class RunPlan:
         yield Node(epoch, "advantage")
         yield Node(epoch, "optimize")
 
+    def steering(self, epoch: int) -> Iterator[Node]:
+        """Yield the stage that decides where the next epoch starts; none in runs that never go back."""
+        if self.config.watch.rules("back"):
+            yield Node(epoch, "steer")
+
     def gradients(self, epoch: int) -> Iterator[Node]:
         """Yield the stages with the gradients of an epoch's rewards, if any."""
         if self.has_gradients:
@@ -113,7 +119,10 @@ class RunPlan:
         return [node for node in (*self.scored(epoch), *self.training(epoch)) if node.stage == stage]
 
     def policy_of(self, epoch: int) -> Node:
-        """Return the stage that makes the policy of an epoch's rollout: the one before, older with ``ahead``."""
+        """Return the stage that makes the policy of an epoch's rollout: the one before, older with ``ahead``.
+
+        Runs that go back have no ``ahead``: there the epoch's start is the policy, see ``tasks.specs.steering``.
+        """
         return policy_after(max(0, epoch - 1 - self.config.execution.ahead))
 
     def rollouts_from(self, epoch: int) -> range:

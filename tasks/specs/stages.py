@@ -34,6 +34,8 @@ class StageSpec:
     """True where an epoch may have several: one for each reward, model or evaluation."""
     renders: bool = False
     """True where it renders texts, in runs with a section ``render``."""
+    directs: bool = False
+    """True where later stages read other artifacts depending on its content."""
     grows: bool = False
     """True for a cache that is never complete and has no manifest."""
 
@@ -73,6 +75,7 @@ _SPECS = (
     StageSpec(
         name="optimize", stage="tasks.stages.optimize:OptimizeStage", artifact="policies", scope="epoch", version=3
     ),
+    StageSpec(name="steer", stage="tasks.stages.steer:SteerStage", artifact="decisions", scope="epoch", directs=True),
     # 2: images alone; scores are artifacts of their own.
     StageSpec(
         name="evaluate",

@@ -17,6 +17,7 @@ from tasks.modalities.modality import Sampler, SampleRequest
 from tasks.runs.sharding import cover, rollout_cuts
 from tasks.specs.graph import Node
 from tasks.specs.modalities import modality_spec
+from tasks.specs.steering import start_of
 from tasks.stages.sampling import Sampling
 from tasks.stages.stage import Output, Shard
 
@@ -34,7 +35,9 @@ class RolloutStage(Sampling):
     def upstream(self) -> tuple[Node, ...]:
         """The policy, the prompts, and the choice among them."""
         plan = self.facts.plan
-        return (plan.policy_of(self.epoch), Node(0, "preprocess"), *plan.choices(self.epoch))
+        ahead = self.config.execution.ahead
+        policy = plan.policy_of(self.epoch) if ahead else start_of(self.facts, self.epoch).policy
+        return (policy, Node(0, "preprocess"), *plan.choices(self.epoch))
 
     def plan(self) -> list[Shard]:
         """Return ranges of groups, or of the samples of some."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from configs.escaping import in_link, in_markdown
 from configs.load import dump_yaml
 from tasks.metrics import tracked
+from tasks.metrics.alerts import TAG, alert_tag
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
 from tasks.tracking.names import mlflow_name, mlflow_text
@@ -34,6 +35,9 @@ def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrato
     source = {"mlflow.source.name": "flowmill run", "mlflow.source.type": "LOCAL"}
     settings = tracked.further_settings(context.config)
     tags = {"flowmill.run": context.run.name, **settings, **source, **orchestrator}
+    alerts = alert_tag(context.chain)
+    if alerts:
+        tags[TAG] = alerts
     if context.config.tracking.parent is not None:
         tags[PARENT] = context.config.tracking.parent
     commit = _git_commit()
