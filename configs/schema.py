@@ -84,7 +84,7 @@ class PromptsSection(Section):
     @property
     def chooses(self) -> bool:
         """Whether the choice of prompts is a stage, because it reads rewards."""
-        return self.sampler != PromptsSection.model_fields["sampler"].default
+        return bool(self.sampler != PromptsSection.model_fields["sampler"].default)
 
     @property
     def weights(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from configs.errors import StoppedError, TrackingError
 from flows.artifacts import (
@@ -63,7 +64,7 @@ class RunCallbacks:
             self._tracker.log_alerts()
         for alert in alerts:
             self._context.reporter.message(f"warning: {alert.text}")
-            facts = {"once": self._context.store.root.uri, "epoch": alert.epoch, "text": alert.text}
+            facts: dict[str, Any] = {"once": self._context.store.root.uri, "epoch": alert.epoch, "text": alert.text}
             announce("alert", self._run, rule=alert.rule, subject=alert.subject, **facts)
             if alert.rule == "monitor":
                 announce("suspicion", self._run, monitor=alert.subject, **facts)

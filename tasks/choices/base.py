@@ -55,7 +55,7 @@ class Draw:
 class Choice(NamedTuple):
     """A chosen prompt."""
 
-    index: int
+    place: int
     """Index of the candidate."""
     reason: str
     """Why it was chosen."""

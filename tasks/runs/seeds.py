@@ -82,7 +82,7 @@ def source_counts(weights: Sequence[float], sizes: Sequence[int], per_epoch: int
         epoch: the epoch, from 1.
     """
     wanted = np.bincount(_source_of_groups(weights, epoch * per_epoch)[-per_epoch:], minlength=len(weights))
-    found = np.minimum(wanted, sizes).tolist()
+    found: list[int] = np.minimum(wanted, sizes).tolist()
     for source, size in enumerate(sizes):
         found[source] += min(per_epoch - sum(found), size - found[source])
     return found

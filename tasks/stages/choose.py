@@ -70,14 +70,14 @@ class ChooseStage(Stage):
             means=means,
         )
         found = [Choice(*each) for each in chosen(SAMPLERS, section, label="prompts.sampler").choose(draw)]
-        indices = {choice.index for choice in found}
+        indices = {choice.place for choice in found}
         if not len(found) == len(indices) == count or not indices <= set(range(len(candidates))):
             raise ConfigError(
                 f"prompts.sampler '{section.name}' chose {len(found)} prompts for epoch {self.epoch}, {len(indices)} "
                 f"of them different; it must choose {count} different indices below {len(candidates)}."
             )
         columns = {
-            "prompt_id": [candidates[each.index].id for each in found],
+            "prompt_id": [candidates[each.place].id for each in found],
             "reason": [each.reason for each in found],
         }
         write_rows("choices", folder, columns)

@@ -44,12 +44,12 @@ def choose(name: str, candidates: list[Candidate], count: int, epoch: int = 9, *
     made = create(SAMPLERS, name, options, label="prompts.sampler")
     found = list(made.choose(draw))
     assert found == list(made.choose(draw))
-    assert len({choice.index for choice in found}) == count
+    assert len({choice.place for choice in found}) == count
     return found
 
 
 def indices(found: Sequence[Choice]) -> list[int]:
-    return [choice.index for choice in found]
+    return [choice.place for choice in found]
 
 
 def test_permutations_are_those_of_runs_without_a_sampler() -> None:
@@ -77,7 +77,7 @@ def test_difficulty_from_easy_to_hard(epoch: int, expected: set[int]) -> None:
 def test_informative_leaves_out_what_is_solved_and_brings_it_back() -> None:
     known = [(7, 1.0, 0.0), (6, 0.5, 0.5), (1, 1.0, 0.0), (8, 0.0, 0.0), None]
     found = choose("informative", of(*known, streak=2), 4, again=8)
-    assert [(choice.index, choice.reason) for choice in found] == [
+    assert [(choice.place, choice.reason) for choice in found] == [
         (4, "not drawn before"),
         (2, "drawn last in epoch 1, solved: a check"),
         (1, "drawn last in epoch 6"),
@@ -89,7 +89,7 @@ def test_informative_leaves_out_what_is_solved_and_brings_it_back() -> None:
 
 
 def shares(found: Sequence[Choice], sources: Sequence[str]) -> Mapping[str, int]:
-    return {name: sum(sources[choice.index] == name for choice in found) for name in dict.fromkeys(sources)}
+    return {name: sum(sources[choice.place] == name for choice in found) for name in dict.fromkeys(sources)}
 
 
 def test_sources_follow_their_progress() -> None:
