@@ -14,6 +14,7 @@ def components(config: RunConfig) -> Iterator[tuple[str, Component]]:
     yield "model.policy", Component(name=config.model.policy)
     if config.model.build is not None:
         yield "model.build", config.model.build
+    yield "prompts.sampler", config.prompts.sampler
     yield "rollout.sampler", rollout.sampler
     yield "rollout.plan", rollout.plan
     yield "rollout.solver", Component(name=rollout.solver)

@@ -16,6 +16,7 @@
     ├── WorkerError            a torchrun worker failed
     ├── TrackingError          a tracker that cannot be used
     ├── PublishError           a repository on the Hub that cannot be written
+    ├── StoppedError           an alert whose action is to stop ended the run
     └── CancelledError         the run was cancelled from outside
 
 A message has four parts: place, finding, reason and remedy. The command line prints it alone,
@@ -95,6 +96,10 @@ class TrackingError(FlowmillError):
 
 class PublishError(FlowmillError):
     """A repository on the Hugging Face Hub cannot be written as requested."""
+
+
+class StoppedError(FlowmillError):
+    """An alert whose action in ``watch.on`` is to stop ended the run; committed data stays."""
 
 
 class CancelledError(FlowmillError):

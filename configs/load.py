@@ -26,6 +26,7 @@ FREE_TO_CHANGE = (
     "store",
     "execution",
     "tracking",
+    "watch",
     "evaluate",
     "monitors",
     "rollout.groups_per_shard",

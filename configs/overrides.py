@@ -17,7 +17,13 @@ _MOST_VALUES = 100_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which 1e-4 is a number (YAML 1.1 wants 1.0e-4)."""
+    """Safe YAML in which 1e-4 is a number (YAML 1.1 wants 1.0e-4), and a key such as `on` is text, not true."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:bool":
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
 
 
 def _exponent(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:

@@ -21,6 +21,7 @@ from configs.optimizer import EmaSection, ScheduleSection
 from configs.render import RenderSection
 from configs.rewards import RewardSection
 from configs.tokens import TokensSection
+from configs.watch import WatchSection
 
 
 class RunSection(Section):
@@ -66,6 +67,8 @@ class PromptsSection(Section):
     image: str | None = None
     """Column or key with the path of an input image, or a list of paths, relative to the prompt file; or of an input
     clip, for models that take one."""
+    sampler: Annotated[Component, Later()] = Component(name="permutation")
+    """Chooses the prompts of an epoch: by permutations of the list, or from rewards of earlier epochs."""
     split: str = "train"
     """Split to read when the source is a Hugging Face dataset id, or a folder of `save_to_disk` with several."""
 
@@ -77,6 +80,16 @@ class PromptsSection(Section):
         if len(set(names)) < len(names):
             raise ValueError(f"prompts.sources: {', '.join(names)}: give each its own name")
         return self
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the choice of prompts is a stage, because it reads rewards."""
+        return bool(self.sampler != PromptsSection.model_fields["sampler"].default)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The share of each source by name, with any sum; '' where there is one list."""
+        return {source.name: source.weight for source in self.sources} or {"": 1.0}
 
     def lists(self, split: Literal["train", "heldout"]) -> dict[str, str]:
         """Return the lists of a split by setting, in order."""
@@ -108,7 +121,7 @@ class RolloutSection(Section):
     """Generation of trajectories."""
 
     prompts_per_epoch: int = Field(8, ge=1, le=10_000_000)
-    """Groups per epoch; prompts are taken from seeded permutations, one per pass over the list."""
+    """Groups per epoch, of different prompts, which `prompts.sampler` chooses."""
     group_size: int = Field(8, ge=1, le=100_000)
     """Samples per prompt."""
     steps: int = Field(10, ge=1, le=10_000)
@@ -164,6 +177,8 @@ class OptimizeSection(Section):
     """Optimizer updates per pass over an epoch's (sample, step) pairs."""
     inner_epochs: int = Field(1, ge=1, le=1_000)
     """Passes over the pairs of an epoch."""
+    stop_kl: Annotated[float | None, Later()] = Field(None, gt=0)
+    """Leave out an update whose approx_kl exceeds this, and the rest of its epoch; nats, in the unit of the ratio."""
     replay: ReplaySection | None = None
     """Also train on trajectories of earlier epochs."""
     guidance_gradient: Literal["conditional", "both"] = "both"
@@ -278,6 +293,8 @@ class RunConfig(Section):
     """Evaluation."""
     export: ExportSection = ExportSection()
     """Export."""
+    watch: WatchSection = WatchSection()
+    """Actions on alerts."""
     tracking: TrackingSection = TrackingSection()
     """MLflow."""
     execution: ExecutionSection = ExecutionSection()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import time
 from typing import Any, cast
-from uuid import UUID
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
 
 from configs.escaping import command, in_code, in_link, in_markdown
+from configs.fingerprint import canonical_json
 from flows.server import has_lasting_api
 from tasks.tracking.locations import REPORT, ui_page
 
@@ -57,8 +58,16 @@ def _mlflow_run(uri: str, url: str) -> str:
     )
 
 
-def announce(label: str, run: str, **payload: Any) -> None:
-    """Emit an event of a run for automations, related to the deployment that executes the run."""
+def announce(label: str, run: str, *, once: str | None = None, **payload: Any) -> None:
+    """Emit an event of a run for automations, related to the deployment that executes the run.
+
+    Args:
+        label: what happened.
+        run: name of the run.
+        once: address of the run's store, for an event that a continued run announces again: Prefect stores an event of
+            a known id once.
+        payload: facts of the event.
+    """
     if not has_lasting_api():
         return
     related = []
@@ -67,7 +76,8 @@ def announce(label: str, run: str, **payload: Any) -> None:
             {"prefect.resource.id": f"prefect.deployment.{deployment.id}", "prefect.resource.role": "deployment"}
         ]
     resource = {"prefect.resource.id": f"flowmill.run.{run}", "prefect.resource.name": run}
-    emit_event(f"flowmill.{label}", resource=resource, related=related, payload=payload)
+    known = None if once is None else uuid5(NAMESPACE_URL, canonical_json([once, label, run, payload]))
+    emit_event(f"flowmill.{label}", resource=resource, related=related, payload=payload, id=known)
 
 
 def _key(run: str, label: str) -> str:

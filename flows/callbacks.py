@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from configs.errors import TrackingError
+from configs.errors import StoppedError, TrackingError
 from flows.artifacts import Progress, announce, report_link, tracking_link
 from flows.server import has_lasting_api
 from tasks.metrics.alerts import Alert, Watcher
@@ -17,7 +18,7 @@ from tasks.tracking.tracker import Tracker
 
 
 class RunCallbacks:
-    """Reports committed work; takes no decisions."""
+    """Reports committed work; stops the run only where an alert is to stop it."""
 
     def __init__(self, context: RunContext, tracker: Tracker) -> None:
         """Bind to a run and to its MLflow run."""
@@ -40,12 +41,25 @@ class RunCallbacks:
         self._warn(self._watcher.trained(epoch))
 
     def _warn(self, alerts: Sequence[Alert]) -> None:
-        """Print new alerts, and emit an event for each."""
+        """Print new alerts, emit an event for each and tag the MLflow run.
+
+        Raises:
+            StoppedError: ``watch.on`` says that one stops the run.
+        """
+        if alerts:
+            self._tracker.log_alerts()
         for alert in alerts:
             self._context.reporter.message(f"warning: {alert.text}")
-            announce("alert", self._run, rule=alert.rule, subject=alert.subject, epoch=alert.epoch, text=alert.text)
+            facts: dict[str, Any] = {"once": self._context.store.root.uri, "epoch": alert.epoch, "text": alert.text}
+            announce("alert", self._run, rule=alert.rule, subject=alert.subject, **facts)
             if alert.rule == "monitor":
-                announce("suspicion", self._run, monitor=alert.subject, epoch=alert.epoch, text=alert.text)
+                announce("suspicion", self._run, monitor=alert.subject, **facts)
+        stops = [alert for alert in alerts if self._context.config.watch.on.get(alert.rule) == "stop"]
+        if stops:
+            raise StoppedError(
+                f"Run '{self._run}' ends here, as watch.on.{stops[0].rule} says: {stops[0].text} Everything up to here "
+                f"is committed. To continue, set watch.on.{stops[0].rule} to 'warn' or 'back'."
+            )
 
     def ended(self, epoch: int) -> None:
         """Report the progress of the run."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from prefect import flow
 
-from configs.errors import CancelledError
+from configs.errors import CancelledError, StoppedError
 from flows import process_state
 from flows.artifacts import flow_run_tags
 from flows.callbacks import RunCallbacks
@@ -72,7 +72,8 @@ def training_run(
         except BaseException as error:
             if isinstance(error, CancelledError) or signal_behind(error) is not None:
                 status = "KILLED"
-            note_state(context, "stopped" if status == "KILLED" else "failed", error)
+            held = isinstance(error, StoppedError)
+            note_state(context, "held" if held else "stopped" if status == "KILLED" else "failed", error)
             raise
         finally:
             tracker.close(status)
@@ -96,6 +97,8 @@ def train(stages: RunStages, callbacks: RunCallbacks) -> None:
         callbacks.trained(epoch)
         if plan.is_evaluated(epoch):
             evaluate(stages, callbacks, plan, epoch=epoch)
+        for node in plan.steering(epoch):
+            stages.run(node.stage, node.epoch)
         callbacks.ended(epoch)
     stages.run("export", plan.config.run.epochs)
     callbacks.exported(plan.config.run.epochs)

@@ -30,6 +30,7 @@ from models.quickstart import BUILDERS
 from models.rewards import BACKBONES, REWARDS
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from tasks.choices import SAMPLERS
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
 
@@ -37,6 +38,7 @@ from tasks.execution.runners import RUNNERS
 COMPONENTS: dict[str, tuple[str, Mapping[str, str]]] = {
     "Model families": ("model.policy; options: model.options", POLICIES),
     "Base models built on the spot": ("model.build", BUILDERS),
+    "Samplers of prompts": ("prompts.sampler", SAMPLERS),
     "Samplers": ("rollout.sampler", KERNELS),
     "Plans": ("rollout.plan", PLANS),
     "Algorithms": ("optimize.algorithm", ALGORITHMS),

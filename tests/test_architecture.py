@@ -25,6 +25,7 @@ from models.rewards import BACKBONES, REWARDS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from tasks.choices import SAMPLERS
 from tasks.modalities import KINDS
 from tasks.specs.modalities import MODALITY_SPECS
 from tasks.specs.stages import STAGES
@@ -51,6 +52,7 @@ TABLES = [
     BACKBONES,
     PLANS,
     KERNELS,
+    SAMPLERS,
     TRAJECTORY_STORES,
     ALGORITHMS,
     TOKEN_ALGORITHMS,

@@ -51,6 +51,8 @@ def print_run(run: Mapping[str, Any], listed: EntryFilter) -> None:
         console.print(
             f"{stale} artifacts are stale; '{why}' says why, 'flowmill run' with the run's config computes them again."
         )
+    for branch in run["branches"]:
+        console.print(f"branch: {branch}")
     for warning in run["warnings"]:
         console.print(f"warning: {warning}", style="yellow")
     _print_evaluations(run, listed)

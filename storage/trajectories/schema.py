@@ -46,6 +46,21 @@ PROMPTS = pa.schema(
     ]
 )
 
+#: The prompts of an epoch, in the order of its groups.
+CHOICES = pa.schema([_PROMPT, column("reason", pa.string(), "Why the sampler of prompts chose it.")])
+
+#: What a sampler of prompts knows of each prompt that was drawn.
+PROMPT_STATES = pa.schema(
+    [
+        _PROMPT,
+        column("drawn", pa.int32(), "Last epoch that drew it."),
+        column("scored", pa.int32(), "Last epoch whose rewards of it are known; 0 for none."),
+        column("mean", pa.float64(), "Mean weighted reward of its group in that epoch.", nullable=True),
+        column("spread", pa.float64(), "Standard deviation of these rewards.", nullable=True),
+        column("streak", pa.int32(), "Last groups in a row with that mean and a spread of 0."),
+    ]
+)
+
 #: Table of the start images of prompts.
 REFERENCES = pa.schema(
     [

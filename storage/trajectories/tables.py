@@ -15,6 +15,8 @@ from storage.layout import ArtifactRef
 #: Name of each kind's schema in ``storage.trajectories.schema``, which is imported lazily because it imports Arrow.
 TABLES: Mapping[str, str] = {
     "prompts": "PROMPTS",
+    "choices": "CHOICES",
+    "prompt_states": "PROMPT_STATES",
     "rewards": "REWARDS",
     "values": "VALUES",
     "gradients": "GRADIENTS",

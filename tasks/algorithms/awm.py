@@ -22,13 +22,14 @@ from tasks.algorithms.objectives import (
     ratio_surrogate,
     squared_error,
 )
+from tasks.algorithms.ratios import RatioClip
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AWM(ForwardProcess):
+class AWM(ForwardProcess, RatioClip):
     """Flow-Factory's ``trainers/awm.py``."""
 
     clip_range: PositiveFloat = 1.0
@@ -47,7 +48,7 @@ class AWM(ForwardProcess):
     @property
     def requires(self) -> Requirements:
         """Requires forward data and the behavior policy; a KL also the base model and samples of advantage 0."""
-        return self.needs(levels=self.levels(), behavior=True, decay=decay_of(self.decay))
+        return self.needs(levels=self.levels(), behavior=True, decay=decay_of(self.decay), approx_kl=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss, plus the KL."""
@@ -56,9 +57,9 @@ class AWM(ForwardProcess):
         behavior = models.behavior_velocity(rows, velocity)
         new, old = (self._score(rows, each).to(velocity.dtype) for each in (velocity, behavior))
         log_ratio = new - old
-        metrics = ratio_metrics(log_ratio.detach(), self.clip_range)
+        metrics = ratio_metrics(log_ratio.detach(), self.clip)
         metrics["error"] = squared_error(velocity.detach(), rows.target)
-        loss = ratio_surrogate(self.surrogate, log_ratio, rows.advantages, self.clip_range)
+        loss = ratio_surrogate(self.surrogate, log_ratio, rows.advantages, self.clip)
         return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)
 
     def _score(self, rows: ForwardBatch, velocity: Tensor) -> Tensor:

@@ -136,6 +136,8 @@ class Requirements:
     empty."""
     after: bool = False
     """It has a method ``after(batch, models)``, which returns (B,) figures of rows after an update."""
+    approx_kl: bool = False
+    """Its metrics have ``approx_kl``, an estimate of the KL between the behavior policy and the policy."""
     routes: bool = False
     """Modalities may have separate advantages, each of which trains the log-prob of its modality."""
     zero_advantages: bool = False
@@ -218,8 +220,8 @@ class RowLoss:
     """(B,) figures per row without gradient; the loop reports their means.
 
     ``gap`` is the distance between a row's behavior policy, as stored by the rollout, and the policy as computed now,
-    in the unit of the quantity that the loss exponentiates or masks by. The algorithm's ``gap_limit`` names the option
-    to compare it with.
+    in the unit of the quantity that the loss exponentiates or masks by. The algorithm's ``gap_limit`` is what to
+    compare it with, as a name and a value.
     """
 
 

@@ -17,11 +17,11 @@ from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.forward import Decay, ForwardProcess, decay_of, errors
 from tasks.algorithms.objectives import dgpo_weight
-from tasks.algorithms.ratios import policy_ratio
+from tasks.algorithms.ratios import RatioClip, policy_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DGPO(ForwardProcess):
+class DGPO(ForwardProcess, RatioClip):
     """Flow-Factory's ``trainers/dgpo.py``."""
 
     beta: PositiveFloat = 100.0
@@ -45,8 +45,8 @@ class DGPO(ForwardProcess):
         velocity = models.velocity(rows)
         behavior = models.behavior_velocity(rows, velocity)
         error, old, reference = errors(rows, velocity, behavior, models.reference_velocity(rows))
-        ratio = policy_ratio((old - error).detach())
-        beyond = torch.where(rows.advantages > 0, ratio > 1 + self.clip_range, ratio < 1 - self.clip_range)
+        ratio, (low, high) = policy_ratio((old - error).detach()), self.clip
+        beyond = torch.where(rows.advantages > 0, ratio > 1 + high, ratio < 1 - low)
         frozen = beyond & (rows.advantages != 0)
         live = torch.where(frozen, error.detach(), error)
         weight = dgpo_weight(rows.advantages * rows.weights, error.detach(), reference, rows.units, self.beta)

@@ -22,13 +22,14 @@ from models.maths.transitions import expand
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
 from tasks.algorithms.objectives import ratio_metrics, simple_surrogate, squared_error, unit_sum
+from tasks.algorithms.ratios import RatioClip
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FDFO:
+class FDFO(RatioClip):
     """Pairs of samples, all steps of a rollout alike."""
 
     clip_range: PositiveFloat = 0.03
@@ -48,6 +49,7 @@ class FDFO:
             behavior=True,
             reference=wanted,
             zero_advantages=wanted,
+            approx_kl=True,
         )
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
@@ -61,8 +63,8 @@ class FDFO:
         wanted = difference / expand((difference**2).flatten(1).mean(1) + 1e-6, difference)
         # -mean (v - v*)^2 with v* = v_old - u, written so that it is exactly -mean u^2 at v_old.
         log_ratio = squared_error(wanted, torch.zeros_like(wanted)) - squared_error(moved, -wanted)
-        loss = simple_surrogate(log_ratio, gain, self.clip_range)
-        metrics = ratio_metrics(log_ratio.detach(), self.clip_range)
+        loss = simple_surrogate(log_ratio, gain, self.clip)
+        metrics = ratio_metrics(log_ratio.detach(), self.clip)
         if self.kl_coef > 0:
             kl = squared_error(velocity, models.reference_velocity(rows))
             metrics["kl"] = kl.detach()

@@ -7,8 +7,9 @@ the loss is Flow-GRPO's. Rows of advantage 0 contribute only to the KL, and are 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from pydantic import PositiveFloat
 
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
 class FlowDPPO(KL):
     """Divergence mask."""
 
-    gap_limit: ClassVar[str] = "threshold"
-
     threshold: PositiveFloat = 1e-5
     """KL beyond which rows that push further are masked."""
+
+    @property
+    def gap_limit(self) -> tuple[str, float]:
+        """The threshold."""
+        return "the threshold", self.threshold
 
     @property
     def requires(self) -> Requirements:
@@ -48,7 +52,7 @@ class FlowDPPO(KL):
         ratio = policy_ratio(log_ratio)
         divergence = self._divergence(rows, step)
         mask = divergence_mask(ratio.detach(), rows.advantages, divergence, self.threshold)
-        metrics = ratio_metrics(log_ratio.detach(), float("inf"))
+        metrics = ratio_metrics(log_ratio.detach(), (math.inf, math.inf))
         metrics |= {"divergence": divergence, "masked": 1 - mask, "gap": gap}
         loss = self.add_kl(rows, models, velocity, -rows.advantages * ratio * mask, metrics)
         return RowLoss(loss=loss, metrics=metrics)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import NonNegativeFloat
@@ -26,6 +26,7 @@ from models.maths.transitions import log_ratio as log_ratio_of_means
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
 from tasks.algorithms.objectives import policy_kl, ratio_metrics, ratio_surrogate
+from tasks.algorithms.ratios import RatioClip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +54,7 @@ class KL:
             reference=wanted and to_base,
             average=wanted and not to_base,
             zero_advantages=wanted,
+            approx_kl=True,
         )
 
     def add_kl(
@@ -70,10 +72,8 @@ class KL:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GRPO(KL):
+class GRPO(KL, RatioClip):
     """The published objective; ``scripts/train_sd3.py`` of the public code."""
-
-    gap_limit: ClassVar[str] = "clip_range"
 
     clip_range: OpenShare = 1e-4
     """Ratios are clipped to 1 +- clip_range; log-probs are means over dims, so this is small."""
@@ -84,6 +84,11 @@ class GRPO(KL):
     need clip ranges like 0.2."""
     from_means: bool = False
     """Compute the log-ratio from stored means of the behavior policy's steps, see ``transitions.log_ratio``."""
+
+    @property
+    def gap_limit(self) -> tuple[str, float]:
+        """The distance of the nearer bound."""
+        return "the clip range", min(self.clip)
 
     @property
     def requires(self) -> Requirements:
@@ -131,8 +136,8 @@ class GRPO(KL):
         with torch.no_grad():
             gap = exponent(rows)[0].abs()
         log_ratio, advantages = exponent(rows.anchored(step, log_probs))
-        loss = ratio_surrogate(self.surrogate, log_ratio, advantages, self.clip_range)
-        metrics = ratio_metrics(log_ratio.detach(), self.clip_range)
+        loss = ratio_surrogate(self.surrogate, log_ratio, advantages, self.clip)
+        metrics = ratio_metrics(log_ratio.detach(), self.clip)
         metrics["gap"] = gap
         return loss, metrics
 

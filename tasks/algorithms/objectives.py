@@ -1,5 +1,7 @@
 """Loss terms shared by algorithms. Pure: tensors in, tensors out; shapes are (B,) unless stated.
 
+``clip`` is the pair of distances of a clip range's bounds from 1, (low, high): 1 - low to 1 + high.
+
 Legend: B rows, G units (pairs or groups) in a batch, ... latent dims.
 """
 
@@ -18,38 +20,43 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
-    """Return max(-A rho, -A clip(rho, 1 - c, 1 + c)), the PPO loss (arXiv 1707.06347, eq. 7), negated to minimize."""
-    ratio = policy_ratio(log_ratio)
-    return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_range, 1 + clip_range))
+def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: tuple[float, float]) -> Tensor:
+    """Return max(-A rho, -A clip(rho, 1 - low, 1 + high)), the PPO loss (arXiv 1707.06347, eq. 7), to minimize.
 
-
-def simple_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
-    """Return -(A rho - |A| / (2 c) (rho - 1)^2), SPO's loss (arXiv 2401.16025), negated to minimize.
-
-    At rho = 1 its gradient is that of the clipped loss. Its minimum is at 1 + c for A > 0 and at 1 - c for A < 0, where
-    the clipped loss starts to clip. Beyond it this loss pulls back, while the clipped loss has no gradient.
+    The two bounds are DAPO's (arXiv 2503.14476). Tensors have any shapes that broadcast: rows, or tokens of rows.
     """
-    ratio = policy_ratio(log_ratio)
-    return -advantages * ratio + advantages.abs() / (2 * clip_range) * (ratio - 1) ** 2
+    ratio, (low, high) = policy_ratio(log_ratio), clip
+    return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high))
 
 
-def ratio_surrogate(kind: str, log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+def simple_surrogate(log_ratio: Tensor, advantages: Tensor, clip: tuple[float, float]) -> Tensor:
+    """Return -(A rho - |A| / (2 c) (rho - 1)^2), SPO's loss (arXiv 2401.16025, which has one bound c), to minimize.
+
+    c is high for A > 0 and low for A < 0. At rho = 1 its gradient is that of the clipped loss. Its minimum is at
+    1 + high for A > 0 and at 1 - low for A < 0, where the clipped loss starts to clip. Beyond it this loss pulls back,
+    while the clipped loss has no gradient. Tensors have any shapes that broadcast.
+    """
+    ratio, (low, high) = policy_ratio(log_ratio), clip
+    bound = torch.where(advantages > 0, torch.full_like(ratio, high), low)
+    return -advantages * ratio + advantages.abs() / (2 * bound) * (ratio - 1) ** 2
+
+
+def ratio_surrogate(kind: str, log_ratio: Tensor, advantages: Tensor, clip: tuple[float, float]) -> Tensor:
     """Return the loss of a policy ratio, given as its logarithm: 'clip' or 'spo'."""
-    return (simple_surrogate if kind == "spo" else clipped_surrogate)(log_ratio, advantages, clip_range)
+    return (simple_surrogate if kind == "spo" else clipped_surrogate)(log_ratio, advantages, clip)
 
 
-def ratio_metrics(log_ratio: Tensor, clip_range: float) -> dict[str, Tensor]:
-    """Return row metrics of a policy ratio: its value and square, whether it is clipped, and the k3 KL estimate.
+def ratio_metrics(log_ratio: Tensor, clip: tuple[float, float]) -> dict[str, Tensor]:
+    """Return metrics of policy ratios: their value and square, whether they are clipped, and the k3 KL estimate.
 
     k3 = rho - 1 - log rho is an unbiased, non-negative estimate of KL(old || new) for samples of the old policy.
     """
-    ratio = policy_ratio(log_ratio)
+    ratio, (low, high) = policy_ratio(log_ratio), clip
     return {
         "ratio": ratio,
         "ratio_squared": ratio**2,
-        "clip_high": (ratio > 1 + clip_range).float(),
-        "clip_low": (ratio < 1 - clip_range).float(),
+        "clip_high": (ratio > 1 + high).float(),
+        "clip_low": (ratio < 1 - low).float(),
         "approx_kl": ratio - 1 - log_ratio,
     }
 

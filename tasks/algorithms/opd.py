@@ -40,7 +40,8 @@ class OnPolicyDistillation(KL):
         """Requires stored stochastic steps of all samples and the teachers; a KL also the base model or the average."""
         teachers = tuple(self.teachers.items()) if self.teacher is None else (("", self.teacher),)
         base = self.kl_needs(old_means=False)
-        return replace(base, min_group_size=1, teachers=teachers, zero_advantages=True, advantages=False)
+        needs = replace(base, min_group_size=1, teachers=teachers, zero_advantages=True, advantages=False)
+        return replace(needs, approx_kl=False)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the KL to the teacher's step, plus the other KL if set."""

@@ -16,18 +16,17 @@ from pydantic import NonNegativeFloat, PositiveFloat
 
 from configs.option_types import OpenShare
 from tasks.algorithms.base import Batch, Requirements, RowLoss, expect
-from tasks.algorithms.ratios import policy_ratio
+from tasks.algorithms.objectives import ratio_metrics, ratio_surrogate
+from tasks.algorithms.ratios import RatioClip, policy_ratio
 from tasks.algorithms.token_objectives import (
     Correction,
     Estimator,
     cispo_tokens,
-    clipped_tokens,
     masked_mean,
     masked_sum,
     product_log_ratio,
     sampler_weights,
     sequence_log_ratio,
-    simple_tokens,
     token_kl,
 )
 from tasks.algorithms.tokens import TokenBatch, TokenModels
@@ -40,13 +39,9 @@ _KLS: tuple[Estimator, ...] = ("k1", "k3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenGRPO:
+class TokenGRPO(RatioClip):
     """The published objective; variants are its options."""
 
-    clip_low: OpenShare = 0.2
-    """Ratios below 1 - clip_low are clipped."""
-    clip_high: PositiveFloat = 0.2
-    """Ratios above 1 + clip_high are clipped."""
     normalization: Literal["token_mean", "sequence_mean", "constant"] = "sequence_mean"
     """Mean over all tokens of the update, over each row's tokens, or row sums divided by ``constant``."""
     constant: int | None = None
@@ -87,6 +82,7 @@ class TokenGRPO:
             reference=wanted or self.kl_after,
             zero_advantages=wanted,
             after=self.kl_after,
+            approx_kl=True,
         )
 
     def loss(self, batch: Batch, models: TokenModels) -> RowLoss:
@@ -101,11 +97,9 @@ class TokenGRPO:
         log_ratio = self._log_ratio(log_probs, old, rows.mask)
         advantages = rows.by_token
         if self.surrogate == "cispo":
-            tokens = cispo_tokens(log_ratio, advantages, log_probs, self.clip_high)
-        elif self.surrogate == "spo":
-            tokens = simple_tokens(log_ratio, advantages, self.clip_low, self.clip_high)
+            tokens = cispo_tokens(log_ratio, advantages, log_probs, self.clip[1])
         else:
-            tokens = clipped_tokens(log_ratio, advantages, self.clip_low, self.clip_high)
+            tokens = ratio_surrogate(self.surrogate, log_ratio, advantages, self.clip)
         metrics = self._metrics(rows, log_probs.detach(), log_ratio.detach(), entropy)
         if self.tis is not None:
             weights = sampler_weights(
@@ -147,15 +141,12 @@ class TokenGRPO:
         return masked_sum(tokens, rows.mask) / float(self.constant or 1)
 
     def _metrics(self, rows: TokenBatch, log_probs: Tensor, log_ratio: Tensor, entropy: Tensor) -> dict[str, Tensor]:
-        ratio, mask = policy_ratio(log_ratio), rows.mask
+        mask = rows.mask
+        ratios = ratio_metrics(log_ratio, self.clip) | {"approx_kl": policy_ratio(-log_ratio) - 1 + log_ratio}
         gap = torch.where(mask, (log_probs - rows.old_log_probs).abs(), 0.0).amax(-1)
         sampler = torch.where(mask, (rows.sampled_log_probs - rows.old_log_probs).abs(), 0.0).amax(-1)
         return {
-            "ratio": masked_mean(ratio, mask),
-            "ratio_squared": masked_mean(ratio.square(), mask),
-            "clip_high": masked_mean((ratio > 1 + self.clip_high).float(), mask),
-            "clip_low": masked_mean((ratio < 1 - self.clip_low).float(), mask),
-            "approx_kl": masked_mean(policy_ratio(-log_ratio) - 1 + log_ratio, mask),
+            **{name: masked_mean(values, mask) for name, values in ratios.items()},
             "entropy": masked_mean(entropy, mask),
             "length": mask.sum(-1).float(),
             "sampler_gap": sampler,
@@ -167,7 +158,7 @@ class TokenGRPO:
 class DAPO(TokenGRPO):
     """GRPO with a higher upper bound and the mean over all tokens of the update (arXiv 2503.14476)."""
 
-    clip_high: PositiveFloat = 0.28
+    clip_high: PositiveFloat | None = 0.28
     normalization: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
 
 
@@ -175,8 +166,8 @@ class DAPO(TokenGRPO):
 class GSPO(TokenGRPO):
     """GRPO with one ratio per row, the geometric mean of its tokens' ratios (arXiv 2507.18071)."""
 
-    clip_low: OpenShare = 3e-4
-    clip_high: PositiveFloat = 4e-4
+    clip_range: OpenShare = 3e-4
+    clip_high: PositiveFloat | None = 4e-4
     ratio: Literal["token", "sequence", "product"] = "sequence"
 
 

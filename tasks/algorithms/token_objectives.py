@@ -42,36 +42,6 @@ def token_kl(log_probs: Tensor, reference: Tensor, estimator: Estimator) -> Tens
     return policy_ratio(-difference) - 1 + difference
 
 
-def clipped_tokens(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """Return -min(r A, clip(r, 1 - low, 1 + high) A) per token, (B, W) (PPO, arXiv 1707.06347; DAPO's two bounds).
-
-    Args:
-        log_ratio: (B, W).
-        advantages: (B, W) or (B, 1).
-        low: distance of the lower bound from 1.
-        high: distance of the upper bound from 1.
-    """
-    ratio = policy_ratio(log_ratio)
-    clipped = ratio.clamp(1 - low, 1 + high)
-    return -torch.minimum(ratio * advantages, clipped * advantages)
-
-
-def simple_tokens(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """Return -(r A - |A| / (2 c) (r - 1)^2) per token, (B, W) (SPO, arXiv 2401.16025, which has a single bound c).
-
-    Its minimum is where PPO's loss starts to clip: at 1 + high for A > 0 and at 1 - low for A < 0.
-
-    Args:
-        log_ratio: (B, W).
-        advantages: (B, W) or (B, 1).
-        low: c of tokens with A < 0.
-        high: c of tokens with A > 0.
-    """
-    ratio = policy_ratio(log_ratio)
-    bound = torch.where(advantages > 0, high, low).to(ratio.dtype)
-    return -ratio * advantages + advantages.abs() / (2 * bound) * (ratio - 1).square()
-
-
 def sequence_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
     """Return GSPO's log-ratio (arXiv 2507.18071, eq. 7), (B, W): the row's mean, with each token's own gradient.
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from configs.critic import CriticSection
 from configs.errors import ConfigError
-from configs.registry import Table, resolve
+from configs.registry import Table, chosen, resolve
 from configs.schema import RunConfig
+from configs.suggestions import did_you_mean
 from models.policies import POLICIES
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.advantages.estimators import make_estimator
@@ -17,11 +18,13 @@ from tasks.checks.check_data import check_data
 from tasks.checks.check_execution import check_execution
 from tasks.checks.check_render import check_render
 from tasks.checks.check_rewards import check_followed, check_rewards
+from tasks.choices import SAMPLERS
 from tasks.inputs.components import make_algorithm
 from tasks.inputs.model_settings import check_model, check_reference_images
 from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.prompts import SOURCE, Prompt, source_prompts
 from tasks.inputs.trained_weights import check_teachers, check_trained
+from tasks.metrics.alerts import NAMES
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.modality import Kind, make_kind
 from tasks.runs.seeds import most_of_each
@@ -47,6 +50,8 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     kind, requires = make_kind(config), make_algorithm(config).requires
     _check_kind(config, requires)
     _check_estimator(config, kind, requires)
+    _check_stop(config, requires)
+    _check_watch(config)
     # The base model comes first: later checks depend on its architecture.
     check_model(config)
     check_execution(config)
@@ -63,6 +68,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     prompts = {split: len(items) for split, items in sources.items()}
     _check_prompts(config, prompts)
     _check_mixture(config, sources["train"])
+    _check_sampler(config)
     return kind.cost(config, requires, prompts)
 
 
@@ -94,6 +100,36 @@ def _check_estimator(config: RunConfig, kind: Kind, requires: Requirements) -> N
         raise ConfigError(
             f"critic is set, but optimize.algorithm '{config.optimize.algorithm.name}' trains none, so it would do "
             "nothing. Remove it, or choose the algorithm 'ppo'."
+        )
+
+
+def _check_stop(config: RunConfig, requires: Requirements) -> None:
+    """Check that an early stop has a figure to stop at, and updates to leave out."""
+    section = config.optimize
+    if section.stop_kl is None:
+        return
+    if not requires.approx_kl:
+        raise ConfigError(
+            f"optimize.stop_kl is {section.stop_kl:g}, but optimize.algorithm '{section.algorithm.name}' has no policy "
+            "ratio, so it measures no approx_kl. Remove optimize.stop_kl, or choose an algorithm with a ratio."
+        )
+    if section.updates_per_epoch * section.inner_epochs == 1:
+        raise ConfigError(
+            f"optimize.stop_kl is {section.stop_kl:g}, but an epoch has one update, before which the policy has not "
+            "moved. Remove optimize.stop_kl, or raise optimize.updates_per_epoch."
+        )
+
+
+def _check_watch(config: RunConfig) -> None:
+    """Check that actions belong to rules that exist, and that a run that goes back has samples of its branch alone."""
+    for rule in config.watch.on:
+        if rule not in NAMES:
+            raise ConfigError(f"watch.on: there is no rule '{rule}'. {did_you_mean(rule, NAMES)}")
+    if config.watch.rules("back") and (config.execution.ahead or config.optimize.replay is not None):
+        setting = "execution.ahead" if config.execution.ahead else "optimize.replay"
+        raise ConfigError(
+            f"watch.on.{config.watch.rules('back')[0]} is 'back', but with {setting} epochs after that would train on "
+            f"samples of the policy that is left. Remove {setting}, or choose 'stop'."
         )
 
 
@@ -129,6 +165,17 @@ def _check_mixture(config: RunConfig, prompts: Sequence[Prompt]) -> None:
                 f"rollout.prompts_per_epoch is {wanted}, of which an epoch takes up to {most} of the source "
                 f"'{source.name}', which holds {has} prompts, each at most once. Lower it, or the source's weight."
             )
+
+
+def _check_sampler(config: RunConfig) -> None:
+    """Check that the sampler of prompts can be made, and that it has sources if it shares them out."""
+    section = config.prompts
+    chosen(SAMPLERS, section.sampler, label="prompts.sampler")
+    if section.sampler.name == "sources" and len(section.sources) < 2:
+        raise ConfigError(
+            "prompts.sampler 'sources' sets the shares of prompts.sources, but there is one list. Name several "
+            "sources, or choose another sampler."
+        )
 
 
 def _known(label: str, name: str, table: Table) -> None:

@@ -42,6 +42,7 @@ def check_data(config: RunConfig, requires: Requirements) -> None:
         "monitors": bool(config.monitors),
         "render": config.render is not None,
         "optimize.replay": config.optimize.replay is not None,
+        "prompts.sampler": config.prompts.chooses,
         "execution.ahead": config.execution.ahead > 0,
         "advantage": config.advantage.model_dump(exclude={"estimator"})
         != AdvantageSection().model_dump(exclude={"estimator"}),

@@ -28,6 +28,7 @@ from models.rewards import REWARDS
 from models.weights.pretrained_loading import check_model_folder, holds_model
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms import algorithms_of
+from tasks.choices import SAMPLERS
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
 from tasks.inputs.option_paths import OptionPath, places, taken
@@ -81,6 +82,7 @@ def _tables(config: RunConfig) -> dict[str, Mapping[str, str]]:
     return {
         "model.policy": POLICIES,
         "model.build": BUILDERS,
+        "prompts.sampler": SAMPLERS,
         "rollout.sampler": KERNELS,
         "rollout.plan": PLANS,
         "rollout.solver": solvers,

@@ -45,6 +45,7 @@ HARMLESS = frozenset(
         "rewards.*.label",
         "rewards.*.sources",
         "rewards.*.device",
+        "watch.on",
         "tracking.experiment",
         "tracking.parent",
         "execution.device",

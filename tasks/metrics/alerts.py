@@ -18,9 +18,13 @@ from storage.layout import ArtifactRef
 from tasks.algorithms.resampling import FEWEST
 from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, scores_by_prompt
 from tasks.metrics.monitors import monitor_alerts
-from tasks.metrics.rules import RULES, History
+from tasks.metrics.rules import RULES, History, Rule
 from tasks.runs.chain import Chain
 
+#: Names of all rules.
+NAMES = (*RULES, "monitor", "heldout")
+#: Tag of an MLflow run with its alerts.
+TAG = "flowmill.alerts"
 #: Probability of a false alert of held-out scores, per reward and run, for any number of evaluations.
 FALSE_ALARMS = 0.05
 
@@ -49,6 +53,11 @@ def alerts(chain: Chain) -> list[Alert]:
     return Watcher(chain).all()
 
 
+def alert_tag(chain: Chain) -> str:
+    """Return the labels of a run's alerts, each with the epoch where it begins; '' without any."""
+    return ", ".join(alert.label for alert in alerts(chain))
+
+
 class Watcher:
     """Finds the alerts of a growing run, and reads the figures of each epoch once."""
 
@@ -67,6 +76,13 @@ class Watcher:
         """Return the alerts that begin with the training of an epoch."""
         found = [*_of_rules(self.history()), *_of_monitors(self._chain)]
         return [alert for alert in found if alert.epoch == epoch]
+
+    def firing(self, epoch: int) -> list[Alert]:
+        """Return the rules that fire after the training of an epoch, also those that began before, and new alerts."""
+        upto = self.history().upto(epoch)
+        found = [(rule, rule.fires(upto)) for rule in RULES.values()]
+        rules = [_alert(rule, epoch, evidence) for rule, evidence in found if evidence is not None]
+        return [*rules, *(alert for alert in _of_monitors(self._chain) if alert.epoch == epoch)]
 
     def evaluated(self, epoch: int) -> list[Alert]:
         """Return the alerts that begin with the evaluation after an epoch."""
@@ -114,8 +130,12 @@ def _of_rules(history: History) -> Iterator[Alert]:
         for epoch in range(1, len(history.epochs) + 1):
             evidence = rule.fires(history.upto(epoch))
             if evidence is not None and not fired:
-                yield Alert(rule=rule.name, epoch=epoch, text=f"epoch {epoch}: {rule.text(evidence)}")
+                yield _alert(rule, epoch, evidence)
             fired = evidence is not None
+
+
+def _alert(rule: Rule, epoch: int, evidence: str) -> Alert:
+    return Alert(rule=rule.name, epoch=epoch, text=f"epoch {epoch}: {rule.text(evidence)}")
 
 
 def _of_monitors(chain: Chain) -> Iterator[Alert]:
@@ -164,12 +184,14 @@ def _figures(chain: Chain, epoch: int) -> dict[str, float] | None:
 
 
 def _updates(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return mean, maximum and last value of each figure over an epoch's updates."""
+    """Return mean, maximum and last value of each figure over an epoch's updates, and the number of those left out."""
     values: dict[str, list[float]] = {}
     for update in summary["updates"]:
         for name, value in update.items():
             values.setdefault(name, []).append(float(value))
-    found: dict[str, float] = {}
+    if "left_out_kl" in summary:  # the policy moved as far as the first update that was left out shows
+        values.setdefault("approx_kl", []).append(summary["left_out_kl"])
+    found = {f"optimize/{name}": float(summary[name]) for name in ("left_out", "left_out_kl") if name in summary}
     for name, each in values.items():
         found |= {f"optimize/{name}": fmean(each), f"optimize/{name}/max": max(each), f"optimize/{name}/last": each[-1]}
     return found

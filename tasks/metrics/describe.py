@@ -51,6 +51,7 @@ def describe_run(context: RunContext) -> dict[str, Any]:
         ],
         "rewards": rewards,
         "warnings": [alert.text for alert in alerts(chain)],
+        "branches": [str(made["reason"]) for _, _, made in view.summaries("steer") if made["reason"]],
         "advantages": {str(epoch): summary for epoch, _, summary in view.summaries("advantage")},
         "speed": {"epoch": finished, "stages": epoch_speeds(chain, finished)} if finished else None,
         "artifacts": [

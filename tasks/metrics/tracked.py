@@ -1,6 +1,6 @@
 """The logged content of a run, read from its committed artifacts, independent of MLflow.
 
-Steps: ``optimize/*`` are logged by optimizer update, everything else by epoch.
+Steps: ``optimize/*`` but ``optimize/left_out`` are logged by optimizer update, everything else by epoch.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ def epoch_content(chain: Chain, epoch: int) -> Content | None:
         Point(key=f"reward/{slot}_share", value=value, step=epoch)
         for slot, value in shares(scored, chain.config.rewards).items()
     ]
+    skipped = _abandoned_updates(chain, epoch)
     for update in made[epoch, "optimize", ""].summary["updates"]:
-        step = int(update["update"])
+        step = skipped + int(update["update"])
         points += [Point(key=f"optimize/{k}", value=v, step=step) for k, v in update.items() if k != "update"]
     identity = fingerprint([[*key[1:], manifest.digest] for key, manifest in made.items()])[:8]
     time_ms = committed_at(chain, [ArtifactRef(manifest.kind, manifest.id) for manifest in made.values()])
@@ -210,6 +211,15 @@ def _made(chain: Chain, epoch: int) -> dict[tuple[int, str, str], Manifest] | No
     return {entry.key: chain.store.require(entry.ref) for entry in found if entry is not None}
 
 
+def _abandoned_updates(chain: Chain, epoch: int) -> int:
+    """Return the number of updates before an epoch that its policy does not have, in a run that went back."""
+    if not list(chain.plan.steering(epoch)):
+        return 0
+    made = [chain.store.require(chain.require(each, "optimize").ref) for each in range(1, epoch + 1)]
+    *done, own = (manifest.summary["updates"] for manifest in made)
+    return sum(map(len, done)) - (int(own[0]["update"]) - 1 if own else 0)
+
+
 def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) -> dict[str, float]:
     figures: dict[str, float] = {}
     monitors = {section.slot for section in chain.config.monitors}
@@ -226,6 +236,8 @@ def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) 
             figures |= {f"gradient/{slot}_{name}": value for name, value in manifest.summary.items()}
         if stage == "render":
             figures["render/empty_ratio"] = manifest.summary["empty"] / max(1, manifest.rows)
+        if "left_out" in manifest.summary:
+            figures["optimize/left_out"] = manifest.summary["left_out"]
         if stage == "advantage":
             figures.update(_advantage_figures(manifest.summary))
     return figures

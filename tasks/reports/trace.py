@@ -102,8 +102,9 @@ def _updates(context: RunContext, entries: Sequence[LineageEntry], epoch: int, s
         inputs = [context.chain.require(*node).ref for node in context.chain.identity(Node(*entry.key)).upstream()]
         data = TrainingData(context, make_kind(context.config), entry.epoch, inputs)
         for number in data.updates_of(sample_id):
-            update = int(metrics[number]["update"]) if number < len(metrics) else None
-            found.append({"epoch": entry.epoch, "update": update, "policy": entry.artifact})
+            if number < len(metrics):  # the others are left out
+                update = int(metrics[number]["update"])
+                found.append({"epoch": entry.epoch, "update": update, "policy": entry.artifact})
     return found
 
 

@@ -124,7 +124,7 @@ class Chain:
         """Record the artifact a stage made; if it is not the expected one, derive its dependents again."""
         with self._lock:
             # If this one is not derived yet, its dependents are not derived either.
-            if self._refs.get(node, made) != made:
+            if self._refs.get(node, made) != made or STAGES[node.stage].directs:
                 self._refs.clear()
 
     def identity(self, node: Node) -> StageIdentity:

@@ -72,6 +72,22 @@ def mixed_prompts(
     return [(source, next(drawn[source])) for source in now.tolist()]
 
 
+def source_counts(weights: Sequence[float], sizes: Sequence[int], per_epoch: int, *, epoch: int) -> list[int]:
+    """Return the number of an epoch's groups of each source; a source gives all its prompts at most.
+
+    Args:
+        weights: share of each source, with any sum.
+        sizes: number of prompts of each source.
+        per_epoch: groups per epoch, at most all prompts.
+        epoch: the epoch, from 1.
+    """
+    wanted = np.bincount(_source_of_groups(weights, epoch * per_epoch)[-per_epoch:], minlength=len(weights))
+    found: list[int] = np.minimum(wanted, sizes).tolist()
+    for source, size in enumerate(sizes):
+        found[source] += min(per_epoch - sum(found), size - found[source])
+    return found
+
+
 def most_of_each(weights: Sequence[float], per_epoch: int, epochs: int) -> list[int]:
     """Return for each source the largest number of its groups in any epoch."""
     sources = _source_of_groups(weights, max(1, epochs) * per_epoch).reshape(-1, per_epoch)

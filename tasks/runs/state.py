@@ -14,7 +14,7 @@ _MOST = 120
 
 
 def note_state(context: RunContext, state: str, error: BaseException | None = None) -> None:
-    """Record that a run is 'running', 'done', 'stopped' or 'failed'; a failure to write is ignored."""
+    """Record that a run is 'running', 'done', 'stopped', 'held' by an alert or 'failed'; suppress failures to write."""
     message = "" if error is None else str(error).strip().partition("\n")[0][:_MOST]
     with contextlib.suppress(FlowmillError, OSError):
         context.run.add(_SERIES, {"state": state, "at": round(time.time(), 3), "error": message})
@@ -37,6 +37,6 @@ def state_of(context: RunContext, *, complete: bool) -> str:
         state = "stopped"
     if complete:
         return "done"
-    if state == "failed" and note is not None:
-        return f"failed: {note['error']}"
+    if state in ("failed", "held") and note is not None:
+        return f"{'failed' if state == 'failed' else 'stopped'}: {note['error']}"
     return "stopped" if state is not None or context.run.entries() else "not started"

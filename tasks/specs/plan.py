@@ -68,6 +68,7 @@ class RunPlan:
             yield from self.training(epoch)
             if self.is_evaluated(epoch):
                 yield from self.evaluation(epoch)
+            yield from self.steering(epoch)
         yield Node(self.config.run.epochs, "export")
 
     def setup(self) -> Iterator[Node]:
@@ -82,10 +83,16 @@ class RunPlan:
         """Yield the stages from an epoch's policy to its scores."""
         if self.given:
             return
+        yield from self.choices(epoch)
         yield Node(epoch, "rollout")
         if self.config.render is not None:
             yield Node(epoch, "render")
         yield from (Node(epoch, "score", reward.slot) for reward in self.config.scored)
+
+    def choices(self, epoch: int) -> Iterator[Node]:
+        """Yield the stage that chooses an epoch's prompts; none where no rewards are read for it."""
+        if self.config.prompts.chooses:
+            yield Node(epoch, "choose")
 
     def rendered(self, epoch: int) -> Iterator[Node]:
         """Yield the stages that render an epoch's texts and score the images; none in runs without ``render``."""
@@ -100,6 +107,11 @@ class RunPlan:
         yield from self.gradients(epoch)
         yield Node(epoch, "advantage")
         yield Node(epoch, "optimize")
+
+    def steering(self, epoch: int) -> Iterator[Node]:
+        """Yield the stage that decides where the next epoch starts; none in runs that never go back."""
+        if self.config.watch.rules("back"):
+            yield Node(epoch, "steer")
 
     def gradients(self, epoch: int) -> Iterator[Node]:
         """Yield the stages with the gradients of an epoch's rewards, if any."""
@@ -119,7 +131,10 @@ class RunPlan:
         return [node for node in (*self.scored(epoch), *self.training(epoch)) if node.stage == stage]
 
     def policy_of(self, epoch: int) -> Node:
-        """Return the stage that makes the policy of an epoch's rollout: the one before, older with ``ahead``."""
+        """Return the stage that makes the policy of an epoch's rollout: the one before, older with ``ahead``.
+
+        Runs that go back have no ``ahead``: there the epoch's start is the policy, see ``tasks.specs.steering``.
+        """
         return policy_after(max(0, epoch - 1 - self.config.execution.ahead))
 
     def rollouts_from(self, epoch: int) -> range:

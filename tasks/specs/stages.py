@@ -36,6 +36,8 @@ class StageSpec:
     """True where it renders texts, in runs with a section ``render``."""
     given: bool = False
     """True where it reads given samples, in runs with a section ``data``."""
+    directs: bool = False
+    """True where later stages read other artifacts depending on its content."""
     grows: bool = False
     """True for a cache that is never complete and has no manifest."""
 
@@ -54,6 +56,7 @@ _SPECS = (
     StageSpec(name="preprocess", stage="tasks.stages.preprocess:PreprocessStage", artifact="prompts", scope="run"),
     StageSpec(name="ingest", stage="tasks.stages.ingest:IngestStage", artifact="trajectories", scope="run", given=True),
     StageSpec(name="policy", stage="tasks.stages.policy:PolicyStage", artifact="policies", scope="run"),
+    StageSpec(name="choose", stage="tasks.stages.choose:ChooseStage", artifact="choices", scope="epoch"),
     StageSpec(name="rollout", stage="tasks.stages.rollout:RolloutStage", artifact="trajectories", scope="epoch"),
     StageSpec(name="render", stage="tasks.stages.render:RenderStage", artifact="renders", scope="epoch", renders=True),
     StageSpec(name="score", stage="tasks.stages.score:ScoreStage", artifact="rewards", scope="epoch", slotted=True),
@@ -75,6 +78,7 @@ _SPECS = (
     StageSpec(
         name="optimize", stage="tasks.stages.optimize:OptimizeStage", artifact="policies", scope="epoch", version=3
     ),
+    StageSpec(name="steer", stage="tasks.stages.steer:SteerStage", artifact="decisions", scope="epoch", directs=True),
     # 2: images alone; scores are artifacts of their own.
     StageSpec(
         name="evaluate",

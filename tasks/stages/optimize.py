@@ -12,9 +12,10 @@ from storage.artifacts.records import ShardRecord
 from storage.layout import ArtifactRef
 from tasks.inputs.components import decode_rows
 from tasks.inputs.option_paths import OptionPath, algorithm_places, reward_places
-from tasks.specs.graph import Node, policy_after
+from tasks.specs.graph import Node
 from tasks.specs.modalities import modality_spec
 from tasks.specs.run_inputs import critic_identity
+from tasks.specs.steering import start_of
 from tasks.stages.policy import SHARD
 from tasks.stages.stage import Output, Shard, Stage
 
@@ -40,6 +41,7 @@ class OptimizeStage(Stage):
             **critic_identity(self.facts),
             "seed": self.config.run.seed,
             "epoch": self.epoch,
+            **({} if start_of(self.facts, self.epoch).rate == 1 else {"rate": start_of(self.facts, self.epoch).rate}),
         }
 
     def places(self) -> tuple[OptionPath, ...]:
@@ -50,15 +52,15 @@ class OptimizeStage(Stage):
     def upstream(self) -> tuple[Node, ...]:
         """The policy before, then its data: trajectories, advantages and, if any, gradients of rewards.
 
-        Those of this epoch come first, then those of the replayed ones before it.
+        Those of this epoch come first, then those of the replayed ones before it; last the decision where to start.
         """
         replay = self.config.optimize.replay
         first = max(1, self.epoch - (replay.epochs if replay else 0))
         epochs = range(self.epoch, first - 1, -1)
-        found = [policy_after(self.epoch - 1)]
+        found = [start_of(self.facts, self.epoch).policy]
         for epoch in epochs:
             found += [self.facts.plan.samples_of(epoch), Node(epoch, "advantage"), *self.facts.plan.gradients(epoch)]
-        return tuple(found)
+        return (*found, *(self.facts.plan.steering(self.epoch - 1) if self.epoch > 1 else ()))
 
     @property
     def parts(self) -> frozenset[Part]:
@@ -90,10 +92,11 @@ class OptimizeStage(Stage):
         with TrainingEpoch(data, self.host, self.ref).updates(folder) as (run_updates, trained, rows):
             run_updates()
         self._trained = trained
-        return Output(rows=rows, summary={"updates": trained.metrics})
+        left_out = {} if self.config.optimize.stop_kl is None else {"left_out": 0, **trained.left_out}
+        return Output(rows=rows, summary={"updates": trained.metrics, **left_out})
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Metrics of every update."""
+        """Metrics of every update, and the number of those left out."""
         return records[0].summary
 
     def committed(self, record: ShardRecord) -> None:

@@ -11,11 +11,13 @@ from configs.schema import RunConfig
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.records import ShardRecord
 from storage.layout import ArtifactRef
+from storage.trajectories.tables import read_rows
 from tasks.inputs.prompts import SOURCE, StoredPrompt
 from tasks.modalities.samplers import Sampler, SampleRequest
 from tasks.runs.sharding import cover, rollout_cuts
 from tasks.specs.graph import Node
 from tasks.specs.modalities import modality_spec
+from tasks.specs.steering import start_of
 from tasks.stages.sampling import Sampling
 from tasks.stages.stage import Output, Shard
 
@@ -26,13 +28,16 @@ class RolloutStage(Sampling):
     def options(self) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
         about: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
-        if self.config.prompts.sources:
-            about["mixture"] = {source.name: source.weight for source in self.config.prompts.sources}
+        if self.config.prompts.sources and not self.config.prompts.chooses:
+            about["mixture"] = self.config.prompts.weights
         return {**modality_spec(self.config).rollout_options(self.config), **about}
 
     def upstream(self) -> tuple[Node, ...]:
-        """The policy, the prompts."""
-        return (self.facts.plan.policy_of(self.epoch), Node(0, "preprocess"))
+        """The policy, the prompts, and the choice among them."""
+        plan = self.facts.plan
+        ahead = self.config.execution.ahead
+        policy = plan.policy_of(self.epoch) if ahead else start_of(self.facts, self.epoch).policy
+        return (policy, Node(0, "preprocess"), *plan.choices(self.epoch))
 
     def plan(self) -> list[Shard]:
         """Return ranges of groups, or of the samples of some."""
@@ -55,15 +60,15 @@ class RolloutStage(Sampling):
     @cached_property
     def groups(self) -> list[StoredPrompt]:
         """The prompts of this epoch, one group each."""
-        from tasks.runs.seeds import epoch_prompts, mixed_prompts
+        prompts, section = self.context.prompts["train"], self.config.prompts
+        if section.chooses:
+            by_id, (*_, choices) = {prompt.id: prompt for prompt in prompts}, self.inputs()
+            return [by_id[name] for name in read_rows(self.context.store, choices).column("prompt_id").to_pylist()]
+        from tasks.choices.permutation import permuted
 
-        prompts, sources = self.context.prompts["train"], self.config.prompts.sources
-        size, drawn = self.config.rollout.prompts_per_epoch, {"seed": self.config.run.seed, "epoch": self.epoch}
-        if not sources:
-            return [prompts[index] for index in epoch_prompts(len(prompts), size, **drawn)]
-        lists = [[prompt for prompt in prompts if prompt.metadata[SOURCE] == source.name] for source in sources]
-        chosen = mixed_prompts(list(map(len, lists)), [source.weight for source in sources], size, **drawn)
-        return [lists[source][index] for source, index in chosen]
+        sources, count = [prompt.metadata.get(SOURCE, "") for prompt in prompts], self.config.rollout.prompts_per_epoch
+        drawn = permuted(sources, section.weights, count, seed=self.config.run.seed, epoch=self.epoch)
+        return [prompts[index] for index in drawn]
 
     @cached_property
     def maker(self) -> Sampler:

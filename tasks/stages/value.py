@@ -13,9 +13,10 @@ from storage.artifacts.row_digest import Contents
 from storage.trajectories.tables import write_rows
 from tasks.inputs.components import open_trajectory_store
 from tasks.modalities.modality import ValueRequest
-from tasks.specs.graph import Node, policy_after
+from tasks.specs.graph import Node
 from tasks.specs.modalities import modality_spec
 from tasks.specs.run_inputs import critic_identity
+from tasks.specs.steering import start_of
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class ValueStage(Stage):
 
     def upstream(self) -> tuple[Node, ...]:
         """The policy that the epoch trains, with its critic, and the trajectories."""
-        return (policy_after(self.epoch - 1), Node(self.epoch, "rollout"))
+        return (start_of(self.facts, self.epoch).policy, Node(self.epoch, "rollout"))
 
     @property
     def parts(self) -> frozenset[Part]:

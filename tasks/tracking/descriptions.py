@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.escaping import in_link, in_markdown
 from configs.load import dump_yaml
-from tasks.metrics.alerts import alerts
+from tasks.metrics.alerts import TAG, alert_tag, alerts
 from tasks.metrics.tracked import paragraphs
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
@@ -36,6 +36,9 @@ def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrato
     source = {"mlflow.source.name": "flowmill run", "mlflow.source.type": "LOCAL"}
     settings = further_settings(context.config)
     tags = {"flowmill.run": context.run.name, **settings, **source, **orchestrator}
+    alerted = alert_tag(context.chain)
+    if alerted:
+        tags[TAG] = alerted
     if context.config.tracking.parent is not None:
         tags[PARENT] = context.config.tracking.parent
     commit = _git_commit()

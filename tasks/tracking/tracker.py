@@ -24,6 +24,7 @@ from configs.fingerprint import hash_text
 from configs.proxies import by_proxy
 from tasks.inputs.weight_sources import exported_folder
 from tasks.metrics import tracked
+from tasks.metrics.alerts import TAG, alert_tag
 from tasks.metrics.evaluations import finished_evaluations, named_evaluations
 from tasks.metrics.tracked import Content, EvaluationContent
 from tasks.runs.chain import Chain
@@ -93,6 +94,11 @@ class Tracker:
         made = tracked.epoch_content(self.context.chain, epoch)
         if made is not None:
             self._jobs.put(lambda: self._log_epoch(made))
+
+    def log_alerts(self) -> None:
+        """Tag the run with all alerts so far, each once with the epoch where it begins."""
+        value = alert_tag(self.context.chain)
+        self._jobs.put(lambda: self._client.set_tag(str(self.run_id), TAG, mlflow_text(value)))
 
     def log_evaluation(self, epoch: int) -> None:
         """Log scores and image grids of an evaluation, and the policy as a logged model with these scores."""

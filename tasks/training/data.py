@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.errors import CorruptError
+from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from storage.trajectories.base import TrajectoryShard
 from storage.trajectories.gradients import StoredGradients
@@ -21,6 +22,7 @@ from tasks.modalities.gradients import RewardGradients
 from tasks.modalities.modality import Kind, Training
 from tasks.modalities.rows import Units, plan_updates
 from tasks.modalities.sample_set import SampleSet
+from tasks.specs.steering import DECISIONS
 
 if TYPE_CHECKING:
     from tasks.runs.context import RunContext
@@ -38,10 +40,12 @@ class TrainingData:
             kind: the policy's kind.
             epoch: the epoch.
             inputs: the previous policy, then trajectories, advantages and, if stored, gradients of this epoch and of
-                the replayed ones.
+                the replayed ones; with the decision where to start, if the run has one.
         """
-        self.context, self.kind, self.config, self.epoch = context, kind, context.config, epoch
-        self.policy, *rest = inputs
+        self.context, self.kind, self.epoch = context, kind, epoch
+        self.policy, *rest = (ref for ref in inputs if ref.kind != DECISIONS)
+        rates = [context.store.require(ref).summary["rate"] for ref in inputs if ref.kind == DECISIONS]
+        self.config = _slower(context.config, *rates)
         # Each epoch has trajectories, advantages and, if stored, the gradient of each reward.
         each = 2 + (len(self.config.rewards) if self.context.plan.has_gradients else 0)
         self._trajectories, self._advantages = rest[::each], rest[1::each]
@@ -127,3 +131,11 @@ class TrainingData:
     def _open(self, trajectories: ArtifactRef) -> list[TrajectoryShard]:
         store, opener = self.context.store, open_trajectory_store(self.config.rollout.store)
         return [opener.open(store.files(trajectories, record)) for record in store.shards(trajectories)]
+
+
+def _slower(config: RunConfig, rate: float = 1.0) -> RunConfig:
+    """Return the config with ``rate`` times the learning rate."""
+    if rate == 1:
+        return config
+    section = config.optimize.model_copy(update={"learning_rate": rate * config.optimize.learning_rate})
+    return config.model_copy(update={"optimize": section})

@@ -87,6 +87,11 @@ class TrainingEpoch:
                 after_update=lambda done: self._after_update(state, checkpoints, samples, done, len(plan)),
             )
             yield run, state, sum(len(units.rows) for units in plan)
+        if state.left_out and self._host.ranks.first:
+            self._context.reporter.message(
+                f"epoch {self._epoch}: approx_kl is {state.left_out['left_out_kl']:.3g}, above optimize.stop_kl "
+                f"{self._config.optimize.stop_kl:g}: {state.left_out['left_out']} of {len(plan)} updates are left out."
+            )
         write_state(state, folder, self._host.ranks, behavior=self._behavior(state, models, requires))
         if self._host.ranks.first:
             about = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}
@@ -227,8 +232,7 @@ class TrainingEpoch:
 
     def _warn_of_gap(self, first: Mapping[str, float]) -> None:
         """Warn if log-probs before the first update differ from the rollout's by more than the algorithm's limit."""
-        name = getattr(self._data.algorithm, "gap_limit", "")
-        limit = getattr(self._data.algorithm, name, math.inf)
+        name, limit = getattr(self._data.algorithm, "gap_limit", ("", math.inf))
         if first.get("replay_gap_max", 0.0) > limit:
             self._context.reporter.message(
                 f"epoch {self._epoch}: before the first update log-probs differ from the rollout's by up to "

@@ -62,6 +62,8 @@ class TrainerState:
     """Optimizer updates since the start of the run."""
     metrics: list[dict[str, float]] = field(default_factory=list)
     """One entry per update of this epoch."""
+    left_out: dict[str, float] = field(default_factory=dict)
+    """If ``optimize.stop_kl`` left out updates of this epoch: their number, and the approx_kl of the first of them."""
     scale: LossScale | None = None
     """Scale of the loss, with a float16 forward."""
     extra_parts: dict[str, TrainedPart] = field(default_factory=dict)
@@ -102,6 +104,9 @@ def run_updates(
 ) -> None:
     """Run the remaining updates of an epoch; ``len(state.metrics)`` are already done.
 
+    PPO's early stop: an update whose approx_kl exceeds ``stop_kl`` is left out with all after it, as in OpenAI's
+    Spinning Up and Stable-Baselines3. All ranks see the same sum over their rows, so they agree on it.
+
     Args:
         state: changed in place.
         algorithm: gives the loss of each row.
@@ -125,6 +130,10 @@ def run_updates(
         idle = -(-len(chunks) // ranks.shares) - len(own) if state.trainable.sharded else 0
         ahead = partial(_with_idle, partial(read_ahead, reading.read, [*own, *[chunks[0]] * idle]), len(own))
         means = _gradients(state, algorithm, models, ahead, rows=rows, ranks=ranks)
+        if section.stop_kl is not None and means["approx_kl"] > section.stop_kl:
+            state.left_out = {"left_out": len(plan) - number, "left_out_kl": means["approx_kl"]}
+            _clear_gradients(state)
+            return
         gradient_norm = number_of(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
         _check_finite(means, gradient_norm, number)
         _step_extra_parts(state, means, number)
@@ -226,11 +235,15 @@ def _gradients(
         if finite or state.scale.exhausted or not math.isfinite(means["loss"]):
             break
         state.scale, overflows = state.scale.smaller(), overflows + 1
-        for optimizer in (state.optimizer, *(part.optimizer for part in state.extra_parts.values())):
-            optimizer.zero_grad(set_to_none=True)
+        _clear_gradients(state)
     means |= {"loss_scale": factor, "overflows": float(overflows)}
     state.scale = state.scale.after_update()
     return means
+
+
+def _clear_gradients(state: TrainerState) -> None:
+    for optimizer in (state.optimizer, *(part.optimizer for part in state.extra_parts.values())):
+        optimizer.zero_grad(set_to_none=True)
 
 
 def _reduce(figures: RowFigures, ranks: Ranks) -> dict[str, float]:

@@ -6,14 +6,14 @@ import sys
 import torch
 
 from tasks.algorithms.objectives import clipped_surrogate
-from tasks.algorithms.token_objectives import clipped_tokens, masked_sum, token_kl
+from tasks.algorithms.token_objectives import masked_sum, token_kl
 
 found = {}
 x = torch.tensor([[200.0, 0.1]], requires_grad=True)
-clipped_tokens(x, torch.ones(1, 1), 0.2, 0.2).sum().backward()
+clipped_surrogate(x, torch.ones(1, 1), (0.2, 0.2)).sum().backward()
 found["tokens"] = x.grad.tolist()
 x = torch.tensor([200.0], requires_grad=True)
-clipped_surrogate(x, torch.ones(1), 0.2).sum().backward()
+clipped_surrogate(x, torch.ones(1), (0.2, 0.2)).sum().backward()
 found["images"] = x.grad.tolist()
 x = torch.tensor([[-1.0, -100.0]], requires_grad=True)
 kl = token_kl(x, torch.tensor([[-1.5, 0.0]]), "k3")

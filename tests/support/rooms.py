@@ -34,6 +34,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
         "inputs",
         "specs",
         "runs",
+        "choices",
         "metrics",
         "export",
         "fitting",

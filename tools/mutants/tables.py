@@ -143,7 +143,7 @@ NAMED = (
     Named(
         name="SPO does not pull back",
         path=f"{ALGORITHMS}/objectives.py",
-        before="-advantages * ratio + advantages.abs() / (2 * clip_range) * (ratio - 1) ** 2",
+        before="-advantages * ratio + advantages.abs() / (2 * bound) * (ratio - 1) ** 2",
         after="-advantages * ratio",
     ),
     Named(
@@ -179,8 +179,8 @@ NAMED = (
     Named(
         name="DGPO freezes the wrong side",
         path=f"{ALGORITHMS}/dgpo.py",
-        before="torch.where(rows.advantages > 0, ratio > 1 + self.clip_range",
-        after="torch.where(rows.advantages < 0, ratio > 1 + self.clip_range",
+        before="torch.where(rows.advantages > 0, ratio > 1 + high",
+        after="torch.where(rows.advantages < 0, ratio > 1 + high",
     ),
     Named(
         name="GRPO lowers what was rewarded",

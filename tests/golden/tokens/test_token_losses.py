@@ -16,8 +16,9 @@ from configs.errors import ConfigError
 from configs.registry import create
 from models.maths.tokens import log_probs_and_entropy, token_log_probs
 from tasks.algorithms import TOKEN_ALGORITHMS
+from tasks.algorithms.objectives import clipped_surrogate
 from tasks.algorithms.token_grpo import CISPO, DAPO, GSPO, RLOO, DrGRPO, TokenGRPO
-from tasks.algorithms.token_objectives import clipped_tokens, masked_mean, masked_sum, token_kl
+from tasks.algorithms.token_objectives import masked_mean, masked_sum, token_kl
 from tasks.algorithms.tokens import TokenBatch
 
 DATA = Path(__file__).parent / "data"
@@ -155,9 +156,8 @@ def test_ppo_tokens_with_an_advantage_each(folder: Path) -> None:
             continue
         given, mask = Given(case), case.tensor("mask").bool()
         log_probs, _ = given.log_probs(batch_of(case))
-        tokens = clipped_tokens(
-            log_probs - case.tensor("old"), case.tensor("advantages"), params["low"], params["high"]
-        )
+        clip = params["low"], params["high"]
+        tokens = clipped_surrogate(log_probs - case.tensor("old"), case.tensor("advantages"), clip)
         over_rows = params["aggregation"] == "seq-mean-token-mean"
         loss = masked_mean(tokens, mask).mean() if over_rows else masked_sum(tokens, mask).sum() / mask.sum()
         loss.backward()
@@ -219,7 +219,7 @@ def test_log_probs_at_a_temperature_and_entropy(folder: Path) -> None:
 
 
 def test_dapo_is_grpo_with_a_higher_bound_and_one_mean_over_all_tokens() -> None:
-    assert DAPO() == DAPO(clip_low=0.2, clip_high=0.28, normalization="token_mean", ratio="token", surrogate="clip")
+    assert DAPO() == DAPO(clip_range=0.2, clip_high=0.28, normalization="token_mean", ratio="token", surrogate="clip")
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -240,7 +240,7 @@ def test_spo_over_tokens(folder: Path, level: Any) -> None:
 
 
 def test_dr_grpo_is_grpo_with_sums_over_a_constant() -> None:
-    assert DrGRPO(constant=8) == DrGRPO(normalization="constant", constant=8, clip_low=0.2, clip_high=0.2, kl_coef=0.0)
+    assert DrGRPO(constant=8) == DrGRPO(normalization="constant", constant=8, clip_range=0.2, kl_coef=0.0)
     for options in ({}, {"normalization": "token_mean"}):
         with pytest.raises(ConfigError, match="constant"):
             create(TOKEN_ALGORITHMS, "dr_grpo", options, label="algorithm")

@@ -461,7 +461,9 @@ def test_the_gap_is_in_the_unit_of_what_is_clipped_or_masked(name: str, options:
     assert float(compared.max()) > 0
     torch.testing.assert_close(found["gap"], compared, rtol=1e-9, atol=1e-15)
     assert torch.equal(own["gap"], found["gap"])
-    assert hasattr(algorithm, algorithm.gap_limit)
+    label, limit = algorithm.gap_limit
+    assert label == ("the threshold" if name == "flow_dppo" else "the clip range")
+    assert limit == (algorithm.threshold if name == "flow_dppo" else algorithm.clip_range)
 
 
 @pytest.mark.parametrize("name", ["awm", "dgpo", "nft", "crd"])

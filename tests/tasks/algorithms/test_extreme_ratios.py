@@ -16,7 +16,7 @@ from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tasks.algorithms.diffusion import DiffusionBatch, ForwardBatch, TransitionBatch
 from tasks.algorithms.objectives import clipped_surrogate
 from tasks.algorithms.ratios import LARGEST_LOG_RATIO, policy_ratio
-from tasks.algorithms.token_objectives import clipped_tokens, masked_sum, token_kl
+from tasks.algorithms.token_objectives import masked_sum, token_kl
 from tasks.algorithms.tokens import TokenBatch
 from tests.golden.algorithms2026.rows import given
 from tests.support.toy import SHAPE, draws, liking, noised, states, transitions, vector
@@ -90,6 +90,7 @@ def test_of_latents(name: str, options: dict[str, Any]) -> None:
     (slope,) = torch.autograd.grad((found.loss * rows.weights.float()).sum(), leaf)
     assert bool(found.loss.isfinite().all())
     assert bool(slope.isfinite().all())
+    assert algorithm.requires.approx_kl == ("approx_kl" in found.metrics)
     assert all(bool(values.isfinite().all()) for values in found.metrics.values())
     assert not slope[4].any()
     if hasattr(algorithm, "clip_range") and options.get("surrogate") != "spo" and name != "fdfo":
@@ -128,6 +129,7 @@ def test_of_tokens(name: str, options: dict[str, Any], padding: float) -> None:
     (slope,) = torch.autograd.grad((every * rows.weights).sum(), leaf)
     assert bool(every.isfinite().all())
     assert bool(slope.isfinite().all())
+    assert algorithm.requires.approx_kl == ("approx_kl" in found.metrics)
     assert all(bool(values.isfinite().all()) for values in found.metrics.values())
     assert not slope[~mask].any()
     assert not slope[4].any()
@@ -161,11 +163,11 @@ class Fixed:
 def test_the_overflows_that_were_found() -> None:
     """As reported: 0 times an infinite gradient was NaN."""
     log_ratio = torch.tensor([[200.0, 0.1]], requires_grad=True)
-    clipped_tokens(log_ratio, torch.ones(1, 1), 0.2, 0.2).sum().backward()
+    clipped_surrogate(log_ratio, torch.ones(1, 1), (0.2, 0.2)).sum().backward()
     assert log_ratio.grad is not None
     assert log_ratio.grad.tolist() == [[0.0, pytest.approx(-1.10517, rel=1e-5)]]
     other = torch.tensor([200.0], requires_grad=True)
-    clipped_surrogate(other, torch.ones(1), 0.2).sum().backward()
+    clipped_surrogate(other, torch.ones(1), (0.2, 0.2)).sum().backward()
     assert other.grad is not None
     assert other.grad.tolist() == [0.0]
     log_probs = torch.tensor([[-1.0, -100.0]], requires_grad=True)
@@ -181,7 +183,7 @@ def test_a_ratio_has_the_bits_of_exp_up_to_the_bound_and_pulls_back_beyond_it() 
     slopes = [torch.autograd.grad(values.sum(), inside)[0] for values in (policy_ratio(inside), inside.exp())]
     torch.testing.assert_close(*slopes, rtol=0, atol=0)
     beyond = torch.tensor([20.0, 21.0, 1e4], requires_grad=True)
-    (slope,) = torch.autograd.grad(clipped_surrogate(beyond, -torch.ones(3), 0.2).sum(), beyond)
+    (slope,) = torch.autograd.grad(clipped_surrogate(beyond, -torch.ones(3), (0.2, 0.2)).sum(), beyond)
     assert slope.tolist() == [pytest.approx(4.851652e8, rel=1e-6)] * 3
 
 

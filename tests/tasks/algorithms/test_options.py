@@ -18,7 +18,15 @@ from tasks.algorithms.objectives import awm_log_prob, nft_loss
 from tests.support.option_types import option_types, owner, stated
 
 KL = {"kl_coef": 0.0, "kl": "gaussian", "kl_reference": "base"}
-RATIO = {**KL, "clip_range": 1e-4, "surrogate": "clip", "reduce": "mean", "from_means": False}
+RATIO = {
+    **KL,
+    "clip_range": 1e-4,
+    "clip_low": None,
+    "clip_high": None,
+    "surrogate": "clip",
+    "reduce": "mean",
+    "from_means": False,
+}
 FORWARD = {"times": {}, "kl_coef": 0.0}
 DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("algorithm", "grpo"): RATIO,

@@ -146,25 +146,49 @@ def almost_perfect(advantages: list[float], units: list[int], *, tiny: bool) -> 
     return rows, size * vector(START), size * vector(BEHAVIOR)
 
 
-@pytest.mark.parametrize(("name", "options"), [("grpo", {"clip_range": 0.1}), ("tempflow", {"clip_range": 0.1})])
-@pytest.mark.parametrize("shift", [-0.5, -0.05, 0.0, 0.05, 0.5])
-def test_the_loss_of_a_ratio_row_by_row(name: str, options: Options, shift: float) -> None:
+@pytest.mark.parametrize(("low", "high"), [(0.1, 0.1), (0.1, 0.3), (0.3, 0.1)])
+@pytest.mark.parametrize("name", ["grpo", "tempflow"])
+@pytest.mark.parametrize("shift", [-0.5, -0.2, -0.05, 0.0, 0.05, 0.2, 0.5])
+def test_the_loss_of_a_ratio_row_by_row(name: str, low: float, high: float, shift: float) -> None:
     theta, advantages = vector(START), [2.0, -1.0, 0.5, -3.0]
     rows = transitions(advantages, theta)
     rows = dataclasses.replace(rows, old_log_probs=rows.old_log_probs - shift)
+    options = {"clip_range": low} if low == high else {"clip_low": low, "clip_high": high}
     result = make(name, options).loss(rows, models_of(Toy(theta, theta)))
     std = FlowSDE(0.7).step(rows.latents, rows.latents, rows.grid).std
     for row, advantage in enumerate(advantages):
         if name == "tempflow":
             advantage *= float(std[row]) / 0.25
         ratio = math.exp(shift)
-        expected = max(-advantage * ratio, -advantage * min(max(ratio, 0.9), 1.1))
+        expected = max(-advantage * ratio, -advantage * min(max(ratio, 1 - low), 1 + high))
         assert float(result.loss[row].detach()) == pytest.approx(expected, rel=1e-9)
         assert float(result.metrics["ratio"][row]) == pytest.approx(ratio, rel=1e-9)
         assert float(result.metrics["ratio_squared"][row]) == pytest.approx(ratio**2, rel=1e-9)
         assert float(result.metrics["approx_kl"][row]) == pytest.approx(ratio - 1 - shift, abs=1e-12)
-        assert float(result.metrics["clip_high"][row]) == (ratio > 1.1)
-        assert float(result.metrics["clip_low"][row]) == (ratio < 0.9)
+        assert float(result.metrics["clip_high"][row]) == (ratio > 1 + high)
+        assert float(result.metrics["clip_low"][row]) == (ratio < 1 - low)
+
+
+@pytest.mark.parametrize("name", ["grpo", "tempflow", "flash_grpo", "grpo_guard", "awm", "v_grpo", "dgpo", "fdfo"])
+def test_each_bound_of_every_ratio_acts_on_its_side_alone(name: str) -> None:
+    theta, advantages, units = vector(START), [1.0, -1.0, 0.5, -0.5], [0, 0, 1, 1]
+    forward = make(name, {}).requires.data == "forward"
+    rows: DiffusionBatch = noised(advantages, units) if forward else transitions(advantages, theta)
+    rows = dataclasses.replace(rows, units=torch.tensor(units))
+
+    def outside(**options: float) -> Tensor:
+        """Return (2, B) flags of rows beyond the lower and beyond the upper bound."""
+        found = make(name, options).loss(rows, models_of(Toy(moved, theta), theta)).metrics
+        if "frozen" in found:
+            return torch.stack([found["frozen"] * (rows.advantages < 0), found["frozen"] * (rows.advantages > 0)])
+        return torch.stack([found["clip_low"], found["clip_high"]])
+
+    moved, wide, narrow = theta + 1e-2 * vector([0, 0, 1, 1, 1]), 0.9, 1e-9
+    both = outside(clip_range=narrow)
+    assert both.any(1).all()
+    assert torch.equal(outside(clip_range=wide, clip_low=narrow, clip_high=narrow), both)
+    assert torch.equal(outside(clip_range=wide, clip_low=narrow), both * vector([1, 0])[:, None])
+    assert torch.equal(outside(clip_range=wide, clip_high=narrow), both * vector([0, 1])[:, None])
 
 
 @pytest.mark.parametrize("name", ["grpo", "tempflow", "grpo_guard", "awm", "v_grpo"])
@@ -172,7 +196,7 @@ def test_spo_pulls_a_ratio_to_where_the_other_surrogate_lets_go_of_it(name: str)
     log_ratio = vector([0.7, 0.8, 1.0, 1.2, 1.3]).log().requires_grad_()
     ratio = log_ratio.detach().exp()
     for advantage, best in ((2.0, 1.2), (-0.5, 0.8)):
-        loss = simple_surrogate(log_ratio, torch.full_like(ratio, advantage), 0.2)
+        loss = simple_surrogate(log_ratio, torch.full_like(ratio, advantage), (0.2, 0.2))
         for found, at in zip(loss.tolist(), ratio.tolist(), strict=True):
             assert found == pytest.approx(-(advantage * at - abs(advantage) / 0.4 * (at - 1) ** 2), rel=1e-12)
         (slope,) = torch.autograd.grad(loss.sum(), log_ratio)
@@ -190,7 +214,7 @@ def test_spo_pulls_a_ratio_to_where_the_other_surrogate_lets_go_of_it(name: str)
 
 
 def test_ends_of_a_clip_range_are_inside_and_those_of_a_trust_region_outside() -> None:
-    figures = ratio_metrics(vector([0.5, 1.5, 0.25, 2.0]).log(), 0.5)
+    figures = ratio_metrics(vector([0.5, 1.5, 0.25, 2.0]).log(), (0.5, 0.5))
     assert figures["clip_high"].tolist() == [0, 0, 0, 1]
     assert figures["clip_low"].tolist() == [0, 0, 1, 0]
     up, down = vector([2.0, 2.0, 1.0, 2.0]), vector([0.5, 0.5, 1.0, 0.5])

@@ -42,6 +42,7 @@ _TOKENS = "reads every prompt with the model's processor"
 #: What ``check`` does not reach, and why.
 UNREACHED = {
     "models/policies/language_classes.py:check_installed": "needs packages and devices of the machine that samples",
+    "tasks/stages/choose.py:run": "a sampler of one's own has to choose first",
     "tasks/modalities/diffusion/modality.py:encode": "check_marks refuses the prompts of a local folder",
     "models/policies/base.py:load_critic": "a family without critics; check refuses the algorithm",
     "models/policies/diffusion.py:decode_smoothly": "tasks/modalities/diffusion/setting_rules.py refuses it",

@@ -223,6 +223,7 @@ def test_images_of_every_mode_are_taken_as_they_are_seen(given: Make, tmp_path: 
         ("kto", {}, [], "neither pairs nor ratings"),
         ("sft", {}, ["monitors=[{name: jpeg_compressibility, label: other}]"], "monitors acts on rollouts"),
         ("sft", {}, ["optimize.replay={epochs: 1}"], "optimize.replay acts on rollouts"),
+        ("sft", {}, ["prompts.sampler=difficulty"], "prompts.sampler acts on rollouts"),
         ("sft", {}, ["execution.ahead=1"], "execution.ahead acts on rollouts"),
         ("sft", {}, ["advantage.std=global"], "advantage acts on rollouts"),
         ("sft", {}, ["prompts.train=here.txt"], "do not go with 'data'"),

@@ -23,6 +23,7 @@ from configs.schema import RunConfig
 from storage import layout
 from tasks.metrics import tracked as tracked_content
 from tasks.metrics.evaluations import evaluation_figures, weighted_reward
+from tasks.metrics.rules import RULES
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
 from tasks.stages.stage_run import StageRun
@@ -176,6 +177,18 @@ def test_the_list_of_runs_shows_their_scores(tracked: RunContext) -> None:
         f"/#/experiments/{run.info.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey"
     )
     assert runs_page("/nowhere") == "/#/experiments?workflowType=machine_learning"
+
+
+def test_alerts_are_a_tag(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    far = replace(RULES["kl"], fires=lambda history: "far")
+    monkeypatch.setitem(RULES, "kl", far)  # type: ignore[arg-type]
+    context = prepare(make_config("run.epochs=2"))
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    tracker = Tracker(context, orchestrator=LINKS)
+    tracker.log_alerts()
+    tracker.close("KILLED")
+    assert client_of(context)[1].data.tags["flowmill.alerts"] == "kl@1"
 
 
 def test_nothing_new_changes_nothing(tracked: RunContext) -> None:

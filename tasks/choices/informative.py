@@ -1,0 +1,43 @@
+"""Leaves out prompts that are solved, and brings each back now and then for a check.
+
+A group of equal rewards has no advantage (DAPO, arXiv 2503.14476, section 3.2): a prompt that is always solved costs
+rollouts and teaches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import PositiveInt
+
+from tasks.choices.base import BySource, Candidate, Choice, Draw, oldest_first, since
+
+
+@dataclass(frozen=True, kw_only=True)
+class Informative(BySource):
+    """Prompts are drawn in turn, in a random order in each pass, without those that are solved."""
+
+    solved: float = 1.0
+    """Mean weighted reward from which a group of equal rewards is solved."""
+    times: PositiveInt = 2
+    """A prompt is left out after this many solved groups in a row."""
+    again: PositiveInt = 8
+    """Epochs after which a prompt that is left out is drawn for a check."""
+
+    def pick(self, own: Sequence[int], count: int, draw: Draw) -> list[Choice]:
+        """Return the prompts that wait longest; solved ones that are not due only where the others do not suffice."""
+        candidates = draw.candidates
+        kept = {index: self._is_solved(candidates[index]) for index in own}
+        due = {index for index in own if kept[index] and draw.epoch - candidates[index].drawn >= self.again}
+        first = oldest_first([index for index in own if not kept[index] or index in due], draw)
+        others = oldest_first([index for index in own if kept[index] and index not in due], draw)
+
+        def reason(index: int) -> str:
+            state = ", solved: a check" if index in due else ", solved: too few others" if kept[index] else ""
+            return f"{since(candidates[index])}{state}"
+
+        return [Choice(index, reason(index)) for index in [*first, *others][:count]]
+
+    def _is_solved(self, candidate: Candidate) -> bool:
+        return candidate.mean is not None and candidate.mean >= self.solved and candidate.streak >= self.times
