@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from models.attention_masks import KnownLayouts, WholeMasks
 from models.maths.conditioning import Conditioning
-from models.memory.architecture_shapes import Architecture
 from models.memory.architectures import meta_decoder, meta_denoiser
 from models.memory.autocast_rules import CudaCasts
 from models.memory.conditioning_shapes import as_wide
+from models.memory.published import Architecture
 from models.policies.decoding import recompute_decoder
 from models.policies.diffusion import Images
 from models.policies.pipeline import PipelinePolicy

@@ -19,7 +19,7 @@ from models.rewards.device_placement import settled
 from models.rewards.differentiable import processed
 from models.rewards.pretrained import load_pretrained
 from models.rewards.similarity import pixel_similarity, sized_as, structural_similarity
-from models.rewards.sizes import Takes, encoder_of
+from models.rewards.sizes import Takes, transformer_takes
 from models.rewards.weight_files import WeightsFile
 from models.text.control_tokens import as_texts
 
@@ -65,8 +65,8 @@ class ClipEmbeddings:
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
         """Return the memory the model needs on a device, or None if it is not known yet."""
-        known = encoder_of(str(options.get("model", getattr(cls, "model", ""))))
-        return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
+        model = options.get("model", getattr(cls, "model", ""))
+        return transformer_takes(str(model), str(options.get("dtype", cls.dtype)))
 
     def _load(self) -> Any:
         return load_pretrained("CLIPModel", self.model, self.revision, reward=self.name)

@@ -15,7 +15,7 @@ from configs.path_types import ModelPlace
 from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.device_placement import settled
 from models.rewards.pretrained import load_pretrained
-from models.rewards.sizes import Takes, encoder_of
+from models.rewards.sizes import Takes, transformer_takes
 from models.text.chat_templates import day_of, render_chat
 from models.text.control_tokens import as_texts
 
@@ -78,8 +78,7 @@ class SequenceClassification:
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
         """Return the memory the model needs on a device, or None if it is not known yet."""
-        known = encoder_of(str(options.get("model", "")))
-        return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
+        return transformer_takes(str(options.get("model", "")), str(options.get("dtype", cls.dtype)))
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return (B,) logits or probabilities.

@@ -19,7 +19,7 @@ from models.devices import chosen_device, local_rank
 from models.library_loading import read_json
 from models.rewards.answer_parsing import TOKEN, Backbone, read_instruction, token_grid
 from models.rewards.base import Needs, Scores
-from models.rewards.sizes import Takes, encoder_of
+from models.rewards.sizes import Takes, transformer_takes
 from models.rewards.weight_files import WeightsFile
 
 if TYPE_CHECKING:
@@ -149,8 +149,7 @@ class VideoAlign:
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
         """Return the memory the model needs on a device, without its head; None if it is not known yet."""
-        known = encoder_of(str(options.get("model", cls.model)))
-        return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
+        return transformer_takes(str(options.get("model", cls.model)), str(options.get("dtype", cls.dtype)))
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:

@@ -13,7 +13,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from configs.load import load_config
 from configs.registry import resolve
 from models.memory.architectures import meta_denoiser
-from models.memory.published import PUBLISHED as ARCHITECTURES
+from models.memory.published import pipelines
 from models.policies import POLICIES
 from pages.preset_page import ABSENT, deviations, resolved, shown, sources
 from tasks.checks.check import check_config
@@ -99,7 +99,7 @@ def test_published_targets_are_layers_of_the_published_model(name: str) -> None:
     config = load_config(preset(name))
     assert config.model.lora is not None
     assert config.model.path is not None
-    module = meta_denoiser(ARCHITECTURES[config.model.path])
+    module = meta_denoiser(pipelines()[config.model.path])
     layers = [layer for layer, found in module.named_modules() if isinstance(found, torch.nn.Linear)]
     family = resolve(POLICIES, config.model.policy, label="policy")
     for target in config.model.lora.targets or family.lora_targets:

@@ -17,7 +17,7 @@ from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning
 from models.memory.activation_tracing import Footprints, Kept, forget_gradient, kinds
 from models.memory.architectures import architecture_of, meta_decoder, meta_denoiser
-from models.memory.published import PUBLISHED
+from models.memory.published import pipelines
 from models.policies import POLICIES, most_images
 from models.policies.clips import ClipPolicy
 from models.policies.trainable import Trainable
@@ -56,7 +56,7 @@ def every_family() -> list[str]:
     found: dict[tuple[str, int | None], str] = {}
     for preset in (*PRESETS, *sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))):
         model = load_config(ROOT / "configs" / f"{preset}.yaml").model
-        if model.path in PUBLISHED:
+        if model.path in pipelines():
             found.setdefault((model.policy, most_images(model.policy, model.options)), preset)
     return list(found.values())
 

@@ -13,8 +13,8 @@ from configs.registry import resolve
 from configs.schema import RunConfig
 from models.library_loading import quiet_libraries
 from models.memory.activation_tracing import Footprints
-from models.memory.architecture_shapes import Architecture
 from models.memory.architectures import architecture_of
+from models.memory.published import Architecture
 from models.policies import LAST_FRAME, POLICIES, most_images
 from models.policies.diffusion import DiffusionSettings
 from models.policies.parts import Part

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from configs.registry import build, resolve
 from configs.schema import RunConfig
-from models.memory.architecture_shapes import Architecture
 from models.memory.architectures import (
     architecture_of,
     meta_decoder,
     meta_denoiser,
     parameters,
 )
+from models.memory.published import Architecture
 from models.policies import MODULAR, POLICIES
 from models.policies.parts import Part
 from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters

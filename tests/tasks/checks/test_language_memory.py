@@ -11,7 +11,7 @@ import yaml
 from configs.load import load_config
 from models.maths.generation import Sampling, generate
 from models.memory.activation_tracing import PeakMemory, forget_gradient
-from models.memory.language_architectures import PUBLISHED, language_config, meta_language_model
+from models.memory.language_architectures import language_config, meta_language_model
 from models.memory.language_models import TextFootprints
 from models.policies.base import PolicySettings
 from models.policies.causal_lm import CausalLM
@@ -41,7 +41,6 @@ ADAPTERS = "model.lora={rank: 2, alpha: 4}"
 def test_published_models_have_their_stated_size(name: str) -> None:
     module = meta_language_model(language_config(name))
     assert sum(p.numel() for p in module.parameters()) / 1e6 == pytest.approx(STATED[name], rel=0.001)
-    assert PUBLISHED[name] == PUBLISHED.get(name.removesuffix("-Instruct"), PUBLISHED[name])
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ from models.library_loading import diffusers_class
 from models.maths.conditioning import Conditioning
 from models.memory.activation_tracing import Footprints, PeakMemory, kinds
 from models.memory.architectures import architecture_of, meta_denoiser, parameters
-from models.memory.published import PUBLISHED
+from models.memory.published import pipelines
 from models.policies import POLICIES
 from models.policies.diffusion import DiffusionSettings, TrainableDenoiser
 from models.policies.parts import Part
 from models.quickstart.tiny import build_tiny
-from models.rewards.sizes import CLIP_H
+from models.rewards.sizes import Takes, transformer_takes
 from models.weights.lora import LoraSpec, lora_parameters
 from pages.gpu_page import (
     LANGUAGE,
@@ -115,9 +115,9 @@ def test_how_the_work_is_carried_out_changes_nothing_of_a_row() -> None:
     assert activations_of("sd35_medium", *ranks) == activations_of("sd35_medium")
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
+@pytest.mark.parametrize("name", sorted(pipelines()))
 def test_published_models_have_their_stated_size(name: str) -> None:
-    architecture = PUBLISHED[name]
+    architecture = pipelines()[name]
     assert parameters(meta_denoiser(architecture)) * architecture.denoisers / 1e9 == pytest.approx(
         STATED[name], rel=0.02
     )
@@ -226,10 +226,10 @@ SHORTER = {"num_layers": 7, "num_single_layers": 6, "dual_attention_layers": (0,
 )
 def test_a_few_blocks_tell_what_all_of_them_take(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(ROOT / "configs" / f"{preset}.yaml", TRACED[preset])
-    whole = PUBLISHED[str(config.model.path)]
+    whole = pipelines()[str(config.model.path)]
     known = inspect.signature(diffusers_class(whole.denoiser)).parameters
     shorter = {name: value for name, value in SHORTER.items() if name in known}
-    monkeypatch.setitem(PUBLISHED, config.model.path, replace(whole, config={**whole.config, **shorter}))
+    monkeypatch.setitem(pipelines(), config.model.path, replace(whole, config={**whole.config, **shorter}))
     traced, memory = footprints(config), denoiser_of(config)
     module = meta_denoiser(traced._architecture)
     everything = frozenset((name, place) for name, places in kinds(module, traced._policy.blocks) for place in places)
@@ -411,7 +411,8 @@ def test_models_of_rewards_have_a_phase_of_their_own() -> None:
 
 ROW = Activations(sampling=0, training=10**9, decoding=0, kept=6 * 10**8, following=4 * 10**9)
 CLIMB = ("rollout.plan=final", "execution.decode_batch_size=2", "rewards=[{name: pickscore, batch_size: 3}]")
-PICKSCORE = CLIP_H.takes("float32")
+PICKSCORE = transformer_takes("yuvalkirstain/PickScore_v1", "float32")
+assert isinstance(PICKSCORE, Takes)
 
 
 def test_rewards_that_are_followed_back_count_where_that_is_done() -> None:
