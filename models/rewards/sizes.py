@@ -46,12 +46,16 @@ class Takes:
 def transformer_takes(path: str, dtype: str) -> Takes | None:
     """Return the memory of a transformer by folder or hub id, see ``encoder_of``."""
     known, number = encoder_of(path), BYTES[dtype]
-    return known and Takes(
-        weights=known.parameters * number,
-        row=known.row(known.tokens, number),
-        followed=known.followed(known.tokens, number),
-        layers=known.layered * number,
-        layer=known.largest * number,
+    return (
+        None
+        if known is None
+        else Takes(
+            weights=known.parameters * number,
+            row=known.row(known.tokens, number),
+            followed=known.followed(known.tokens, number),
+            layers=known.layered * number,
+            layer=known.largest * number,
+        )
     )
 
 

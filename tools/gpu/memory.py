@@ -89,8 +89,8 @@ def _of_preset(preset: str, config: RunConfig, device: torch.device, blocks: Seq
     simulated, traced = device.type == NAME, footprints_of(config)
     kept = [some_blocks(traced, most) for most in blocks]
     # What is on a device is traced no more.
-    trained = [traced._train(some) for some in kept]
-    sampled = traced._sample(kept[0]) if simulated else 0
+    trained = [traced._train(some)[0] for some in kept]
+    sampled = traced._sample(kept[0])[0] if simulated else 0
     decoding = traced.decoding() if simulated else 0
     # What a clip's autoencoder keeps to go back is a matter of gigabytes and minutes.
     following = traced.following() if simulated and config.model.frames == 1 else 0

@@ -31,7 +31,7 @@ from tasks.modalities.diffusion.checks import check_diffusion, cost_of_diffusion
 from tasks.modalities.diffusion.evaluation_sampling import EvaluationSampler
 from tasks.modalities.diffusion.exporting import PipelineExport
 from tasks.modalities.diffusion.final_samples import decode_in_slices
-from tasks.modalities.diffusion.memory import DenoiserMemory, denoiser_memory
+from tasks.modalities.diffusion.memory import denoiser_memory
 from tasks.modalities.diffusion.rendering import draw, drawing_memory
 from tasks.modalities.diffusion.reward_gradients import follow
 from tasks.modalities.diffusion.rollout_sampling import RolloutSampler
@@ -40,7 +40,7 @@ from tasks.modalities.diffusion.trained_rewards import HeldRewards, decoded_part
 from tasks.modalities.diffusion.training_sets import training_set
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
-from tasks.modalities.memory import DrawingMemory, OptimizerSizes
+from tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
 from tasks.modalities.modality import ExportRequest, Kind, Sampler, SamplingContext, Training
 from tasks.modalities.sample_set import SampleSet
 
@@ -74,7 +74,7 @@ class Diffusion(Kind):
 
     def memory(
         self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
-    ) -> DenoiserMemory | None:
+    ) -> Memory | None:
         """Build denoisers and autoencoder without weights."""
         return denoiser_memory(config, requires, optimizer, reference=reference)
 

@@ -24,13 +24,13 @@ from tasks.inputs.components import tokens_of
 from tasks.inputs.prompts import Prompt
 from tasks.metrics.texts import Text, write_texts
 from tasks.modalities.forward_cost import Cost
-from tasks.modalities.memory import OptimizerSizes
+from tasks.modalities.memory import Memory, OptimizerSizes
 from tasks.modalities.modality import ExportRequest, Kind, Sampler, SamplingContext, Training, ValueRequest
 from tasks.modalities.sample_set import SampleSet
 from tasks.modalities.tokens.checks import check_scored, check_tokens, cost_of_tokens, trial_text
 from tasks.modalities.tokens.critic_values import values_of
 from tasks.modalities.tokens.exporting import LanguageModelExport
-from tasks.modalities.tokens.memory import LanguageMemory, language_memory
+from tasks.modalities.tokens.memory import language_memory
 from tasks.modalities.tokens.prompts import read_prompts
 from tasks.modalities.tokens.sample_sets import TextSet
 from tasks.modalities.tokens.text import stored_text
@@ -65,7 +65,7 @@ class Tokens(Kind):
 
     def memory(
         self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
-    ) -> LanguageMemory | None:
+    ) -> Memory | None:
         """Build actor and critic without weights."""
         return language_memory(config, requires, optimizer, reference=reference)
 
