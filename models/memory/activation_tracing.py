@@ -331,7 +331,7 @@ def _fake(row: Tensor, fakes: FakeTensorMode, rows: int) -> Tensor:
     with fakes:
         if row.is_floating_point():
             return torch.empty((rows, *row.shape[1:]), dtype=row.dtype)
-        made: Any = torch.tensor(row.tolist() * rows)
+        made = torch.tensor(row.tolist() * rows)
     if row.ndim == 1 and isinstance(made, FakeTensor):
         # The mode itself keeps the content of single numbers only; models that compute row by row read each.
         with with_content():

@@ -77,7 +77,6 @@ def denoiser_memory(
     read = max(architecture.text_parameters * number, 0 if execution.holders > 1 else base + decoder)
     ahead = READ_AHEAD * execution.micro_batch_size * row.stored
     lines = _lines(parts, asked)
-    placed = "" if model.policy in MODULAR else "set model.device_map=balanced, or "
     return Memory(
         parameters=role.parameters,
         trained=role.trained,
@@ -87,10 +86,7 @@ def denoiser_memory(
         between=parts["sampling_weights"] + decoder,
         host=host_memory([role], read=read, **{"autoencoder at rest": decoder, "batches read ahead, pinned": ahead}),
         details={**parts, "asked": asked and asdict(asked)},
-        remedies={
-            "": "one row does not fit: lower model.height and model.width, or take a larger GPU",
-            "encode": f"the text encoders alone do not fit; {placed}take a larger GPU",
-        },
+        remedies=_remedies(config),
         notes=() if asked is None else asked.notes,
     )
 
@@ -115,6 +111,14 @@ def _lines(parts: Mapping[str, int], asked: Asked | None) -> dict[str, dict[str,
         **({REWARD_MODELS: models} if any(models.values()) else {}),
         "gradients, moments, averages": {"optimize": parts["training_state"]},
         "activations": work,
+    }
+
+
+def _remedies(config: RunConfig) -> dict[str, str]:
+    placed = "" if config.model.policy in MODULAR else "set model.device_map=balanced, or "
+    return {
+        "": "one row does not fit: lower model.height and model.width, or take a larger GPU",
+        "encode": f"the text encoders alone do not fit; {placed}take a larger GPU",
     }
 
 

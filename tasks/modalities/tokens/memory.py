@@ -12,7 +12,7 @@ from configs.schema import RunConfig
 from models.library_loading import quiet_libraries
 from models.maths.tokens import Widths
 from models.memory.language_architectures import language_config, meta_language_model
-from models.memory.language_models import text_footprints
+from models.memory.language_models import TextFootprints, text_footprints
 from models.policies import POLICIES
 from models.policies.critic_lm import block_lists
 from models.policies.language_model_folders import context_length, load_tokenizer
@@ -21,7 +21,7 @@ from tasks.algorithms.base import Requirements
 from tasks.inputs.components import lora_spec, tokens_of
 from tasks.inputs.prompts import source_prompts
 from tasks.modalities.memory import BYTES, Memory, OptimizerSizes, Role, Sizes, host_memory
-from tasks.modalities.tokens.critic_memory import CriticMemory, frozen_bytes, settings_of
+from tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes, settings_of
 from tasks.modalities.tokens.prompts import Prompts
 from tasks.modalities.tokens.rendering import drawing_of
 
@@ -49,7 +49,7 @@ def language_memory(
     about = None if config.model.path is None else language_config(config.model.path)
     if about is None:
         return None
-    model, execution, estimator = config.model, config.execution, make_estimator(config)
+    model, execution = config.model, config.execution
     spec = lora_spec(config, resolve(POLICIES, model.policy, label="model.policy"))
     sizes = Sizes(config, optimizer, spec)
     module = meta_language_model(about)
@@ -59,15 +59,12 @@ def language_memory(
         about, settings_of(config, model.dtype), spec, critic=critic.settings, own=config.critic.backbone == "own"
     )
     prompt, notes = _prompt_tokens(config, context_length(about))
-    new = tokens_of(config).max_new
-    width = Widths(most=prompt + new, limit=context_length(about)).of(prompt + new)
-    sampled = measured.sampling(execution.rollout_batch_size, prompt=prompt, new=new)
-    compared, stored = reference or estimator.needs_reference, estimator.needs_values or estimator.needs_reference
+    most = prompt + tokens_of(config).max_new
+    width = Widths(most=most, limit=context_length(about)).of(most)
+    apart = critic.apart(execution.micro_batch_size, width)
+    work = _work(config, measured, apart, prompt=prompt, width=width, reference=reference)
+    compared = reference or make_estimator(config).needs_reference
     drawing, drawing_notes = drawing_of(config)
-    rows = execution.micro_batch_size
-    valuing = measured.valuing(rows, width, reference=estimator.needs_reference) if stored else None
-    training = measured.training(rows, width, reference=reference and not estimator.needs_reference)
-    apart = critic.apart(rows, width)
     roles = [role for role in (actor, critic.anywhere) if role is not None]
     largest = 0 if execution.holders > 1 else max(role.parameters for role in roles)
     details: dict[str, Any] = {
@@ -78,14 +75,11 @@ def language_memory(
         "reference_kind": "" if not compared else "a frozen copy" if spec is None else "the actor, adapters off",
         "drawing": None if drawing is None else asdict(drawing),
         "keeps_drawing": execution.keep_renderer,
-        "cache": sampled.cache,
-        "sample": sampled.work,
-        "rescore": measured.scoring(min(execution.rollout_batch_size, rows), width) if tokens_of(config).rescore else 0,
-        "value": None if valuing is None else max(valuing, apart.value),
-        "optimize_activations": training + apart.training,
+        **work,
         "notes": (*notes, *drawing_notes, *apart.notes),
     }
-    names = tuple(name for name in _PHASES if (name != "value" or stored) and (name != "render" or drawing))
+    absent = {"value": work["value"] is None, "render": drawing is None}
+    names = tuple(name for name in _PHASES if not absent.get(name))
     return Memory(
         parameters=actor.parameters,
         trained=actor.trained,
@@ -101,6 +95,26 @@ def language_memory(
         },
         notes=details["notes"],
     )
+
+
+def _work(
+    config: RunConfig, measured: TextFootprints, apart: Apart, *, prompt: int, width: int, reference: bool
+) -> dict[str, int | None]:
+    """Return the cache, and the logits and activations of each phase; no values: None."""
+    execution, estimator, section = config.execution, make_estimator(config), tokens_of(config)
+    rows = execution.micro_batch_size
+    sampled = measured.sampling(execution.rollout_batch_size, prompt=prompt, new=section.max_new)
+    valuing = None
+    if estimator.needs_values or estimator.needs_reference:
+        valuing = max(measured.valuing(rows, width, reference=estimator.needs_reference), apart.value)
+    training = measured.training(rows, width, reference=reference and not estimator.needs_reference)
+    return {
+        "cache": sampled.cache,
+        "sample": sampled.work,
+        "rescore": measured.scoring(min(execution.rollout_batch_size, rows), width) if section.rescore else 0,
+        "value": valuing,
+        "optimize_activations": training + apart.training,
+    }
 
 
 def _lines(
