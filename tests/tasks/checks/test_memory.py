@@ -370,10 +370,10 @@ def test_an_unknown_model_has_no_estimate(tmp_path: Path) -> None:
 
 
 def test_check_says_whether_it_fits(flowmill: FlowmillCommand) -> None:
-    checked = flowmill("check", "configs/qwen_image.yaml", "--gpu-memory", "51")
+    checked = flowmill("check", "configs/qwen_image.yaml", "--gpu-memory", "50.5")
     assert checked.returncode == 0, checked.stderr
     assert "20.43 billion parameters" in checked.stdout
-    assert "does not fit 51 GB; optimize: set execution.micro_batch_size=1" in checked.stdout
+    assert "does not fit 50.5 GB; optimize: set execution.micro_batch_size=1" in checked.stdout
     assert "fits 80 GB per GPU." in flowmill("check", "configs/qwen_image.yaml", "--gpu-memory", "80").stdout
 
 
