@@ -34,8 +34,6 @@ class WholeMasks(TorchFunctionMode):
             return True
         if func is torch.Tensor.__getitem__ and _is_mask(args[1]):
             return (args[0][:0] if args[1] in self._empty else args[0]).clone()
-        if func is torch.Tensor.tolist and _is_mask(args[0]):
-            return [True] * len(args[0])
         result = func(*args, **(kwargs or {}))
         if func is torch.Tensor.__invert__ and _is_mask(result):
             self._empty[result] = True

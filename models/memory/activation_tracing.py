@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -210,7 +210,13 @@ class Footprints:
     def _of_blocks(self, work: Callable[..., tuple[int, ...]], rows: int, *, result: int = 0) -> int:
         """Return a result of some work of the whole model, from models with a few blocks of one kind."""
         found = kinds(meta_denoiser(self._architecture), self._policy.blocks)
-        return extrapolated(lambda kept: self._known(work, kept, rows)[result], found)
+        try:
+            return extrapolated(lambda kept: self._known(work, kept, rows)[result], found)
+        except DataDependentOutputException:
+            # Models that choose a denoiser by each row's noise level are traced with one row.
+            if rows == 1:
+                raise
+            return rows * self._of_blocks(work, 1, result=result)
 
     def _shortened(self, kept: Kept) -> nn.Module:
         """Return the denoiser with some of its blocks."""
