@@ -284,7 +284,7 @@ class Footprints:
             {name: _fake(row, fakes, rows) for name, row in self._rows.conditioning.items()} for _ in range(2)
         )
         conditioning = Conditioning(positive, negative if self._guided else None)
-        return _fake(self._rows.latents, fakes, rows), torch.full((rows,), 0.5), conditioning
+        return _fake(self._rows.latents, fakes, rows), torch.tensor([0.5] * rows), conditioning
 
 
 def kinds(module: nn.Module, blocks: Sequence[str]) -> list[tuple[str, list[int]]]:
