@@ -7,11 +7,10 @@ from pathlib import Path
 
 from configs.load import load_config
 from configs.schema import RunConfig
-from tasks.checks.memory import SCORE, RunMemory, estimate_memory, optimizer_sizes, with_rewards
+from tasks.checks.memory import estimate_memory
 from tasks.inputs.components import make_algorithm
 from tasks.inputs.policy_kind import kind_name
-from tasks.modalities.diffusion.activations import Activations, measure_activations
-from tasks.modalities.diffusion.memory import DenoiserMemory, denoiser_memory
+from tasks.modalities.memory import SCORE, Memory
 from tools.benchmarks.traffic import expected
 
 ROOT = Path(__file__).parent.parent
@@ -42,23 +41,17 @@ def gigabytes(number: float) -> str:
     return f"{number / 1e9:.1f}"
 
 
-def memory_of(config: RunConfig, activations: Activations | None = None) -> RunMemory:
+def memory_of(config: RunConfig, *, reference: bool = False) -> Memory:
     """Return the memory of a config with its rewards."""
-    return with_rewards(config, denoiser_of(config, activations))
-
-
-def denoiser_of(config: RunConfig, activations: Activations | None = None) -> DenoiserMemory:
-    """Return the memory of a config's denoisers, whose activations may be known."""
-    requires, optimizer = make_algorithm(config).requires, optimizer_sizes(config)
-    found = denoiser_memory(config, requires, optimizer, reference=False, activations=activations)
+    found = estimate_memory(config, reference=reference)
     assert found is not None
     return found
 
 
-def memory_row(preset: str, activations: Activations) -> str:
+def memory_row(preset: str) -> str:
     """Return a preset's row of the first table."""
     path = ROOT / "configs" / f"{preset}.yaml"
-    one, eight = (memory_of(load_config(path, extra), activations) for extra in ((), EIGHT))
+    one, eight = (memory_of(load_config(path, extra)) for extra in ((), EIGHT))
     phases = [gigabytes(one.phases[name]) if name in one.phases else "" for name in PHASES]
     cells = [f"`{preset}`", f"{one.parameters / 1e9:.1f}", *phases, smallest(one), gigabytes(eight.phases["optimize"])]
     return "| " + " | ".join(cells) + " |"
@@ -67,14 +60,12 @@ def memory_row(preset: str, activations: Activations) -> str:
 def language_row(preset: str) -> str:
     """Return the row of a preset that trains a language model, in a table of its own."""
     config = load_config(ROOT / "configs" / f"{preset}.yaml")
-    reference = make_algorithm(config).requires.reference
-    found = estimate_memory(config, reference=reference)
-    assert found is not None
+    found = memory_of(config, reference=make_algorithm(config).requires.reference)
     phases = [gigabytes(found.phases[name]) if name in found.phases else "" for name in LANGUAGE_PHASES]
     return "| " + " | ".join([f"`{preset}`", f"{found.parameters / 1e9:.1f}", *phases, smallest(found)]) + " |"
 
 
-def smallest(memory: RunMemory) -> str:
+def smallest(memory: Memory) -> str:
     """Return the smallest GPU every phase fits."""
     most = max(memory.phases.values())
     return next((f"{size} GB" for size in SIZES if most <= USABLE * size * 1e9), "none of them")
@@ -83,7 +74,7 @@ def smallest(memory: RunMemory) -> str:
 def traffic_row(preset: str) -> str:
     """Return a preset's row of the second table: bytes of an update of one micro-batch, and seconds on links."""
     config = load_config(ROOT / "configs" / f"{preset}.yaml")
-    known = memory_of(config, Activations(sampling=0, training=0, decoding=0))
+    known = memory_of(config)
     number = 4 if config.model.dtype == "float32" else 2
     sizes = {"frozen": known.parameters * number, "trained": known.trained * 4, "tokens": 0, "attentions": 0}
     cells = [f"`{preset}`"]
@@ -114,14 +105,8 @@ def tables(rows: Sequence[str]) -> dict[str, list[str]]:
 
 def main() -> None:
     """Replace the tables of the page."""
-    rows = []
-    for preset in PRESETS:
-        config = load_config(ROOT / "configs" / f"{preset}.yaml")
-        activations = measure_activations(config, make_algorithm(config).requires)
-        assert activations is not None
-        rows.append(memory_row(preset, activations))
     text = PAGE.read_text()
-    for name, table in tables(rows).items():
+    for name, table in tables([memory_row(preset) for preset in PRESETS]).items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, _, rest = text.partition(begin)
         text = before + begin + "\n".join(table) + "\n" + end + rest.partition(end)[2]

@@ -52,7 +52,7 @@ def check_command(
 def _estimate(config: RunConfig, *, gpu_memory: float | None, deep: bool, as_json: bool) -> None:
     from tasks.checks.check import check_config
     from tasks.checks.idle_time import idle_notes, idle_shares
-    from tasks.checks.memory import memory_and_notes
+    from tasks.checks.memory import memory_advice, memory_and_notes
     from tasks.checks.notes import cut_notes, padding_notes, training_notes
     from tasks.checks.try_rewards import loads_model, time_rewards, try_rewards
 
@@ -90,7 +90,9 @@ def _estimate(config: RunConfig, *, gpu_memory: float | None, deep: bool, as_jso
     _print_scoring(scoring)
     _print_idle(config, idle)
     if memory is not None:
-        _print_memory(config, memory, gpu_memory)
+        _print_memory(memory)
+        if gpu_memory is not None:
+            _print_advice(memory_advice(config, int(gpu_memory * 1e9), reference=cost.reference), gpu_memory)
     if deep:
         _print_changed(changed)
     for note in notes:
@@ -174,7 +176,7 @@ def _print_changed(changed: list[str] | None) -> None:
         console.print("local files: unchanged since last read.")
 
 
-def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -> None:
+def _print_memory(memory: Memory) -> None:
     trained = "all" if memory.trained == memory.parameters else f"{memory.trained / 1e6:,.1f} million in adapters"
     console.print(
         f"model: {memory.parameters / 1e9:,.2f} billion parameters, {trained} trained; {memory.tokens:,} tokens"
@@ -188,9 +190,9 @@ def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -
     if memory.host:
         parts = ", ".join(f"{label} {size(count)}" for label, count in memory.host.items())
         console.print(f"host memory per rank, at most, in addition to Python and the driver: {parts}")
-    if gpu_memory is None:
-        return
-    changes = memory.advice(config, int(gpu_memory * 1e9))
+
+
+def _print_advice(changes: Sequence[str], gpu_memory: float) -> None:
     for change in changes:
         console.print(f"does not fit {gpu_memory:g} GB; {change}")
     if not changes:

@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.maths.conditioning import Conditioning
-from models.memory.architecture_shapes import Architecture
 from models.memory.architectures import meta_decoder, meta_denoiser
 from models.memory.autocast_rules import CudaCasts
 from models.memory.conditioning_shapes import as_wide
-from models.policies.attention_masks import KnownLayouts, WholeMasks
+from models.memory.published import Architecture
+from models.policies.attention_masks import KnownLayouts, WholeMasks, with_content
 from models.policies.decoding import recompute_decoder
 from models.policies.diffusion import Images
 from models.policies.pipeline import PipelinePolicy
@@ -63,9 +63,9 @@ class PeakMemory(TorchDispatchMode):
     def __init__(self) -> None:
         """Start with nothing."""
         super().__init__()
-        self.now = 0
+        self.now: int = 0
         """Bytes in use."""
-        self.peak = 0
+        self.peak: int = 0
         """Peak bytes in use."""
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -129,6 +129,7 @@ class Footprints:
             images: source images of one prompt, for families that take them.
         """
         self._policy, self._architecture, self._lora, self._guided = policy, architecture, lora, guided
+        self._results: dict[tuple[Any, ...], tuple[int, ...]] = {}
         small: Any = next(iter(policy.denoisers.values()))
         large: Any = meta_denoiser(architecture)
         with torch.no_grad():
@@ -141,41 +142,51 @@ class Footprints:
             setattr(policy.pipeline, name, large)
         self._rows = Rows(policy.initial_latents([torch.Generator().manual_seed(0)]), wider)
 
-    def sampling(self) -> int:
-        """Return the bytes of a forward of one row without gradient, without weights."""
-        return self._of_blocks(self._sample)
+    def sampling(self, rows: int = 1) -> int:
+        """Return the bytes of a forward of some rows without gradient, without weights."""
+        return self._of_blocks(self._sample, rows)
 
-    def training(self) -> int:
-        """Return the bytes of a forward and backward of one row, without weights and their gradients."""
-        return self._of_blocks(self._train)
+    def training(self, rows: int = 1) -> int:
+        """Return the bytes of a forward and backward of some rows, without weights and their gradients."""
+        return self._of_blocks(self._train, rows)
 
-    def keeping(self) -> int:
-        """Return the bytes that a forward of one row keeps for its backward, until that begins."""
-        return self._of_blocks(self._keep)
+    def keeping(self, rows: int = 1) -> int:
+        """Return the bytes that a forward of some rows keeps for its backward, until that begins."""
+        return self._of_blocks(self._train, rows, result=1)
 
-    def decoding(self) -> int:
-        """Return the bytes of decoding the final latents of one row, without the autoencoder's weights."""
+    def decoding(self, rows: int = 1) -> int:
+        """Return the bytes of decoding the final latents of some rows, without the autoencoder's weights."""
+        return self._known(self._decode, rows)[0]
+
+    def following(self, rows: int = 1) -> int:
+        """Return the bytes of decoding the final latents of some rows and of the backward pass to them."""
+        return self._known(self._follow, rows)[0]
+
+    def _known(self, work: Callable[..., tuple[int, ...]], *given: Any) -> tuple[int, ...]:
+        """Return the results of some work, which is traced once."""
+        if (work.__name__, *given) not in self._results:
+            self._results[work.__name__, *given] = work(*given)
+        return self._results[work.__name__, *given]
+
+    def _decode(self, rows: int) -> tuple[int]:
         vae, fakes = self._decoder()
         if self._policy.settings.vae_tiling:
             vae.enable_tiling()
         with traced(fakes) as memory, torch.no_grad():
-            decoded = vae.decode(torch.empty(self._latents(vae)), return_dict=False)[0]
+            decoded = vae.decode(torch.empty(self._latents(vae, rows)), return_dict=False)[0]
             (decoded / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
-        return int(memory.peak)
+        return (memory.peak,)
 
-    def following(self) -> int:
-        """Return the bytes of decoding the final latents of one row and of the backward pass to them, without weights.
-
-        All tiles keep their activations at once, so tiles need the memory of the whole image, times their overlap.
-        """
+    def _follow(self, rows: int) -> tuple[int]:
         vae, fakes = self._decoder()
         if self._policy.settings.gradient_checkpointing:
             recompute_decoder(vae)
         with traced(fakes) as memory:
-            latents = torch.empty(self._latents(vae)).requires_grad_()
+            latents = torch.empty(self._latents(vae, rows)).requires_grad_()
             decoded = vae.decode(latents, return_dict=False)[0]
             (decoded / 2 + 0.5).square().mean().backward()
-        return int(memory.peak * (_OVERLAP if self._policy.settings.vae_tiling else 1))
+        # All tiles keep their activations at once, so tiles need the memory of the whole image, times their overlap.
+        return (int(memory.peak * (_OVERLAP if self._policy.settings.vae_tiling else 1)),)
 
     def _decoder(self) -> tuple[Any, FakeTensorMode]:
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
@@ -183,12 +194,12 @@ class Footprints:
         fake_module(vae.requires_grad_(False).eval(), fakes)
         return vae, fakes
 
-    def _latents(self, vae: Any) -> tuple[int, ...]:
-        """Return the shape of the final latents of one row."""
+    def _latents(self, vae: Any, rows: int) -> tuple[int, ...]:
+        """Return the shape of the final latents of some rows."""
         settings, (channels, pixels, _) = self._policy.settings, self._architecture.latents
         clips = any(name in vae.config for name in ("z_dim", "temporal_compression_ratio", "clip_length"))
         frames = (self._architecture.latent_frames(settings.frames),) if clips else ()
-        return (1, channels, *frames, settings.height // pixels, settings.width // pixels)
+        return (rows, channels, *frames, settings.height // pixels, settings.width // pixels)
 
     def stored(self) -> int:
         """Return the bytes of a training row: latents before and after a step, and conditioning."""
@@ -196,21 +207,16 @@ class Footprints:
         conditioning = sum(row.numel() * row.element_size() for row in self._rows.conditioning.values())
         return 2 * self._rows.latents.numel() * self._rows.latents.element_size() + halves * conditioning
 
-    def _of_blocks(self, measure: Callable[[Kept], int]) -> int:
-        """Return a measure of the whole model, from models with a few blocks of one kind.
-
-        The peak is in the last block of some kind: its own memory, and that kept by all blocks before it.
-        """
+    def _of_blocks(self, work: Callable[..., tuple[int, ...]], rows: int, *, result: int = 0) -> int:
+        """Return a result of some work of the whole model, from models with a few blocks of one kind."""
         found = kinds(meta_denoiser(self._architecture), self._policy.blocks)
-        if all(len(places) <= _FEW for _, places in found):
-            return measure(frozenset((name, place) for name, places in found for place in places))
-        largest = before = 0
-        for name, places in found:
-            few = measure(frozenset((name, place) for place in places[:_FEW]))
-            more = measure(frozenset((name, place) for place in places[: _FEW + 1])) if len(places) > _FEW else few
-            largest = max(largest, before + few + (more - few) * max(0, len(places) - _FEW))
-            before += (more - few) * len(places)
-        return largest
+        try:
+            return extrapolated(lambda kept: self._known(work, kept, rows)[result], found)
+        except DataDependentOutputException:
+            # Models that choose a denoiser by each row's noise level are traced with one row.
+            if rows == 1:
+                raise
+            return rows * self._of_blocks(work, 1, result=result)
 
     def _shortened(self, kept: Kept) -> nn.Module:
         """Return the denoiser with some of its blocks."""
@@ -223,31 +229,26 @@ class Footprints:
                 setattr(module, name, nn.ModuleList(some))
         return module
 
-    def _sample(self, kept: Kept) -> int:
+    def _sample(self, kept: Kept, rows: int = 1) -> tuple[int]:
+        """Return the peak of a forward without gradient."""
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._take(kept, fakes)
         with traced(fakes, layouts=self._policy.asks_layout) as memory, torch.no_grad():
-            self._policy.velocity(*self._inputs(fakes))
-        return int(memory.peak)
+            self._policy.velocity(*self._inputs(fakes, rows))
+        return (memory.peak,)
 
-    def _train(self, kept: Kept) -> int:
-        return self._trained(kept)[0]
-
-    def _keep(self, kept: Kept) -> int:
-        return self._trained(kept)[1]
-
-    def _trained(self, kept: Kept) -> tuple[int, int]:
+    def _train(self, kept: Kept, rows: int = 1) -> tuple[int, int]:
         """Return the peak of a forward and backward, and the memory held between the two."""
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         for parameter in self._take(kept, fakes):
             parameter.register_post_accumulate_grad_hook(forget_gradient)
         with traced(fakes, layouts=self._policy.asks_layout) as memory:
-            latents, sigma, conditioning = self._inputs(fakes)
+            latents, sigma, conditioning = self._inputs(fakes, rows)
             # Gradients go through blocks without adapters too.
             velocity = self._policy.velocity(latents.requires_grad_(), sigma, conditioning)
-            between = int(memory.now)
+            between = memory.now
             velocity.square().mean().backward()  # type: ignore[no-untyped-call]
-        return int(memory.peak), between
+        return memory.peak, between
 
     def _take(self, kept: Kept, fakes: FakeTensorMode) -> list[nn.Parameter]:
         """Set denoisers with some of the blocks in the policy, and return the trained parameters."""
@@ -277,13 +278,13 @@ class Footprints:
         names = [name for module in self._policy.denoisers.values() for name, _ in module.named_modules()]
         return replace(self._lora, targets=tuple(t for t in self._lora.targets if any(targeted(n, [t]) for n in names)))
 
-    def _inputs(self, fakes: FakeTensorMode) -> tuple[Tensor, Tensor, Conditioning]:
-        """Return latents, noise level and conditioning of one row, counted as they are made."""
+    def _inputs(self, fakes: FakeTensorMode, rows: int) -> tuple[Tensor, Tensor, Conditioning]:
+        """Return latents, noise levels and conditioning of some rows, counted as they are made."""
         positive, negative = (
-            {name: _fake(row, fakes) for name, row in self._rows.conditioning.items()} for _ in range(2)
+            {name: _fake(row, fakes, rows) for name, row in self._rows.conditioning.items()} for _ in range(2)
         )
         conditioning = Conditioning(positive, negative if self._guided else None)
-        return _fake(self._rows.latents, fakes), torch.tensor([0.5]), conditioning
+        return _fake(self._rows.latents, fakes, rows), torch.tensor([0.5] * rows), conditioning
 
 
 def kinds(module: nn.Module, blocks: Sequence[str]) -> list[tuple[str, list[int]]]:
@@ -296,6 +297,22 @@ def kinds(module: nn.Module, blocks: Sequence[str]) -> list[tuple[str, list[int]
                 shapes = tuple((key, tuple(p.shape)) for key, p in block.named_parameters())
                 found.setdefault((name, (type(block), shapes)), []).append(place)
     return [(name, places) for (name, _), places in found.items()]
+
+
+def extrapolated(measure: Callable[[Kept], int], found: Sequence[tuple[str, Sequence[int]]]) -> int:
+    """Return a measure of a whole model, from those of two and of three of its blocks of each kind.
+
+    The peak is in the last block of some kind: its own memory, and that kept by all blocks before it.
+    """
+    if all(len(places) <= _FEW for _, places in found):
+        return measure(frozenset((name, place) for name, places in found for place in places))
+    largest = before = 0
+    for name, places in found:
+        few = measure(frozenset((name, place) for place in places[:_FEW]))
+        more = measure(frozenset((name, place) for place in places[: _FEW + 1])) if len(places) > _FEW else few
+        largest = max(largest, before + few + (more - few) * max(0, len(places) - _FEW))
+        before += (more - few) * len(places)
+    return largest
 
 
 def fake_module(module: nn.Module, fakes: FakeTensorMode) -> nn.Module:
@@ -315,10 +332,17 @@ def fake_module(module: nn.Module, fakes: FakeTensorMode) -> nn.Module:
     return module
 
 
-def _fake(row: Tensor, fakes: FakeTensorMode) -> Tensor:
-    """Return a fake row; integers, such as lengths, keep their content."""
+def _fake(row: Tensor, fakes: FakeTensorMode, rows: int) -> Tensor:
+    """Return fake copies of a (1, ...) row; integers, such as lengths, keep their content."""
     with fakes:
-        return torch.empty(row.shape, dtype=row.dtype) if row.is_floating_point() else torch.tensor(row.tolist())
+        if row.is_floating_point():
+            return torch.empty((rows, *row.shape[1:]), dtype=row.dtype)
+        made = torch.tensor(row.tolist() * rows)
+    if row.ndim == 1 and isinstance(made, FakeTensor):
+        # The mode itself keeps the content of single numbers only; models that compute row by row read each.
+        with with_content():
+            made.constant = row.repeat(rows)
+    return made
 
 
 def forget_gradient(parameter: Tensor) -> None:

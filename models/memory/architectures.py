@@ -1,7 +1,7 @@
 """Sizes of published models, without their weights: denoisers built on the meta device from their configs.
 
-A local folder has the configs. For models on the hub, the published ones are in ``models.memory.published``, so that a
-config can be checked before a download.
+A local folder has the configs. Those of published models are in ``models/memory/published.yaml``, so that a config can
+be checked before a download.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from models.library_loading import diffusers_class, read_json
-from models.memory.architecture_shapes import Architecture, TextEncoder
-from models.memory.published import CLIP_TOKENS, HUNYUAN15_FURTHER, PUBLISHED, VAE, VAES
+from models.memory.published import Architecture, Transformer, of_class, pipelines
 from models.policies.pipeline_configs import whole
 from models.policies.pipeline_index import index_file, read_index_file
 from models.weights.stored_weights import on_meta
@@ -25,29 +24,6 @@ if TYPE_CHECKING:
 
 #: Names of sizes in a text encoder's config: T5's names, and those of all others.
 _TEXT_SIZES = {"width": ("d_model", "hidden_size"), "inner": ("d_ff", "intermediate_size")}
-#: Text tokens in the denoiser's sequence, where it is not 512 (0: text is used by cross-attention only).
-_TEXT_TOKENS = {
-    "UNet2DConditionModel": 0,
-    "SD3Transformer2DModel": 333,
-    "WanTransformer3DModel": 0,
-    "SanaTransformer2DModel": 0,
-    "SanaVideoTransformer3DModel": 0,
-    "Flux3Transformer2DModel": 480,
-    "LTX2VideoTransformer3DModel": 0,
-    "CogVideoXTransformer3DModel": 226,
-    # Qwen's and ByT5's tokens, and those of an image, which are there without an image too.
-    "HunyuanVideo15Transformer3DModel": 1000 + HUNYUAN15_FURTHER,
-}
-#: The text tokens among these that no setting changes.
-_FURTHER_TEXT = {"SD3Transformer2DModel": CLIP_TOKENS, "HunyuanVideo15Transformer3DModel": HUNYUAN15_FURTHER}
-#: Denoisers whose patch size is the latents per side of a token; others have 1, and their pipelines pack latents.
-_PATCHED = frozenset(
-    {
-        *("SD3Transformer2DModel", "SanaTransformer2DModel", "HunyuanVideo15Transformer3DModel"),
-        "QwenImage21Transformer2DModel",
-        "LTX2VideoTransformer3DModel",
-    }
-)
 #: Prefixes of components that encode prompts and their images.
 _ENCODERS = ("text_encoder", "image_encoder", "connectors")
 #: Pipelines in which the prompt's source image is appended to the generated tokens.
@@ -62,7 +38,7 @@ def architecture_of(path: str) -> Architecture | None:
     """
     folder = Path(path).expanduser()
     if not index_file(folder).is_file():
-        return PUBLISHED.get(path)
+        return pipelines().get(path)
     try:
         with whole(folder):
             return _local(folder)
@@ -77,7 +53,7 @@ def meta_denoiser(architecture: Architecture) -> nn.Module:
 
 def meta_decoder(architecture: Architecture) -> nn.Module:
     """Return the autoencoder without weights."""
-    about = dict(architecture.vae or VAES.get(architecture.denoiser, VAE))
+    about = dict(architecture.vae)
     made = diffusers_class(about.pop("class"))
     return on_meta(lambda: made(**about))
 
@@ -94,25 +70,22 @@ def _local(folder: Path) -> Architecture | None:
     if not names or not vae.is_file():
         return None
     config, about, made = read_json(folder / names[0] / "config.json"), read_json(vae), index[names[0]][1]
-    return Architecture(
-        denoiser=made,
-        config={key: value for key, value in config.items() if not key.startswith("_")},
-        denoisers=len(names),
-        latents=latent_shape(about),
-        chunk=chunk_of(about),
-        text_tokens=_TEXT_TOKENS.get(made, 512),
-        further_text=_FURTHER_TEXT.get(made, 0),
-        patch={"unet": 1}.get(names[0], config.get("patch_size", 2) if made in _PATCHED else 2),
-        image_tokens=index["_class_name"] in _IMAGE_TOKENS,
-        text_parameters=sum(
+    fields: dict[str, Any] = {
+        "config": {key: value for key, value in config.items() if not key.startswith("_")},
+        "denoisers": len(names),
+        "latents": latent_shape(about),
+        "chunk": chunk_of(about),
+        "image_tokens": index["_class_name"] in _IMAGE_TOKENS,
+        "text_parameters": sum(
             sum(stored_numbers(folder / name).values()) for name in index if name.startswith(_ENCODERS)
         ),
-        text=_text_encoder([read_json(path) for path in sorted(folder.glob("text_encoder*/config.json"))]),
-        vae={"class": index["vae"][1], **{key: value for key, value in about.items() if not key.startswith("_")}},
-    )
+        "text": _text_encoder([read_json(path) for path in sorted(folder.glob("text_encoder*/config.json"))]),
+        "vae": {"class": index["vae"][1], **{key: value for key, value in about.items() if not key.startswith("_")}},
+    }
+    return Architecture(denoiser=made, **{**of_class(made, config), **fields})
 
 
-def _text_encoder(configs: Sequence[Mapping[str, Any]]) -> TextEncoder:
+def _text_encoder(configs: Sequence[Mapping[str, Any]]) -> Transformer:
     """Return the largest of a folder's text encoders."""
     found = []
     for config in configs:
@@ -120,8 +93,8 @@ def _text_encoder(configs: Sequence[Mapping[str, Any]]) -> TextEncoder:
         sizes = {name: next((about[key] for key in keys if key in about), 0) for name, keys in _TEXT_SIZES.items()}
         # T5 materializes attention scores; language models keep the outputs of all layers.
         more = {"heads": about["num_heads"]} if "d_model" in about else {"kept": about.get("num_hidden_layers", 0)}
-        found.append(TextEncoder(**sizes, **more))
-    return max(found, key=lambda encoder: encoder.width * encoder.inner, default=TextEncoder(width=0, inner=0))
+        found.append(Transformer(**sizes, **more))
+    return max(found, key=lambda encoder: encoder.width * encoder.inner, default=Transformer(width=0, inner=0))
 
 
 def stored_numbers(folder: Path) -> dict[str, int]:

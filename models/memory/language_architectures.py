@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from configs.errors import ConfigError
+from models.memory.published import published
 from models.policies.critic_lm import ValueModel
 from models.policies.language_classes import attention_of, check_causal
 from models.policies.language_model_folders import load_language_config
 from models.weights.pretrained_loading import auto_from_config
 from models.weights.stored_weights import on_meta
-
-
-def _qwen25(hidden: int, inner: int, layers: int, heads: int, groups: int, **other: Any) -> dict[str, Any]:
-    """Return the fields of a Qwen2.5 that differ from the class's defaults, as in its config.json."""
-    shape = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
-    known = {"vocab_size": 151_936, "max_position_embeddings": 32_768, "tie_word_embeddings": True}
-    attention = {"num_attention_heads": heads, "num_key_value_heads": groups}
-    return {"model_type": "qwen2", **shape, **attention, **known, **other}
-
-
-_QWEN25_05B = _qwen25(896, 4864, 24, 14, 2)
-_QWEN25_7B = _qwen25(3584, 18_944, 28, 28, 4, vocab_size=152_064, tie_word_embeddings=False)
-#: Published models, so that a config can be checked before a download.
-PUBLISHED: Mapping[str, Mapping[str, Any]] = {
-    "Qwen/Qwen2.5-0.5B": _QWEN25_05B,
-    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN25_05B,
-    "Qwen/Qwen2.5-1.5B": _qwen25(1536, 8960, 28, 12, 2),
-    "Qwen/Qwen2.5-1.5B-Instruct": _qwen25(1536, 8960, 28, 12, 2),
-    "Qwen/Qwen2.5-7B": _QWEN25_7B,
-    "Qwen/Qwen2.5-7B-Instruct": _QWEN25_7B,
-    "HuggingFaceTB/SmolLM2-135M-Instruct": {
-        "model_type": "llama",
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 49_152,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    },
-}
 
 
 def language_config(path: str) -> Any:
@@ -55,10 +23,8 @@ def language_config(path: str) -> Any:
     folder = Path(path).expanduser()
     if folder.is_dir():
         return load_language_config(folder)
-    if path not in PUBLISHED:
-        return None
-    about = dict(PUBLISHED[path])
-    return AutoConfig.for_model(about.pop("model_type"), **about)
+    about = published("language").get(path)
+    return None if about is None else AutoConfig.for_model(**about)
 
 
 def meta_language_model(config: Any, attention: str | None = None) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models.maths.tokens import draw
-from models.memory.activation_tracing import fake_module, forget_gradient, traced
+from models.memory.activation_tracing import extrapolated, fake_module, forget_gradient, traced
 from models.policies.causal_lm import CausalLM
 from models.policies.critic_lm import CriticLM, ValueModel, recompute_layers
 from models.policies.language_classes import attention_of
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from models.policies.trainable import Trainable
     from models.weights.lora import LoraSpec
 
-#: Layers of the first measurement; one more layer gives the memory each adds.
-_FEW = 2
+
+#: What measures a model keeps its results.
+_KNOWN: dict[tuple[Any, ...], TextFootprints] = {}
 
 
 class NotMeasuredError(Exception):
@@ -51,7 +52,7 @@ class Sampled:
 
 
 class TextFootprints:
-    """Measures a language model, and its critic."""
+    """Measures a language model, and its critic; results are kept."""
 
     def __init__(
         self, config: Any, settings: PolicySettings, lora: LoraSpec | None, *, critic: PolicySettings | None, own: bool
@@ -66,6 +67,7 @@ class TextFootprints:
             own: the critic has its own backbone.
         """
         self._config, self._settings, self._lora = config, settings, lora
+        self._results: dict[tuple[str | int, ...], int] = {}
         self._critic_settings, self._own = critic, own
 
     def sampling(self, rows: int, *, prompt: int, new: int) -> Sampled:
@@ -77,38 +79,18 @@ class TextFootprints:
             new: maximum tokens of a completion.
         """
         kept = prompt + new - 1
-        cache = self._of_layers(lambda layers: _cache_bytes(self._filled(layers, rows, kept)[1]))
-        first = self._of_layers(lambda layers: self._begin(layers, rows, prompt))
-        last = self._of_layers(lambda layers: self._go_on(layers, rows, kept))
+        cache = self._of_layers(self._cached, rows, kept)
+        last = self._of_layers(self._go_on, rows, kept)
+        first = self._peak(_begin, rows, prompt)
         return Sampled(cache=cache, work=max(0, max(first, last) - cache))
 
     def scoring(self, rows: int, width: int) -> int:
         """Return the memory of log-probs of whole rows, without gradient."""
-
-        def measure(layers: int) -> int:
-            policy, fakes = self._policy(layers)
-            with traced(fakes) as memory, torch.no_grad():
-                policy.log_probs(_rows(rows, width), 1.0)
-            return int(memory.peak)
-
-        return self._of_layers(measure)
+        return self._peak(_score, rows, width)
 
     def valuing(self, rows: int, width: int, *, reference: bool) -> int:
         """Return the memory of values of whole rows, and of the base model's log-probs if needed."""
-
-        def measure(layers: int) -> int:
-            policy, fakes = self._policy(layers)
-            critic = self._critic(layers, fakes)
-            with traced(fakes) as memory, torch.no_grad():
-                ids = _rows(rows, width)
-                if critic is not None:
-                    hidden = policy.log_probs_and_hidden(ids, 1.0)[2] if critic.reads_policy else None
-                    critic.values(ids, hidden)
-                if reference:
-                    policy.policy.logits(ids).float().log_softmax(-1)
-            return int(memory.peak)
-
-        return self._of_layers(measure)
+        return self._peak(_value, rows, width, reference)
 
     def training(self, rows: int, width: int, *, reference: bool) -> int:
         """Return the memory of a forward and backward of whole rows, without weights and their gradients.
@@ -118,68 +100,45 @@ class TextFootprints:
             width: W.
             reference: log-probs of the base model are computed in between.
         """
-
-        def measure(layers: int) -> int:
-            policy, fakes = self._policy(layers)
-            critic = self._critic(layers, fakes)
-            with traced(fakes) as memory:
-                ids = _rows(rows, width)
-                hidden = None
-                if critic is not None and critic.reads_policy:
-                    log_probs, _, hidden = policy.log_probs_and_hidden(ids, 1.0)
-                else:
-                    log_probs, _ = policy.log_probs(ids, 1.0)
-                loss = log_probs.square().mean()
-                if critic is not None:
-                    loss = loss + critic.values(ids, hidden).square().mean()
-                if reference:
-                    with torch.no_grad():
-                        policy.policy.logits(ids).float().log_softmax(-1)
-                loss.backward()  # type: ignore[no-untyped-call]
-            return int(memory.peak)
-
-        return self._of_layers(measure)
+        return self._peak(_train, rows, width, reference, gradient=True)
 
     def training_of_critic(self, rows: int, width: int) -> int:
         """Return the memory of a forward and backward of a critic with its own backbone."""
+        return self._peak(_train_critic, rows, width, gradient=True)
 
-        def measure(layers: int) -> int:
-            fakes = self._policy(layers)[1]
+    def _peak(self, work: Callable[..., None], *given: int, gradient: bool = False) -> int:
+        """Return the peak memory of some work with policy and critic."""
+
+        def measure(layers: int, *given: int) -> int:
+            policy, fakes = self._policy(layers)
             critic = self._critic(layers, fakes)
-            assert critic is not None
-            with traced(fakes) as memory:
-                critic.values(_rows(rows, width)).square().mean().backward()  # type: ignore[no-untyped-call]
-            return int(memory.peak)
+            with traced(fakes) as memory, torch.set_grad_enabled(gradient):
+                work(policy, critic, *given)
+            return memory.peak
 
-        return self._of_layers(measure)
+        return self._of_layers(measure, *given, name=work.__name__)
 
-    def _of_layers(self, measure: Callable[[int], int]) -> int:
-        """Return a measure of the whole model, from models with a few layers.
+    def _of_layers(self, measure: Callable[..., int], *given: int, name: str | None = None) -> int:
+        """Return a measure of the whole model, from models with a few layers; each is traced once.
 
         Raises:
             NotMeasuredError: the class needs the values of tensors, for example to choose experts.
         """
+        key: tuple[str | int, ...] = (name or measure.__name__, *given)
+        every = [("layers", range(int(self._config.num_hidden_layers)))]
         try:
-            return self._extrapolated(measure)
+            if key not in self._results:
+                self._results[key] = extrapolated(lambda kept: measure(len(kept), *given), every)
         except Exception as error:  # layers of any class, on fake tensors
             kind = self._config.model_type
             raise NotMeasuredError(
                 f"memory: not estimated, as layers of a '{kind}' cannot be carried out without numbers."
             ) from error
+        return self._results[key]
 
-    def _extrapolated(self, measure: Callable[[int], int]) -> int:
-        total = int(self._config.num_hidden_layers)
-        if total <= _FEW + 1:
-            return measure(total)
-        few, more = measure(_FEW), measure(_FEW + 1)
-        return few + (more - few) * (total - _FEW)
-
-    def _begin(self, layers: int, rows: int, width: int) -> int:
-        """Return the memory of the first forward, including its cache."""
-        policy, fakes = self._policy(layers)
-        with traced(fakes) as memory, torch.no_grad():
-            _forward(policy, rows, width, None)
-        return int(memory.peak)
+    def _cached(self, layers: int, rows: int, width: int) -> int:
+        """Return the memory of the cache of ``width`` tokens."""
+        return _cache_bytes(self._filled(layers, rows, width)[1])
 
     def _go_on(self, layers: int, rows: int, width: int) -> int:
         """Return the memory of the forward of token ``width`` with a cache, including the new cache."""
@@ -187,7 +146,7 @@ class TextFootprints:
         with traced(fakes) as memory, torch.no_grad():
             logits, _ = _forward(policy, rows, width, cache)
             draw(logits, torch.zeros(rows, dtype=torch.float64), 1.0)
-        return int(memory.peak)
+        return memory.peak
 
     def _filled(self, layers: int, rows: int, width: int) -> tuple[TrainableLM, Any, FakeTensorMode]:
         """Return the policy, and a cache of ``width`` tokens."""
@@ -238,6 +197,16 @@ class TextFootprints:
         return made
 
 
+def text_footprints(
+    config: Any, settings: PolicySettings, lora: LoraSpec | None, *, critic: PolicySettings | None, own: bool
+) -> TextFootprints:
+    """Return what measures a model, which is the same one for equal arguments; see ``TextFootprints``."""
+    key = (repr(config), settings, lora, critic, own)
+    if key not in _KNOWN:
+        _KNOWN[key] = TextFootprints(config, settings, lora, critic=critic, own=own)
+    return _KNOWN[key]
+
+
 def _make_fake(made: Trainable, module: Any, fakes: FakeTensorMode) -> None:
     """Make a trained module's tensors fake, and drop gradients as soon as they are complete."""
     fake_module(module, fakes)
@@ -252,6 +221,44 @@ def _make_fake(made: Trainable, module: Any, fakes: FakeTensorMode) -> None:
 def _rows(rows: int, width: int) -> torch.Tensor:
     """Return (B, W) ids."""
     return torch.zeros(rows, width, dtype=torch.int64)
+
+
+def _begin(policy: TrainableLM, critic: TrainableCritic | None, rows: int, width: int) -> None:
+    """Compute the first forward with its cache."""
+    _forward(policy, rows, width, None)
+
+
+def _score(policy: TrainableLM, critic: TrainableCritic | None, rows: int, width: int) -> None:
+    policy.log_probs(_rows(rows, width), 1.0)
+
+
+def _value(policy: TrainableLM, critic: TrainableCritic | None, rows: int, width: int, reference: int) -> None:
+    ids = _rows(rows, width)
+    if critic is not None:
+        hidden = policy.log_probs_and_hidden(ids, 1.0)[2] if critic.reads_policy else None
+        critic.values(ids, hidden)
+    if reference:
+        policy.policy.logits(ids).float().log_softmax(-1)
+
+
+def _train(policy: TrainableLM, critic: TrainableCritic | None, rows: int, width: int, reference: int) -> None:
+    ids, hidden = _rows(rows, width), None
+    if critic is not None and critic.reads_policy:
+        log_probs, _, hidden = policy.log_probs_and_hidden(ids, 1.0)
+    else:
+        log_probs, _ = policy.log_probs(ids, 1.0)
+    loss = log_probs.square().mean()
+    if critic is not None:
+        loss = loss + critic.values(ids, hidden).square().mean()
+    if reference:
+        with torch.no_grad():
+            policy.policy.logits(ids).float().log_softmax(-1)
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _train_critic(policy: TrainableLM, critic: TrainableCritic | None, rows: int, width: int) -> None:
+    assert critic is not None
+    critic.values(_rows(rows, width)).square().mean().backward()  # type: ignore[no-untyped-call]
 
 
 def _forward(policy: TrainableLM, rows: int, width: int, cache: Any) -> tuple[torch.Tensor, Any]:

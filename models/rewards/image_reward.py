@@ -16,7 +16,7 @@ from models.rewards.base import Metadata, Needs, Scores
 from models.rewards.device_placement import settled
 from models.rewards.differentiable import processed
 from models.rewards.pretrained import load_pretrained
-from models.rewards.sizes import Encoder, Takes
+from models.rewards.sizes import Takes, transformer_takes
 from models.rewards.weight_files import WeightsFile
 from models.text.control_tokens import as_texts
 
@@ -84,19 +84,9 @@ class ImageReward:
         self._images = CLIPImageProcessor(size={"shortest_edge": side}, crop_size=square)
 
     @staticmethod
-    def takes(options: Mapping[str, Any]) -> Takes:
-        """Return the memory of the published model on a device: BLIP's ViT-L/16 at 224 pixels and its text encoder."""
-        # 24 layers of the image encoder; those of the text encoder count as four more.
-        known = Encoder(
-            parameters=445_278_720,
-            tokens=197,
-            width=1024,
-            inner=4096,
-            layers=28,
-            layered=420_449_280,
-            largest=12_596_224,
-        )
-        return known.takes("float32")
+    def takes(options: Mapping[str, Any]) -> Takes | None:
+        """Return the memory of the published model on a device."""
+        return transformer_takes("THUDM/ImageReward", "float32")
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:

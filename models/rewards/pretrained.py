@@ -11,7 +11,7 @@ from configs.errors import ConfigError
 from configs.path_types import ModelPlace
 from models.devices import chosen_device, local_rank
 from models.library_loading import quiet_libraries
-from models.rewards.sizes import Takes, encoder_of
+from models.rewards.sizes import Takes, transformer_takes
 from models.weights import pretrained_loading
 
 _REMEDY = (
@@ -49,8 +49,8 @@ class Encoding(Pretrained):
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
         """Return the memory the model needs on a device, without a head; None if it is not known yet."""
-        known = encoder_of(str(options.get("model", getattr(cls, "model", ""))))
-        return None if known is None else known.takes(str(options.get("dtype", getattr(cls, "dtype", "float32"))))
+        model, dtype = (options.get(name, getattr(cls, name, "")) for name in ("model", "dtype"))
+        return transformer_takes(str(model), str(dtype or "float32"))
 
 
 def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from configs.registry import build as make_options
 from configs.registry import resolve
 from configs.schema import RunConfig
-from models.memory.architecture_shapes import Architecture
+from models.memory.published import Architecture
 from models.policies import POLICIES, REFERENCES
 
 

@@ -1,13 +1,19 @@
-"""Device memory of a run for any kind of policy: the interface of estimates, and their shared parts."""
+"""Device memory of a run for any kind of policy: the estimate, and the sizes of trained models."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from configs.execution import ExecutionSection
 from configs.schema import RunConfig
+from models.memory.architectures import parameters
+from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters
+from models.weights.sharding import units
+
+if TYPE_CHECKING:
+    from torch import nn
 
 #: Bytes per value by dtype.
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -17,6 +23,8 @@ MASTER = 4
 WHOLE_BLOCKS = 2
 #: Name of reward models in accounts.
 REWARD_MODELS = "models of rewards"
+#: The phase in which samples are scored.
+SCORE = "score"
 #: Micro-batches in host memory while training: the active one and the prefetched ones.
 READ_AHEAD = 3
 #: Maximum values per optimizer step group if parameters or moments are in host memory; a larger parameter is alone.
@@ -43,49 +51,40 @@ class DrawingMemory:
     """Activations of a forward or of decoding."""
 
 
-class Memory(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
     """Estimates for one rank, in bytes."""
 
-    @property
-    def parameters(self) -> int:
-        """Parameters of the policy."""
+    parameters: int
+    """Parameters of the policy."""
+    trained: int
+    """Trained parameters: adapters, or all."""
+    tokens: int
+    """Maximum tokens of one row."""
+    names: tuple[str, ...]
+    """Names of the phases."""
+    lines: Mapping[str, Mapping[str, int]]
+    """The parts of the memory by label and phase."""
+    between: int
+    """Device memory that stays in use while samples are scored."""
+    host: Mapping[str, int]
+    """Host memory by content, the maximum of one rank."""
+    details: Mapping[str, Any]
+    """Parts of the lines, by the names of the JSON output."""
+    remedies: Mapping[str, str]
+    """Remedies by phase if neither batches nor switches are enough; '' for all other phases."""
+    notes: tuple[str, ...] = ()
+    """Omissions of the estimate, a sentence each."""
 
     @property
-    def trained(self) -> int:
-        """Trained parameters: adapters, or all."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one row."""
-
-    @property
-    def phases(self) -> Mapping[str, int]:
+    def phases(self) -> dict[str, int]:
         """Memory of each phase."""
-
-    @property
-    def lines(self) -> Mapping[str, Mapping[str, int]]:
-        """The parts of the memory by label and phase, without empty phases."""
-
-    @property
-    def between(self) -> int:
-        """Device memory that stays in use while samples are scored."""
-
-    @property
-    def host(self) -> Mapping[str, int]:
-        """Host memory by content, the maximum of one rank."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Omissions of the estimate, a sentence each."""
+        return {name: sum(line.get(name, 0) for line in self.lines.values()) for name in self.names}
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
-
-    def advice(self, config: RunConfig, limit: int) -> list[str]:
-        """Return changes that make a run fit ``limit`` bytes per GPU; empty when it does."""
-
-    def less_between(self, config: RunConfig) -> str:
-        """Return changes that free memory while samples are scored; '' if none of it stays."""
+        known = {"parameters": self.parameters, "trained": self.trained, "tokens": self.tokens}
+        return {**known, **self.details, **self.phases, "host": dict(self.host)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +153,98 @@ def step_bytes(config: RunConfig, trained: int, parts: int, optimizer: Optimizer
     return exchange + int(min(trained // parts, AT_A_TIME) * (fusing + brought))
 
 
-def less_to_sample(config: RunConfig) -> str:
-    """Return remedies if the weights alone do not fit while sampling."""
-    execution = config.execution
-    if execution.sampling == "spread":
-        return "take more or larger GPUs"
-    if execution.strategy == "fsdp":
-        return "set execution.sampling=spread"
-    return "set execution.strategy=fsdp and execution.sampling=spread" if execution.ranks > 1 else "take a larger GPU"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """The sizes of one trained model, on one rank."""
+
+    parameters: int
+    """Number of parameters."""
+    trained: int
+    """Number of trained parameters."""
+    whole: int
+    """Bytes of weights outside of training: whole weights and, with sharding, this rank's part."""
+    spread: int
+    """Bytes of weights while training: with fsdp this rank's part, and gathered blocks."""
+    state: int
+    """Bytes of gradients, moments, and copies of trained parameters."""
+    placed: Placed
+    """Placement of weights and state."""
+    step: int
+    """Bytes of the gradient exchange and the optimizer's step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Computes the sizes of models on one rank under a config."""
+
+    config: RunConfig
+    """The config."""
+    optimizer: OptimizerSizes
+    """Sizes of its optimizer's state."""
+    spec: LoraSpec | None
+    """Adapters; None: all weights are trained."""
+
+    def role(
+        self,
+        module: nn.Module,
+        blocks: Sequence[str],
+        *,
+        dtype: str,
+        copies: int,
+        head: nn.Module | None = None,
+        models: int = 1,
+        frozen: int = 0,
+    ) -> Role:
+        """Return the sizes of a trained model.
+
+        Args:
+            module: the model, without weights.
+            blocks: names of its block lists.
+            dtype: dtype of frozen weights.
+            copies: number of float32 copies of trained parameters.
+            head: a part of it that is trained whole; adapters are on the other parts, if there are any.
+            models: number of models of these sizes, of which one computes at a time.
+            frozen: bytes of further frozen weights that are placed as the model's are.
+        """
+        config, number, parts = self.config, BYTES[dtype], self.config.execution.holders
+        total = parameters(module)
+        # A model that is only a head has no layers for adapters.
+        of_head = 0 if head is None else parameters(head)
+        lora = None if of_head == total else self.spec
+        trained, weights = total, total * MASTER
+        if lora is not None:
+            trained = lora_parameters(module, lora) + of_head
+            summed = dtype == "float32" and config.execution.strategy != "fsdp"
+            weights = trained * MASTER + (total + (adapted_parameters(module, lora) if summed else 0)) * number
+        each = [parameters(unit) for unit in units(module, blocks)]
+        # Parameters outside of blocks, such as embeddings and the head, stay gathered during a forward.
+        at_work = total - sum(each) + WHOLE_BLOCKS * max(each, default=0)
+        working = at_work * (MASTER if lora is None else number) if parts > 1 else 0
+        held, trained = models * weights + frozen, models * trained
+        placed = Placed.of(config.execution, self.optimizer, weights=held, trained=trained, copies=1 + copies)
+        return Role(
+            parameters=models * total,
+            trained=trained,
+            whole=held + (placed.weights if parts > 1 else 0),
+            spread=working + placed.weights,
+            state=placed.state,
+            placed=placed,
+            step=step_bytes(config, trained, parts, self.optimizer),
+        )
+
+
+def host_memory(roles: Sequence[Role], *, read: int, **further: int) -> dict[str, int]:
+    """Return the host memory of trained models by content.
+
+    Args:
+        roles: the models.
+        read: bytes of models while they are read.
+        further: bytes of other contents, by label.
+    """
+    found = {
+        "models while they are read": read,
+        "checkpoints": sum(role.placed.saved for role in roles),
+        **further,
+        **{label: sum(role.placed.lines[label] for role in roles) for label in roles[0].placed.lines},
+    }
+    return {label: size for label, size in found.items() if size}

@@ -15,7 +15,7 @@ from configs.presets import copy_preset, presets
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.memory.architectures import meta_denoiser
-from models.memory.published import PUBLISHED as ARCHITECTURES
+from models.memory.published import pipelines
 from models.policies import POLICIES
 from pages.preset_page import ABSENT, deviations, resolved, shown
 from tasks.checks.check import check_config
@@ -90,7 +90,7 @@ def check_cost(name: str, config: RunConfig) -> None:
 @cache
 def linear_layers(model: str) -> tuple[str, ...]:
     """Return the names of the linear layers of a published model."""
-    modules = meta_denoiser(ARCHITECTURES[model]).named_modules()
+    modules = meta_denoiser(pipelines()[model]).named_modules()
     return tuple(layer for layer, found in modules if isinstance(found, torch.nn.Linear))
 
 

@@ -17,7 +17,7 @@ from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning
 from models.memory.activation_tracing import Footprints, Kept, forget_gradient, kinds
 from models.memory.architectures import architecture_of, meta_decoder, meta_denoiser
-from models.memory.published import PUBLISHED
+from models.memory.published import pipelines
 from models.policies import POLICIES, most_images
 from models.policies.clips import ClipPolicy
 from models.policies.trainable import Trainable
@@ -56,7 +56,7 @@ def every_family() -> list[str]:
     found: dict[tuple[str, int | None], str] = {}
     for preset in (*PRESETS, *sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))):
         model = load_config(ROOT / "configs" / f"{preset}.yaml").model
-        if model.path in PUBLISHED:
+        if model.path in pipelines():
             found.setdefault((model.policy, most_images(model.policy, model.options)), preset)
     return list(found.values())
 
@@ -89,8 +89,8 @@ def _of_preset(preset: str, config: RunConfig, device: torch.device, blocks: Seq
     simulated, traced = device.type == NAME, footprints_of(config)
     kept = [some_blocks(traced, most) for most in blocks]
     # What is on a device is traced no more.
-    trained = [traced._train(some) for some in kept]
-    sampled = traced._sample(kept[0]) if simulated else 0
+    trained = [traced._train(some)[0] for some in kept]
+    sampled = traced._sample(kept[0])[0] if simulated else 0
     decoding = traced.decoding() if simulated else 0
     # What a clip's autoencoder keeps to go back is a matter of gigabytes and minutes.
     following = traced.following() if simulated and config.model.frames == 1 else 0

@@ -32,7 +32,7 @@ from tasks.modalities.diffusion.evaluation_sampling import EvaluationSampler
 from tasks.modalities.diffusion.exporting import PipelineExport
 from tasks.modalities.diffusion.final_samples import decode_in_slices
 from tasks.modalities.diffusion.given_media import given_media, read_media
-from tasks.modalities.diffusion.memory import DenoiserMemory, denoiser_memory
+from tasks.modalities.diffusion.memory import denoiser_memory
 from tasks.modalities.diffusion.rendering import draw, drawing_memory
 from tasks.modalities.diffusion.reward_gradients import follow
 from tasks.modalities.diffusion.rollout_sampling import RolloutSampler
@@ -42,7 +42,7 @@ from tasks.modalities.diffusion.training_sets import training_set
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.given import GivenSample
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
-from tasks.modalities.memory import DrawingMemory, OptimizerSizes
+from tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
 from tasks.modalities.modality import ExportRequest, Kind, Training
 from tasks.modalities.sample_set import SampleSet
 from tasks.modalities.samplers import Sampler, SamplingContext
@@ -78,7 +78,7 @@ class Diffusion(Kind):
 
     def memory(
         self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
-    ) -> DenoiserMemory | None:
+    ) -> Memory | None:
         """Build denoisers and autoencoder without weights."""
         return denoiser_memory(config, requires, optimizer, reference=reference)
 

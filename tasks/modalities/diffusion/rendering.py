@@ -90,5 +90,5 @@ def drawing_memory(config: RunConfig) -> DrawingMemory | None:
     traced = footprints_of(config, architecture, LoraSpec(rank=1, alpha=1, targets=tuple(family.lora_targets)))
     return DrawingMemory(
         weights=(denoisers + architecture.text_parameters) * number + parameters(meta_decoder(architecture)) * MASTER,
-        work=max(execution.rollout_batch_size * traced.sampling(), decode_rows(config) * traced.decoding()),
+        work=max(traced.sampling(execution.rollout_batch_size), traced.decoding(decode_rows(config))),
     )

@@ -9,9 +9,8 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.rewards.factory import takes_of, works_on_accelerator
 from tasks.algorithms.base import Requirements
-from tasks.inputs.components import decode_rows
-from tasks.modalities.diffusion.activations import Activations
-from tasks.modalities.diffusion.trained_rewards import decoded_parts, rows_at_once
+from tasks.modalities.diffusion.activations import Activations, rows_of_rewards
+from tasks.modalities.diffusion.trained_rewards import decoded_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +31,6 @@ class Asked:
     """Labels of rewards with unknown gradient memory."""
 
     @property
-    def weights(self) -> int:
-        """Weights of decoder and rewards."""
-        return self.decoder + self.models
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """Omissions of the estimate, a sentence each."""
         return tuple(
@@ -51,7 +45,7 @@ def asked_memory(config: RunConfig, requires: Requirements, row: Activations, *,
     Args:
         config: the config.
         requires: its algorithm's needs.
-        row: memory of a row of the policy and its decoder.
+        row: memory of batches of the policy and its decoder.
         decoder: bytes of the autoencoder.
     """
     if not requires.rewards and not requires.gradients:
@@ -60,28 +54,17 @@ def asked_memory(config: RunConfig, requires: Requirements, row: Activations, *,
     # The stage computes one reward at a time; training computes all of them, once per prompt of a question.
     groups = [placed] if requires.rewards else [[section] for section in placed]
     weights = max((_weights(group) for group in groups), default=0)
-    rows = rows_at_once(config) if requires.rewards else decode_rows(config)
+    rows = rows_of_rewards(config, requires)
     scoring = max((sum(_followed(section) for section in group) for group in groups), default=0)
     looks = bool(decoded_parts(config))
-    execution = config.execution
     return Asked(
         training=bool(requires.rewards),
         decoder=decoder if looks else 0,
         models=weights,
-        work=rows * (looks * row.following + max(1, requires.rewards) * scoring),
-        kept=execution.micro_batch_size * requires.calls * row.kept // execution.context_parallel,
+        work=looks * row.following + rows * max(1, requires.rewards) * scoring,
+        kept=requires.calls * row.kept // config.execution.context_parallel,
         unknown=tuple(section.slot for section in placed if not _followed(section)),
     )
-
-
-def fewer_at_once(config: RunConfig) -> str:
-    """Return remedies if reward gradients take too much memory."""
-    batch = config.execution.decode_batch_size or config.execution.rollout_batch_size
-    if batch > 1:
-        return f"set execution.decode_batch_size={max(1, batch // 2)}"
-    if not config.model.gradient_checkpointing:
-        return "set model.gradient_checkpointing=true"
-    return "one image does not fit: lower model.height and model.width, or take a larger GPU"
 
 
 def _weights(sections: Sequence[RewardSection]) -> int:

@@ -25,7 +25,7 @@ from tasks.inputs.prompts import Prompt
 from tasks.metrics.texts import Text, write_texts
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.given import GivenSample
-from tasks.modalities.memory import OptimizerSizes
+from tasks.modalities.memory import Memory, OptimizerSizes
 from tasks.modalities.modality import ExportRequest, Kind, Training, ValueRequest
 from tasks.modalities.sample_set import SampleSet
 from tasks.modalities.samplers import Sampler, SamplingContext
@@ -33,7 +33,7 @@ from tasks.modalities.tokens.checks import check_scored, check_tokens, cost_of_t
 from tasks.modalities.tokens.critic_values import values_of
 from tasks.modalities.tokens.exporting import LanguageModelExport
 from tasks.modalities.tokens.given_texts import GivenText, given_texts, read_text
-from tasks.modalities.tokens.memory import LanguageMemory, language_memory
+from tasks.modalities.tokens.memory import language_memory
 from tasks.modalities.tokens.prompts import read_prompts
 from tasks.modalities.tokens.sample_sets import TextSet
 from tasks.modalities.tokens.text import stored_text
@@ -68,7 +68,7 @@ class Tokens(Kind):
 
     def memory(
         self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
-    ) -> LanguageMemory | None:
+    ) -> Memory | None:
         """Build actor and critic without weights."""
         return language_memory(config, requires, optimizer, reference=reference)
 

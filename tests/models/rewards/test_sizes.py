@@ -12,8 +12,9 @@ from transformers import CLIPConfig, CLIPModel
 
 from configs.rewards import RewardSection
 from models.memory.activation_tracing import fake_module, traced
+from models.memory.published import Transformer
 from models.rewards.factory import takes_of
-from models.rewards.sizes import CLIP_H, CLIP_L, Encoder, Takes, encoder_of
+from models.rewards.sizes import Takes, encoder_of, transformer_takes
 from models.weights.sharding import layers
 from tasks.checks.memory import RewardMemory
 from tests.support.clip import write_clip
@@ -38,14 +39,16 @@ def clip(text: tuple[int, int, int], vision: tuple[int, int, int, int], projecti
 
 
 @pytest.mark.parametrize(
-    ("known", "module"),
+    ("path", "module"),
     [
-        (CLIP_L, lambda: clip((768, 12, 12), (1024, 24, 16, 14), 768, "quick_gelu")),
-        (CLIP_H, lambda: clip((1024, 24, 16), (1280, 32, 16, 14), 1024, "gelu")),
+        ("openai/clip-vit-large-patch14", lambda: clip((768, 12, 12), (1024, 24, 16, 14), 768, "quick_gelu")),
+        ("laion/CLIP-ViT-H-14-laion2B-s32B-b79K", lambda: clip((1024, 24, 16), (1280, 32, 16, 14), 1024, "gelu")),
     ],
 )
-def test_published_models_have_their_size_and_take_no_more_than_is_said(known: Encoder, module: type) -> None:
-    made, rows = module(), 4
+def test_published_models_have_their_size_and_take_no_more_than_is_said(path: str, module: type) -> None:
+    made, rows, known, taken = module(), 4, encoder_of(path), transformer_takes(path, "float32")
+    assert known is not None
+    assert taken is not None
     assert sum(parameter.numel() for parameter in made.parameters()) == known.parameters
     in_layers = [sum(p.numel() for p in layer.parameters()) for layer in layers(made)]
     assert (sum(in_layers), max(in_layers)) == (known.layered, known.largest)
@@ -53,14 +56,12 @@ def test_published_models_have_their_size_and_take_no_more_than_is_said(known: E
     fake_module(made.eval(), fakes)
     with traced(fakes) as memory, torch.no_grad():
         made.vision_model(pixel_values=torch.empty(rows, 3, 224, 224))
-    taken = rows * known.takes("float32").row
-    assert 0.7 * taken < memory.peak <= taken
-    followed = known.takes("float32").followed
-    assert followed is not None
+    assert 0.7 * rows * taken.row < memory.peak <= rows * taken.row
+    assert taken.followed is not None
     with traced(fakes) as memory:
         images = torch.empty(rows, 3, 224, 224).requires_grad_()
         made.requires_grad_(False).vision_model(pixel_values=images).pooler_output.sum().backward()
-    assert 0.9 * rows * followed < memory.peak <= rows * followed
+    assert 0.9 * rows * taken.followed < memory.peak <= rows * taken.followed
 
 
 def test_a_folder_is_counted_from_its_files(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_a_folder_is_counted_from_its_files(tmp_path: Path) -> None:
         '{"vision_config": {"hidden_size": 8, "intermediate_size": 32, "image_size": 28, "patch_size": 14}}'
     )
     save_file({"a": torch.zeros(3, 4), "b": torch.zeros(5)}, tmp_path / "model.safetensors")
-    assert encoder_of(str(tmp_path)) == Encoder(parameters=17, tokens=5, width=8, inner=32, gates=2)
+    assert encoder_of(str(tmp_path)) == Transformer(parameters=17, tokens=5, width=8, inner=32, gates=2)
     taken = takes_of("clip_score", {"model": str(tmp_path), "dtype": "bfloat16"})
     assert taken == Takes(weights=34, row=5 * (5 * 8 + 3 * 32) * 2)
     assert takes_of("rank", {"reward": "clip_score", "options": {"model": str(tmp_path), "dtype": "bfloat16"}}) == taken

@@ -16,7 +16,7 @@ from configs.errors import ConfigError, WorkerError
 from configs.load import load_config
 from configs.schema import RunConfig
 from models.library_loading import diffusers_class
-from models.memory.published import PUBLISHED
+from models.memory.published import pipelines
 from models.policies.attention import UNSPLIT
 from models.rewards.clip import ClipScore
 from tasks.checks.check import check_config
@@ -326,9 +326,9 @@ def test_ranks_that_hold_a_reward_together_score_as_one_process(crew: RankExecut
 def test_the_families_whose_tokens_cannot_be_split_are_those_without_a_plan() -> None:
     presets = [load_config(path) for path in sorted((ROOT / "configs").glob("*.yaml"))]
     plans = {
-        preset.model.policy: diffusers_class(PUBLISHED[preset.model.path].denoiser)._cp_plan
+        preset.model.policy: diffusers_class(pipelines()[preset.model.path].denoiser)._cp_plan
         for preset in presets
-        if preset.model.path in PUBLISHED
+        if preset.model.path in pipelines()
     }
     assert set(plans) >= {"sd15", "sd3", "flux1", "flux2", "qwen_image", "wan21", "wan22", "z_image"}
     # There is one for LTX-2, which splits the clip and leaves its sound whole.
