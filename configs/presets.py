@@ -114,7 +114,8 @@ def preset_files(name: str) -> list[str]:
     inherited = preset_files(base[1]) if base else []
     named = [path for path in _PROMPTS.findall(text) if (_FOLDER / path).is_file()]
     images = [f"prompts/images/{image.name}" for image in sorted((_FOLDER / "prompts" / "images").iterdir())]
-    shown = [image for image in images if any(Path(image).name in (_FOLDER / path).read_text() for path in named)]
+    lists = [(_FOLDER / path).read_bytes() for path in named]
+    shown = [image for image in images if any(Path(image).name.encode() in each for each in lists)]
     return list(dict.fromkeys([f"{name}.yaml", *inherited, *named, *shown]))
 
 

@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *build.pages().values()]
 #: Pages whose blocks of code are carried out below, but for those marked as shown only.
-EXECUTED = {"README.md", "language-models.md", "python.md", "rewards.md", "store.md", "tutorial.md"}
+EXECUTED = {"README.md", "language-models.md", "own-data.md", "python.md", "rewards.md", "store.md", "tutorial.md"}
 
 
 def test_the_committed_docs_stay_in_proportion() -> None:
@@ -218,6 +218,14 @@ def python_of_the_docs() -> list[str]:
 
 
 @pytest.mark.slow
+def test_training_on_own_data_works_as_pasted(pasted: Callable[[list[str]], str]) -> None:
+    page = (ROOT / "docs" / "own-data.md").read_text()
+    (block,) = re.findall(r"(?<!<!-- shown -->\n)```bash\n(.*?)```", page, re.DOTALL)
+    printed = pasted(["bash", "-euo", "pipefail", "-c", block])
+    assert "photos, epoch 0 -> 1" in printed
+    assert "exported model:" in printed
+
+
 def test_python_works_as_pasted(pasted: Callable[[list[str]], str], tmp_path: Path) -> None:
     own_flow, reading, trained = python_of_the_docs()
     assert len(own_flow[own_flow.index("import") :].splitlines()) <= 18

@@ -5,7 +5,7 @@ from __future__ import annotations
 from configs.advantages import AdvantageSection
 from configs.errors import ConfigError
 from configs.schema import RunConfig
-from models.policies import CLIP_CONDITIONED, IMAGE_CONDITIONED
+from models.policies import CLIP_CONDITIONED, IMAGE_CONDITIONED, MODALITIES
 from tasks.algorithms.base import Requirements
 
 
@@ -54,4 +54,9 @@ def check_data(config: RunConfig, requires: Requirements) -> None:
         raise ConfigError(
             f"data: the prompts of model.policy '{config.model.policy}' come with images, which rows of given data do "
             "not have. Choose a family of text prompts."
+        )
+    if config.model.policy in MODALITIES:
+        raise ConfigError(
+            f"data: samples of model.policy '{config.model.policy}' have sound, which is not encoded. "
+            "Choose a family without sound."
         )

@@ -28,7 +28,8 @@ def test_a_preset(name: str, tmp_path: Path) -> None:
     config = load_config(name)
     assert config.run.name == name
     assert parse_config(yaml.safe_load(dump_yaml(config)), where="dump") == config
-    lists = config.prompts.lists("train").values()
+    given = [] if config.data is None else [config.data.train]
+    lists = [*given, *config.prompts.lists("train").values()]
     assert lists
     assert all(Path(each).is_absolute() for each in lists)
     check_copy(name, config, tmp_path)
@@ -50,6 +51,8 @@ def check_copy(name: str, config: RunConfig, folder: Path) -> None:
         found = [each.pop(split) for each in lists for split in ("train", "heldout") if each[split]]
         assert found
         assert all(Path(file).is_file() for file in found), found
+    for data in (ours["data"], theirs["data"]):
+        assert data is None or Path(data.pop("train")).is_file()
     assert ours == theirs
     assert copy_preset(name, folder)[0] == copy, "again"
     copy.write_text("run: {}")

@@ -81,7 +81,7 @@ def test_a_line_says_whether_what_was_measured_is_what_was_predicted() -> None:
     assert lines[0].ratio == pytest.approx(1.09)
     lines += [between("memory", 100.0, 111.0)]
     assert not lines.good
-    with lines.reported("a part"):
+    with lines.told("a part"):
         raise RuntimeError("no | kernel\nfor it")
     assert lines.markdown().splitlines()[2:] == [
         "| memory | 100 | 109 | 1.09 | yes |",

@@ -170,6 +170,9 @@ class Categorical(Kind, ModalitySpec):
         names = ("prompts_per_epoch", "group_size", "store")
         return {"rollout": {name: getattr(rollout, name) for name in names}}
 
+    def given_options(self, config: RunConfig) -> Mapping[str, Any]:
+        return {}
+
     def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
         return {}
 

@@ -146,9 +146,9 @@ def test_what_declares_no_media_scores_what_the_run_makes(
         make_kind(texts).check_scored(section, Needs(media="images"), texts)
 
 
-@pytest.mark.parametrize("name", sorted(set(REWARDS) - {"constant", "rank"}))
+@pytest.mark.parametrize("name", sorted(set(REWARDS) - {"constant", "rank", "fitted"}))
 def test_rewards_of_the_table_say_what_they_score(name: str) -> None:
-    """A reward of images that said nothing would be taken for one of texts."""
+    """A reward of images that said nothing would be taken for one of texts; a fitted one reads those of its data."""
     label = resolve(REWARDS, name, label="reward")
     declared = [label.needs_for({})] if hasattr(label, "needs_for") else [label.needs]
     given: Mapping[str, Any] = {"by": "pixels", "to": "source", "references": True}

@@ -421,7 +421,15 @@ def query_of(context: RunContext, query: str) -> str:
 def test_every_column_says_what_it_holds_and_the_page_of_tables_is_what_the_files_say(context: RunContext) -> None:
     page = f"\n{schema_page.render()}"
     files = [path for path in Path(context.store.root.uri).rglob("*.parquet") if "embeddings" not in path.parts]
-    of_others = {"values", "token_advantages", "gradients", "modality_advantages", "preferences"}
+    of_others = {
+        "values",
+        "token_advantages",
+        "gradients",
+        "modality_advantages",
+        "preferences",
+        "choices",
+        "prompt_states",
+    }
     assert {path.name for path in files} == {
         f"{name}.parquet" for name in (*TABLES, "samples") if name not in of_others
     }

@@ -109,13 +109,15 @@ STATED = {
     "> 0": """
         AWM.clip_range AWM.power BranchEveryStep.branches CRD.beta CRD.scale DAPO.clip_high DGPO.beta DGPO.clip_range
         DPO.beta DanceSDE.eta DirectAlign.scale FDFO.clip_range FlowDPPO.threshold FlowSDE.noise_level GSPO.clip_high
+        KTO.beta KTO.desired_weight KTO.undesired_weight RatioClip.clip_high TokenKTO.beta
+        TokenKTO.desired_weight TokenKTO.undesired_weight
         LateStates.count NFT.beta NFT.scale PPO.value_clip Precise.noise_level RAM.multiplier ReFL.scale ReFL.steps
-        RewardGradient.strength Subset.count TokenDPO.beta TokenGRPO.clip_high Window.epochs_per_shift Window.size
+        RewardGradient.strength Subset.count TokenDPO.beta Window.epochs_per_shift Window.size
         Window.stride""",
     ">= 0": """
         FDFO.kl_coef KL.kl_coef LateStates.low TokenDPO.likelihood TokenGRPO.kl_coef VelocityKL.ema_kl_coef
         VelocityKL.kl_coef Window.low""",
-    "> 0, < 1": "GRPO.clip_range GRPOGuard.clip_range GSPO.clip_low TokenGRPO.clip_low",
+    "> 0, < 1": "GRPO.clip_range GRPOGuard.clip_range GSPO.clip_range RatioClip.clip_low RatioClip.clip_range",
     "> 0, <= 1": "DirectAlign.step FlowDDIM.eta RandomFraction.fraction",
     "> 0, <= 2": "CPS.noise_level",
     ">= 0, <= 1": "DPO.winner_margin",
@@ -145,6 +147,7 @@ STATED = {
     "token | sequence | product": "GSPO.ratio TokenGRPO.ratio",
     "token_mean | sequence_mean | constant": """
         CISPO.normalization DAPO.normalization PPO.normalization ReinforcePP.normalization TokenGRPO.normalization""",
+    "velocity | epsilon | v_prediction | sample": "SFT.prediction",
     "uniform | t | t2 | huber | ghuber | adaptive": "AWM.weighting VGRPO.weighting",
 }
 
@@ -192,7 +195,7 @@ def asked(name: str, **options: Any) -> Requirements:
 
 
 def test_what_algorithms_ask_for() -> None:
-    compared: dict[str, Any] = {"min_group_size": 2, "routes": True}
+    compared: dict[str, Any] = {"min_group_size": 2, "routes": True, "approx_kl": True}
     for name in ("grpo", "tempflow"):
         assert asked(name) == Requirements(**compared)
         assert asked(name, from_means=True) == Requirements(**compared, old_means=True, densities=True)
@@ -200,7 +203,7 @@ def test_what_algorithms_ask_for() -> None:
     assert asked("flash_grpo") == Requirements(**compared, densities=True)
     assert asked("flash_grpo", from_means=True) == asked("grpo_guard")
     assert asked("grpo_guard") == Requirements(**compared, old_means=True, densities=True)
-    assert asked("flow_dppo") == Requirements(min_group_size=2, old_means=True)
+    assert asked("flow_dppo") == Requirements(min_group_size=2, old_means=True, approx_kl=True)
     for name in ("grpo", "grpo_guard", "tempflow", "flash_grpo", "flow_dppo"):
         base, average = (asked(name, kl_coef=0.1, kl_reference=to) for to in ("base", "average"))
         assert (base.reference, base.average, base.zero_advantages) == (True, False, True)
@@ -213,13 +216,15 @@ def test_what_algorithms_ask_for() -> None:
         with pytest.raises(ConfigError, match="teachers"):
             asked("opd", **wrong)
     pairs: dict[str, Any] = {"unit": "pair", "min_group_size": 2, "finals": True, "same_noise": True, "behavior": True}
-    assert asked("fdfo") == Requirements(**pairs)
-    assert asked("fdfo", kl_coef=0.1) == Requirements(**pairs, reference=True, zero_advantages=True)
+    assert asked("fdfo") == Requirements(**pairs, approx_kl=True)
+    assert asked("fdfo", kl_coef=0.1) == Requirements(**pairs, approx_kl=True, reference=True, zero_advantages=True)
     levels, shared = ForwardTimes(count=7), ForwardTimes(count=7, shared=True)
     forward: dict[str, Any] = {"data": "forward", "min_group_size": 2}
     times = {"count": 7}
     assert asked("nft", times=times) == Requirements(**forward, times=levels, behavior=True, decay=BehaviorDecay())
-    assert asked("awm", times=times) == Requirements(**forward, times=levels, behavior=True, decay=BehaviorDecay())
+    assert asked("awm", times=times) == Requirements(
+        **forward, approx_kl=True, times=levels, behavior=True, decay=BehaviorDecay()
+    )
     assert asked("dpo", times=times) == Requirements(**forward, times=shared, unit="pair", reference=True)
     still = ForwardTimes(count=7, shared=True, constant_noise=True)
     assert asked("dgpo", times=times) == Requirements(
@@ -228,7 +233,9 @@ def test_what_algorithms_ask_for() -> None:
     assert asked("crd", times=times, decay={"rate": 0.1}) == Requirements(
         **forward, times=shared, unit="group", behavior=True, decay=BehaviorDecay(rate=0.1)
     )
-    assert asked("v_grpo", times=times) == Requirements(**forward, times=shared, behavior=True, decay=BehaviorDecay())
+    assert asked("v_grpo", times=times) == Requirements(
+        **forward, approx_kl=True, times=shared, behavior=True, decay=BehaviorDecay()
+    )
     assert asked("v_grpo", times={"shared": False}).times == ForwardTimes()
     assert asked("ram") == Requirements(
         **forward,

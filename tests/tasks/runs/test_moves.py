@@ -36,6 +36,7 @@ NO_FILES = {
     *("tracking.uri", "tracking.registered_model"),
     # Texts of prompts, and names of what there is.
     *("rollout.tokens.stop", "rollout.tokens.system", "rollout.tokens.instruction", "render.answer"),
+    *("data.prompt", "data.sample", "data.chosen", "data.rejected", "data.rating", "data.keep", "data.split"),
     *("rewards.*.modality", "advantage.diversity", "model.attention", "render.model.attention"),
     # What draws takes none of these: 'flowmill check' refuses them.
     *("render.model.checkpoint", "render.model.lora.start", "render.model.lora.targets"),
@@ -49,7 +50,9 @@ def test_every_setting_of_the_schema_that_may_name_a_file_is_known() -> None:
     # Options of components are looked through by ``tasks.inputs.option_paths``.
     settings = {name for name in texts - HARMLESS - NAMES if not name.endswith((".name", ".options"))}
     assert settings - NO_FILES == set(PATH_SETTINGS)
-    assert {*RECORDED, *(name for name in PATH_SETTINGS if name.startswith("prompts."))} == set(PATH_SETTINGS)
+    assert {*RECORDED, *(name for name in PATH_SETTINGS if name.startswith(("data.", "prompts.")))} == set(
+        PATH_SETTINGS
+    )
 
 
 SETTINGS = {

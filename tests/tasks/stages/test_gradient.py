@@ -261,7 +261,7 @@ def test_damage_is_found_and_named(make_config: Make) -> None:
     assert [(problem.ref, problem.kind) for problem in problems] == [(ref, "corrupt")]
     with pytest.raises(CorruptError, match=PAYLOADS):
         StoredGradients(context.store, [ref]).of(samples(context)[0][0])
-    with pytest.raises(CorruptError, match="no gradient of sample nobody"):
+    with pytest.raises(CorruptError, match="no gradient of sample missing"):
         StoredGradients(context.store, [ref]).rms("missing")
 
 

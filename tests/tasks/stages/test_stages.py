@@ -314,6 +314,8 @@ ALGORITHM_RUNS: dict[str, list[str]] = {
     "reward_gradient": [FORWARD, "rewards=[{name: digits_network}]", "optimize.inner_epochs=2"],
     "refl": ["rollout.plan={name: late, options: {count: 2, low: 1}}", "rewards=[digits_network]"],
     "direct_align": [FORWARD, "rewards=[digits_network]", "optimize.algorithm.options={times: {count: 1}}"],
+    "kto": [FORWARD, "optimize.algorithm.options={times: {count: 2}}"],
+    "sft": [FORWARD, "optimize.algorithm.options={prediction: epsilon, times: {kind: grid, count: 2}}"],
     "ram": [FORWARD, "optimize.algorithm.options={times: {count: 2}}"],
     "fdfo": [
         "rollout.plan={name: all, options: {keep_final: true}}",
