@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from PIL.Image import Image
 
-    from tasks.reports.states import States
+    from tasks.reports.streams import States
     from tasks.runs.context import RunContext
     from tasks.specs.graph import Node
 
@@ -150,7 +150,7 @@ class RunReader:
 
     @cached_property
     def _states(self) -> States:
-        from tasks.reports.states import States
+        from tasks.reports.streams import States
 
         return States(open_run(self._context.store.root.uri, self.name, trusted=self._trusted))
 

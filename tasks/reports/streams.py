@@ -1,6 +1,6 @@
-"""Committed samples as streams for training elsewhere: a pipeline of webdataset, a dataset of datasets.
+"""Committed samples for use elsewhere: a pipeline of webdataset, a dataset of datasets, and states as images.
 
-Both take shards in order, split them by rank and worker, and continue at a position.
+Streams take shards in order, split them by rank and worker, and continue at a position.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from configs.errors import ConfigError, StoreError
@@ -16,7 +17,10 @@ from storage.layout import ArtifactRef
 from storage.trajectories.tables import read_rows
 from storage.trajectories.webdataset import TAR
 from tasks.inputs.components import open_trajectory_store
+from tasks.metrics.samples import arrays_of
+from tasks.modalities.modality import make_kind
 from tasks.runs.context import RunContext
+from tasks.runtime.host import ModelHost
 from tasks.specs.graph import Node
 
 #: Key of a sample's rewards and advantage in a stream.
@@ -149,3 +153,28 @@ def _tables(context: RunContext, node: Node) -> Iterator[tuple[str, pa.Table, st
         table = read_rows(store, advantages.ref)
         yield "reward", table, "reward"
         yield "advantage", table, "advantage"
+
+
+class States:
+    """Shows the intermediate states of samples: stored latents, decoded by the base model's decoder."""
+
+    def __init__(self, context: RunContext) -> None:
+        """Load the decoder.
+
+        Args:
+            context: the run; not a read-only one, as its record may name code.
+
+        Raises:
+            StoreError: samples of this kind have no visible states.
+        """
+        self._store = context.store
+        self._decode = make_kind(context.config).decoder(context.config, ModelHost(context))
+
+    def of(self, ref: ArtifactRef, sample: str) -> np.ndarray:
+        """Return the decoded image of every stored state of a sample, (N, H, W, 3) or (N, F, H, W, 3) uint8.
+
+        Raises:
+            StoreError: the artifact lacks the sample.
+            CorruptError: no latents are stored, or a file is damaged.
+        """
+        return self._decode(arrays_of(self._store, ref, "latents", [sample])[sample])

@@ -33,8 +33,8 @@ from tasks.runs.staleness import is_complete
 from tasks.specs.graph import Node, policy_after
 from tasks.tracking.descriptions import datasets, describe, description, experiment, link
 from tasks.tracking.locations import tracking_uri
+from tasks.tracking.logged import metric_of
 from tasks.tracking.names import epoch_digits, mlflow_name, mlflow_text
-from tasks.tracking.points import metric_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -258,9 +258,8 @@ class Tracker:
             self._batch(made, [metric_of(point, made.time_ms) for point in made.points])
 
     def _log_evaluation(self, made: EvaluationContent) -> None:
-        from tasks.tracking.images import log_picture
+        from tasks.tracking.logged import log_picture, log_texts
         from tasks.tracking.models import logged_model
-        from tasks.tracking.texts import log_texts
         from tasks.tracking.views import show_scores
 
         if _key(made) in self._logged:

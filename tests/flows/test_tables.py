@@ -20,7 +20,7 @@ from configs.human_units import duration
 from configs.presets import presets
 from configs.schema import RunConfig
 from flows import console as consoles
-from flows.cli import app, benchmark, deploy, summary, sweep
+from flows.cli import app, benchmark, deploy, rate, summary, sweep
 from flows.cli.filters import EntryFilter, ranges, short_names, span
 from flows.deployment_list import Listed
 from tasks.metrics.sweep import Outcome, Variant
@@ -173,9 +173,15 @@ def measured_models() -> None:
     benchmark._print([measured(f"{NAMES[0]}@{epoch}") for epoch in (0, 30)])
 
 
+def figures_of_raters() -> None:
+    row = {"rater": "somebody-with-a-long-name", "pairs": 40, "won": 0.75, "low": 0.6, "high": 0.86, "ties": 3}
+    rate._print("answers", [row, {**row, "rater": "another"}])
+
+
 PRINTED: Mapping[str, Callable[[], None]] = {
     "benchmark": measured_models,
     "deploy": deployments,
+    "rate": figures_of_raters,
     "summary": rewards_of_a_run,
     "sweep": variants_of_a_sweep,
 }

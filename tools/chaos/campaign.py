@@ -29,6 +29,7 @@ from typing import Any
 import psutil
 
 from flows.environment import prepare_environment
+from tests.support.given import pairs, write_jsonl
 from tests.support.language_models import drawn_texts_data, texts_data
 from tests.support.small import small_data, write_small
 from tools.chaos.kills import digest, orphans, start, victims
@@ -56,6 +57,7 @@ SHAPES: Mapping[str, Sequence[str]] = {
         "execution.checkpoint_every=1",
     ),
     "render": ("DRAWN", "execution.checkpoint_every=1"),
+    "given": ("GIVEN", "optimize.algorithm={name: dpo, options: {times: {count: 2}}}", "execution.checkpoint_every=1"),
     "gradient": (
         "rewards=[{name: digits_network}]",
         "rollout.plan={name: final}",
@@ -259,6 +261,10 @@ def _write(name: str, folder: Path, base: Path) -> Path:
             made = drawn_texts_data(folder, base)
         else:
             made = texts_data(folder) if "TEXTS" in SHAPES[name] else small_data(folder, base)
+        if "GIVEN" in SHAPES[name]:
+            rows = write_jsonl(folder / "given", pairs())
+            made["data"] = {"train": str(rows), "chosen": "chosen", "rejected": "rejected", "rows_per_shard": 1}
+            made["prompts"].pop("train")
         config = load_config(write_small(folder, made), [*settings, *given])
     path = folder / f"{RUN}.yaml"
     path.write_text(dump_yaml(config))

@@ -288,7 +288,9 @@ def _stored_predictions_are_used(found: Combination) -> None:
 
 
 def _guidance_that_is_left_out_is_there(found: Combination) -> None:
-    if found.requires.guided or uses_guidance(found.config) or found.config.data is not None:
+    config = found.config
+    is_chosen = "guided" in config.optimize.algorithm.options
+    if found.requires.guided or not is_chosen or uses_guidance(config) or config.data is not None:
         return
     raise ConfigError(
         f"{found.algorithm} has the option guided: false, for a loss without the guidance of rollouts, but these have "

@@ -166,7 +166,7 @@ def test_a_name_that_stands_for_loopback_is_resolved_past_it(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("addresses", "told"),
+    ("addresses", "reported"),
     [(["10.0.0.7", "192.168.1.7"], "has 10.0.0.7, 192.168.1.7: use the one"), ([], "has no other address")],
 )
 def test_a_name_that_stands_for_loopback_alone_is_refused(

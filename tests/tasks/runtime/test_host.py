@@ -92,7 +92,7 @@ def test_settings_of_precision_are_those_of_the_moment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reserved", "allocated", "conf", "told"),
+    ("reserved", "allocated", "conf", "reported"),
     [
         (80e9, 60e9, "", "20.0 GB are reserved in pieces that nothing fits into: set PYTORCH_ALLOC_CONF="),
         (80e9, 79e9, "", None),
