@@ -1,9 +1,9 @@
 """Points, pictures and texts of a run in the form of MLflow.
 
-Pictures have a step slider and are large enough to read. MLflow's ``log_image`` stores a copy of 256 pixels next to each
-picture and shows that copy in the middle of a square as wide as the chart. This module writes the same two files, but
-the copy is a full-width square with the grid at its top. MLflow's ``log_table`` reads the file it appends to, and does
-not support addresses relative to a store.
+Pictures have a step slider and are large enough to read. MLflow's ``log_image`` stores a copy of 256 pixels next to
+each picture and shows that copy in the middle of a square as wide as the chart. This module writes the same two files,
+but the copy is a full-width square with the grid at its top. MLflow's ``log_table`` reads the file it appends to, and
+does not support addresses relative to a store.
 """
 
 from __future__ import annotations

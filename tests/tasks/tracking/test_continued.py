@@ -20,7 +20,7 @@ from configs.schema import RunConfig
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
 from tasks.stages.stage_run import StageRun
-from tasks.tracking import images
+from tasks.tracking import logged
 from tasks.tracking.client import open_client
 from tasks.tracking.tracker import Tracker
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
@@ -123,7 +123,7 @@ def check_complete(context: RunContext, client: MlflowClient, run: Any) -> None:
 def test_images_sort_by_epoch_and_those_of_an_earlier_version_keep_their_names(make_config: Make) -> None:
     context = evaluated(make_config)
     # An earlier version, which did not pad epochs, was killed after the images of the first evaluation.
-    with patch.object(images, "epoch_digits", str):
+    with patch.object(logged, "epoch_digits", str):
         earlier = broken_off(context, "tracking", stops_once(MlflowClient, "log_outputs"))
     folder = Path(context.store.root.uri, "mlflow-artifacts", "flowmill", str(earlier.run_id), "artifacts", "images")
     kept = {path.name for path in folder.iterdir()}
