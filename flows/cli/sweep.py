@@ -19,7 +19,7 @@ from flows.environment import as_overrides, prepare_environment
 from flows.requests import SweepRequest
 
 if TYPE_CHECKING:
-    from tasks.metrics.sweep import Outcome
+    from tasks.metrics.sweep import Outcome, SeedSummary
 
 
 def sweep_command(
@@ -41,7 +41,7 @@ def sweep_command(
     from configs.load import load_config
     from storage.artifacts.commit import ArtifactStore
     from tasks.checks.names import check_names
-    from tasks.metrics.sweep import final_settings, read_list, selection_note, variants
+    from tasks.metrics.sweep import final_settings, over_seeds, read_list, selection_note, variants
     from tasks.runs.locks import refuse_while_executing
 
     settings = [*request.overrides, *as_overrides(request.root, None)]
@@ -67,6 +67,7 @@ def sweep_command(
         process_state.use_reporter(shown)
         outcomes, report = run_flow(sweep, api, request)
     _print(request.name, outcomes)
+    _print_over_seeds(over_seeds(outcomes))
     note = selection_note(outcomes, prompts=request.final, root=request.root)
     if note:
         console.print(visible(note), markup=False, highlight=False, soft_wrap=True)
@@ -80,3 +81,14 @@ def _print(name: str, outcomes: Sequence[Outcome]) -> None:
         scores = (f"{each.figures[figure]:.4g}" if figure in each.figures else "" for figure in figures)
         table.add_row(each.variant.name, str(each.epoch), *scores)
     print_table(table, optional=figures[:0:-1])
+
+
+def _print_over_seeds(summaries: Sequence[SeedSummary]) -> None:
+    """Print a line for each figure of each setting."""
+    table = Table("settings", "seeds", "figure", "mean", "95 % interval", title="Over seeds", title_justify="left")
+    for each in summaries:
+        settings = " ".join(f"{key}={value}" for key, value in each.settings.items()) or "all"
+        for figure, (mean, low, high) in each.figures.items():
+            table.add_row(settings, str(each.count), figure, f"{mean:.4g}", f"{low:.4g} to {high:.4g}")
+    if table.row_count:
+        print_table(table)

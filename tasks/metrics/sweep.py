@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Name of the evaluation of the best variant on prompts that took no part in the selection.
 FINAL = "final"
+#: The setting of which a sweep may have several values to show how much results vary.
+SEED = "run.seed"
 #: Maximum characters of a value in a run's name; longer values are replaced with their fingerprint.
 _LONGEST = 24
 
@@ -58,6 +62,48 @@ class Outcome:
     """Scores on held-out prompts, or on the train prompts if there are none."""
     final: dict[str, float] = field(default_factory=dict)
     """Scores of the best variant on prompts that took no part in the selection, if any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedSummary:
+    """Results of the variants that differ in ``run.seed`` alone."""
+
+    settings: dict[str, Any]
+    """Their other settings."""
+    count: int
+    """Number of seeds with a result."""
+    figures: dict[str, tuple[float, float, float]]
+    """Mean over seeds, and lower and upper end of its 95 % interval, by figure."""
+
+
+def over_seeds(outcomes: Sequence[Outcome]) -> list[SeedSummary]:
+    """Return the means over seeds with Student's intervals, m +- t s / sqrt(n) with n - 1 degrees of freedom.
+
+    They say how much results vary from seed to seed. Settings with results of one seed alone are left out.
+    """
+    from scipy.stats import t
+
+    groups: dict[str, list[Outcome]] = {}
+    for each in outcomes:
+        if SEED in each.variant.settings and each.figures:
+            groups.setdefault(fingerprint(_without_seed(each.variant)), []).append(each)
+    found = []
+    for members in groups.values():
+        count, summary = len(members), dict[str, tuple[float, float, float]]()
+        if count < 2:
+            continue
+        for figure in members[0].figures:
+            values = [each.figures[figure] for each in members if figure in each.figures]
+            if len(values) == count:
+                mean = fmean(values)
+                half = float(t.ppf(0.975, count - 1)) * stdev(values) / math.sqrt(count)
+                summary[figure] = (mean, mean - half, mean + half)
+        found.append(SeedSummary(settings=_without_seed(members[0].variant), count=count, figures=summary))
+    return found
+
+
+def _without_seed(variant: Variant) -> dict[str, Any]:
+    return {key: value for key, value in variant.settings.items() if key != SEED}
 
 
 def variants(name: str, grids: Sequence[str], lists: Sequence[str]) -> list[Variant]:

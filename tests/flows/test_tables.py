@@ -23,7 +23,7 @@ from flows import console as consoles
 from flows.cli import app, benchmark, deploy, rate, summary, sweep
 from flows.cli.filters import EntryFilter, ranges, short_names, span
 from flows.deployment_list import Listed
-from tasks.metrics.sweep import Outcome, Variant
+from tasks.metrics.sweep import Outcome, SeedSummary, Variant
 from tasks.reports.benchmark_results import Result
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
@@ -156,6 +156,8 @@ def variants_of_a_sweep() -> None:
     names = [f"digits-sweep-optimize.learning_rate-0.0003-run.seed-{seed}" for seed in range(3)]
     found = [Variant(name=name, settings={}) for name in names]
     sweep._print("digits-sweep", [Outcome(variant=each, epoch=30, reward=0.5, figures=figures) for each in found])
+    means = {figure: (0.5, 0.44, 0.56) for figure in figures}
+    sweep._print_over_seeds([SeedSummary(settings={"optimize.learning_rate": 3e-4}, count=3, figures=means)])
 
 
 def rewards_of_a_run() -> None:

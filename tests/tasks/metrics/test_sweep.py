@@ -17,7 +17,16 @@ from configs.load import load_config
 from configs.schema import PromptSource, PromptsSection, RunConfig
 from flows.requests import SweepRequest
 from tasks.metrics.evaluations import named_figures
-from tasks.metrics.sweep import Outcome, best_first, check_varied, final_settings, read_list, selection_note, variants
+from tasks.metrics.sweep import (
+    Outcome,
+    best_first,
+    check_varied,
+    final_settings,
+    over_seeds,
+    read_list,
+    selection_note,
+    variants,
+)
 from tasks.reports.comparison import compare
 from tasks.runs.opening import open_run
 from tasks.specs.graph import Node
@@ -41,6 +50,20 @@ def test_every_combination_is_a_variant_with_a_name_of_its_own() -> None:
     assert [variant.settings for variant in listed][3] == {RATE: 3e-4, "prompts.train": "a b.txt", "run.seed": 1}
     assert listed[0].overrides == [f"{RATE}=0.0001", "run.epochs=2", "run.seed=0"]
     assert listed[2].name == "s-learning_rate-0.0003-train-a-b.txt-seed-0"
+
+
+def test_the_mean_over_seeds_has_students_interval() -> None:
+    found = variants("s", [f"{RATE}=1e-4,3e-4", "run.seed=0,1,2"], [])
+    scores = [1.0, 2.0, 3.0, 0.5, 0.5]
+    outcomes = [Outcome(variant=v, epoch=1, reward=r, figures={"m": r}) for v, r in zip(found, scores, strict=False)]
+    outcomes.append(Outcome(variant=found[5], epoch=0, reward=None, figures={}))
+    first, second = over_seeds(outcomes)
+    assert (first.settings, first.count) == ({RATE: 1e-4}, 3)
+    # 4.302653 is the quantile 0.975 of two degrees of freedom, the deviation of 1, 2, 3 is 1.
+    assert first.figures["m"] == pytest.approx((2.0, 2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), rel=1e-6)
+    assert (second.count, second.figures["m"]) == (2, (0.5, 0.5, 0.5))
+    assert over_seeds(outcomes[:1]) == []
+    assert over_seeds([replace(each, variant=replace(each.variant, settings={RATE: 1})) for each in outcomes]) == []
 
 
 @pytest.mark.parametrize(
