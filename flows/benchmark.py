@@ -9,7 +9,7 @@ from prefect import flow
 from configs.benchmark import Benchmark, load_benchmark
 from flows import process_state
 from flows.requests import BenchmarkRequest
-from flows.scheduled_runs import scheduled, turn
+from flows.scheduled_runs import make_up_for_missed, scheduled, turn
 from flows.stages import RunStages
 from storage.layout import ArtifactRef
 from tasks.checks.try_rewards import try_rewards
@@ -23,6 +23,7 @@ from tasks.specs.graph import OF
 def benchmark(request: BenchmarkRequest) -> Any:
     """Measure models, one after the other; committed artifacts are reused."""
     with scheduled(request) as result:
+        make_up_for_missed()
         pinned = load_benchmark(request.name, prompts=request.prompts)
         subjects = [
             find_subject(model, root=request.root, config=request.config, trusted=request.trust_store)
@@ -47,7 +48,7 @@ def _measured(pinned: Benchmark, subject: Subject, request: BenchmarkRequest) ->
             if name == "evaluate" and context.store.manifest(stage.ref) is None:
                 # Report a missing requirement of a reward before sampling.
                 execution.host.rewards = try_rewards(context.config)
-            return stages.complete(stage)
+            return stages.run(name, 0, slot, stage=stage)
 
         named = str(policy).replace("/", ".")
         images = completed("evaluate", named, policy, context.chain.require(0, "preprocess").ref)

@@ -188,18 +188,23 @@ class RunStages:
         self.tasks = execution.executor(TaskExecutor)
         """Runs the shards."""
 
-    def run(self, name: str, epoch: int, slot: str = "", *, force: bool = False) -> ArtifactRef:
+    def run(
+        self, name: str, epoch: int, slot: str = "", *, force: bool = False, stage: Stage | None = None
+    ) -> ArtifactRef:
         """Run the pending shards of a stage, here or under torchrun, and complete its artifact.
+
+        Args:
+            name: the stage.
+            epoch: its epoch.
+            slot: its slot.
+            force: make another attempt although the artifact is complete.
+            stage: the same stage, bound to other inputs than the run's.
 
         Raises:
             ConfigError: there is no such stage, or it does not exist for this epoch or slot.
             NotCommittedError: something it reads has not been made yet.
         """
-        return self.complete(self.stage(name, epoch, slot), force=force)
-
-    def complete(self, stage: Stage, *, force: bool = False) -> ArtifactRef:
-        """Run the pending shards of a bound stage; see ``run``."""
-        run = StageRun(stage, force=force)
+        run = StageRun(stage or self.stage(name, epoch, slot), force=force)
         self.tasks.run(run, run.pending())
         finish(run)
         return run.ref

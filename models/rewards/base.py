@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 Bounds = tuple[float, float]
 #: The other columns of the prompt source, a mapping per sample; the source images of each prompt, (H, W, 3) uint8.
 Metadata = Sequence[Mapping[str, Any]]
-Sources = Sequence[Sequence[np.ndarray]]
+Sources: TypeAlias = "Sequence[Sequence[np.ndarray]]"
 
 
 @dataclass(frozen=True, slots=True)

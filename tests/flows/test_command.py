@@ -63,7 +63,7 @@ def imported(stderr: str) -> set[str]:
         ("prompts.train=prompts/digits-trian.txt", "Did you mean 'prompts/digits-train.txt'"),
         ("rollout.sampler.name=flow_sd", "Did you mean 'flow_sde'"),
         ("optimize.algorithm.name=gpro", "Did you mean 'grpo'"),
-        ("optimize.algorithm.options.clip=1", "Did you mean 'clip_range'"),
+        ("optimize.algorithm.options.clip_rang=1", "Did you mean 'clip_range'"),
         ("rollout.plan.name=wndow", "Did you mean 'window'"),
         ("model.options.max_length=2", "Did you mean 'max_sequence_length'"),
         ("rewards.0.name=tests.support.rewards:Crsh", "module 'tests.support.rewards' has no 'Crsh'"),

@@ -113,4 +113,4 @@ def test_every_scheduled_flow_first_makes_up_for_missed_ticks() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.With) and "scheduled(request)" in ast.unparse(node.items[0])
     ]
-    assert found == ["make_up_for_missed()"] * 4
+    assert found == ["make_up_for_missed()"] * 5
