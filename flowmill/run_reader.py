@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from tasks.reports.streams import States
     from tasks.runs.context import RunContext
-    from tasks.specs.graph import Node
 
 
 def picture(media: np.ndarray) -> Image | list[Image]:
@@ -84,7 +83,7 @@ class RunReader:
 
     def trajectories(self, epoch: int) -> pa.Table:
         """Return an epoch's samples as the rollout wrote them."""
-        return self._table(epoch, "rollout")
+        return artifact_table(self._context.store, self._samples_ref(epoch))
 
     def rewards(self, epoch: int, slot: str | None = None) -> pa.Table:
         """Return the scores of an epoch by one reward, named by its label; the first one when absent."""
@@ -142,11 +141,11 @@ class RunReader:
                 'unconditional', (S, ...); 'final', (...).
             samples: ids; all when absent.
         """
-        return arrays_of(self._context.store, self._made(epoch, "rollout"), name, samples)
+        return arrays_of(self._context.store, self._samples_ref(epoch), name, samples)
 
     def decoded(self, epoch: int, sample: str) -> list[Image | list[Image]]:
         """Return each stored state of a sample, decoded by the base model's autoencoder, as in 'states'."""
-        return [picture(state) for state in self._states.of(self._made(epoch, "rollout"), sample)]
+        return [picture(state) for state in self._states.of(self._samples_ref(epoch), sample)]
 
     @cached_property
     def _states(self) -> States:
@@ -179,7 +178,7 @@ class RunReader:
         """
         from tasks.reports.streams import stream_of
 
-        return stream_of(self._context, self._samples_node(epoch, evaluation), start=start)
+        return stream_of(self._context, self._context.plan.samples_of(epoch, evaluation=evaluation), start=start)
 
     def dataset(self, epoch: int, *, evaluation: bool = False) -> Any:
         """Return an epoch's samples as a ``datasets.IterableDataset`` with images, texts, rewards and advantages.
@@ -188,19 +187,17 @@ class RunReader:
         """
         from tasks.reports.streams import dataset_of
 
-        return dataset_of(self._context, self._samples_node(epoch, evaluation))
-
-    def _samples_node(self, epoch: int, evaluation: bool) -> Node:
-        from tasks.specs.graph import Node
-
-        return Node(epoch, "evaluate") if evaluation else self._context.plan.samples_of(epoch)
+        return dataset_of(self._context, self._context.plan.samples_of(epoch, evaluation=evaluation))
 
     def trace(self, epoch: int, sample: str) -> dict[str, Any]:
         """Return the origin of a sample, its rewards and advantage, and the optimizer updates it entered."""
         from tasks.reports.trace import trace_sample
 
-        ref = self._made(epoch, "rollout")
+        ref = self._samples_ref(epoch)
         return trace_sample(self._context.store, ref, sample, [self._context], trusted=self._trusted)
+
+    def _samples_ref(self, epoch: int) -> ArtifactRef:
+        return self._context.chain.require(*self._context.plan.samples_of(epoch)).ref
 
     def _made(self, epoch: int, stage: str, slot: str = "") -> ArtifactRef:
         return self._context.chain.require(epoch, stage, slot).ref

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,11 @@ _PLACES = ("arrays", "media_offset", "media_size")
 _SAMPLES = ("trajectories", "renders", "evaluations")
 
 
+def stored_as(options: Mapping[str, Any]) -> str:
+    """Return the trajectory store of an artifact of samples, from the options in its manifest."""
+    return str(options["rollout"]["store"] if "rollout" in options else options["store"])
+
+
 def shards_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[TrajectoryShard]:
     """Yield the opened shards of an artifact that holds samples, in order.
 
@@ -31,7 +37,7 @@ def shards_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[TrajectoryShar
     options = store.require(ref).options
     if ref.kind not in _SAMPLES:
         raise StoreError(f"{ref} holds no samples; {', '.join(_SAMPLES)} do. 'flowmill store ls' lists them.")
-    opener = open_trajectory_store(options["rollout"]["store"] if "rollout" in options else options["store"])
+    opener = open_trajectory_store(stored_as(options))
     for record in store.shards(ref):
         yield opener.open(store.files(ref, record))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage.layout import ArtifactRef
 from storage.trajectories.base import TrajectoryShard
@@ -61,8 +62,8 @@ class RunView:
 
     @property
     def rolled_out(self) -> list[int]:
-        """Epochs whose rollout counts."""
-        return self._with("rollout")
+        """Epochs whose samples count."""
+        return self._with("advantage" if self.chain.plan.given else "rollout")
 
     def _with(self, stage: str) -> list[int]:
         return [n for n in range(1, self.config.run.epochs + 1) if self.chain.find(n, stage) is not None]
@@ -164,9 +165,12 @@ class RunView:
             epoch: the epoch.
             evaluation: the samples of the run's evaluation, not of its rollout.
         """
-        stage, drawn = ("evaluate", "depict") if evaluation else ("rollout", "render")
-        ref = self.chain.require(epoch, stage).ref
+        drawn, plan = "depict" if evaluation else "render", self.chain.plan
+        ref = self.chain.require(*plan.samples_of(epoch, evaluation=evaluation)).ref
         table, scores = artifact_table(self.store, ref), self.scores(epoch, evaluation=evaluation)
+        if plan.given and not evaluation:
+            # An epoch trains on some of the given samples.
+            table = table.filter(pc.is_in(table["sample_id"], value_set=scores["sample_id"].combine_chunks()))
         table = self._with_list(table, ref) if evaluation else table
         if self.config.render is not None and self.chain.find(epoch, drawn) is not None:
             formats = pa.array([self.config.render.format] * table.num_rows, pa.string())
@@ -241,7 +245,7 @@ class RunView:
         """
         if not self.context.holds_references:
             return {sample: [] for sample in samples}
-        ref = self.chain.require(epoch, "evaluate" if evaluation else "rollout").ref
+        ref = self.chain.require(*self.chain.plan.samples_of(epoch, evaluation=evaluation)).ref
         rows = list(rows_of(self.store, ref, samples))
         metadata = [json.loads(shard.table.column("metadata")[row].as_py()) for _, shard, row in rows]
         return dict(zip([sample for sample, _, _ in rows], self.context.references(metadata), strict=True))

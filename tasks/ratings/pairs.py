@@ -41,7 +41,9 @@ class SampleSource:
     @cached_property
     def artifact(self) -> str:
         """The artifact of the samples, ``kind/id``."""
-        return self.context.chain.require(self.epoch, "evaluate" if self.evaluation else "rollout").artifact
+        return self.context.chain.require(
+            *self.context.plan.samples_of(self.epoch, evaluation=self.evaluation)
+        ).artifact
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:

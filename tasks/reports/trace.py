@@ -15,6 +15,7 @@ from storage.layout import ArtifactRef
 from storage.trajectories.tables import read_rows
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.store_trust import check_trusted
+from tasks.metrics.samples import stored_as
 from tasks.metrics.view import RunView
 from tasks.modalities.modality import make_kind
 from tasks.runs.context import RunContext
@@ -59,7 +60,7 @@ def trace_sample(
 
 def _stored_as(store: ArtifactStore, ref: ArtifactRef, runs: Sequence[RunContext]) -> str:
     """Return the trajectory store of an artifact's samples; a custom class only if one of the runs names it too."""
-    name = str(store.require(ref).options["rollout"]["store"])
+    name = stored_as(store.require(ref).options)
     if ":" in name and name not in {run.config.rollout.store for run in runs}:
         raise TrustError(
             f"{ref} names '{name}' as the reader of its samples, but no run it belongs to does: not imported."
@@ -72,6 +73,10 @@ def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, An
     epoch = next((entry.epoch for entry in entries if entry.ref == ref), None)
     if epoch is None:
         return {"note": "a side result of this run: nothing was trained on it"}
+    if context.plan.given:
+        given = _row(read_rows(context.store, ref, "rewards"), sample_id) or {}
+        about = {"rating": given.get("reward"), "row": given.get("note")}
+        return {"given": about, "updates": _updates(context, entries, epoch, sample_id)}
     row = _row(RunView(context).scores(epoch), sample_id) or {}
     scores = {
         section.slot: {name: row[f"{name}.{section.slot}"] for name in ("reward", "note")}
@@ -91,9 +96,9 @@ def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, An
 
 
 def _updates(context: RunContext, entries: Sequence[LineageEntry], epoch: int, sample_id: str) -> list[dict[str, Any]]:
-    """Return the updates that used a sample: in its own epoch, and in epochs that replayed it."""
+    """Return the updates that used a sample: in its own epoch and those that replayed it; of a given one, in any."""
     replay = context.config.optimize.replay
-    reach = epoch + (replay.epochs if replay else 0)
+    reach = context.config.run.epochs if context.plan.given else epoch + (replay.epochs if replay else 0)
     found = []
     for entry in entries:
         if entry.stage != "optimize" or not epoch <= entry.epoch <= reach:

@@ -45,8 +45,10 @@ class RunPlan:
         """Whether the run trains on given samples, and has neither rollouts nor scores of them."""
         return self.config.data is not None
 
-    def samples_of(self, epoch: int) -> Node:
-        """Return the stage whose artifact holds the samples that an epoch trains on."""
+    def samples_of(self, epoch: int, *, evaluation: bool = False) -> Node:
+        """Return the stage whose artifact holds the samples that an epoch trains on, or those of its evaluation."""
+        if evaluation:
+            return Node(epoch, "evaluate")
         return Node(0, "ingest") if self.given else Node(epoch, "rollout")
 
     @property
@@ -154,7 +156,7 @@ class RunPlan:
         """Return the stage with the media of an epoch's samples, or of its evaluation."""
         if self.config.render is not None:
             return Node(epoch, "depict" if evaluation else "render")
-        return Node(epoch, "evaluate" if evaluation else "rollout")
+        return self.samples_of(epoch, evaluation=evaluation)
 
     def scored_by(self, reward: RewardSection, epoch: int) -> Node:
         """Return the stage whose artifact a reward scores in an epoch: the samples, or their renders."""

@@ -124,7 +124,7 @@ def _shots(view: RunView, epoch: int, rows: Sequence[SampleScores], *, evaluatio
     wanted = {row.sample_id for row in rows}
     if not wanted:
         return {}
-    ref = view.chain.require(epoch, "evaluate" if evaluation else "rollout").ref
+    ref = view.chain.require(*view.chain.plan.samples_of(epoch, evaluation=evaluation)).ref
     places = {sample: (shard, number) for sample, shard, number in rows_of(view.store, ref, wanted)}
     drawn = view.pictures(epoch, wanted, evaluation=evaluation) if view.config.render is not None else {}
     started, fps = view.references(epoch, wanted, evaluation=evaluation), view.config.rollout.media.fps

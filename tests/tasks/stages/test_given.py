@@ -12,6 +12,7 @@ import torch
 import yaml
 from PIL import Image
 
+import flowmill
 from configs.errors import ConfigError, DataError, FlowmillError
 from configs.load import load_config
 from configs.schema import RunConfig
@@ -21,11 +22,14 @@ from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.store_trust import remember
+from tasks.metrics.describe import describe_run
+from tasks.reports.report import run_report
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, open_run
 from tasks.runs.staleness import State, standing
 from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
+from tasks.tracking.descriptions import description
 from tests.support.given import pairs, picture, png, rated, singles, write_form, write_jsonl
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data
@@ -293,3 +297,29 @@ def test_a_text_that_is_too_long_is_named(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(data))
     with pytest.raises(DataError, match=r"line 5, completion has 41 tokens, but rollout.tokens.max_new is 4"):
         prepare(load_config(path))
+
+
+def test_everything_that_reads_a_run_shows_given_samples(given: Make, tmp_path: Path) -> None:
+    context = prepare(given(pairs(), "dpo", "run.epochs=1", chosen="chosen", rejected="rejected", groups_per_epoch=4))
+    evaluate(context, 0)
+    run_epoch(context, 1)
+    evaluate(context, 1)
+    StageRun(make_stage(context, "export", 1)).execute()
+    run = flowmill.open(context.store.root.uri).run("small")
+    table = run.samples(1)
+    assert (table.num_rows, run.rollouts) == (8, [1])
+    assert sorted(table["advantage"].to_pylist()) == [-1.0] * 4 + [1.0] * 4
+    sample = table["sample_id"][0].as_py()
+    assert run.images(1, [sample])[sample].size == (32, 16)
+    assert len(run.decoded(1, sample)) == 1
+    assert run.trajectories(1).num_rows == 2 * len(pairs())
+    traced = run.trace(1, sample)["runs"]["small"]
+    assert {update["epoch"] for update in traced["updates"]} == {1}
+    assert traced["given"]["rating"] == table["reward"][0].as_py()
+    assert "rows.jsonl, line" in traced["given"]["row"]
+    assert len(list(run.stream(1))) == len(list(run.dataset(1))) == 2 * len(pairs())
+    assert "optimize/loss" in set(run.curves()["key"].to_pylist())
+    page = run_report(context)
+    assert "dpo" in page
+    assert describe_run(context)["finished_epochs"] == 1
+    assert "trains" in description(context, "", done=True)
