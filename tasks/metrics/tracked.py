@@ -155,9 +155,10 @@ def paragraphs(context: RunContext, *, done: bool) -> list[str]:
     rewards = " + ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards)
     sources = config.prompts.lists("train").values() if config.data is None else [config.data.train]
     prompts = " + ".join(Path(source).name for source in sources)
+    aim = "for" if config.data is None else "judged by"
     size = f" ({counts.summary['train']} prompts, {counts.summary['heldout']} held out)" if counts else ""
     lines = [
-        f"trains {base} ({model.policy}) with {config.optimize.algorithm.name} on {prompts}{size} for {rewards}, "
+        f"trains {base} ({model.policy}) with {config.optimize.algorithm.name} on {prompts}{size} {aim} {rewards}, "
         f"{config.run.epochs} epochs."
     ]
     first, last = figures_of(chain, 0), figures_of(chain, config.run.epochs) if done else {}
