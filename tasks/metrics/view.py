@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage.layout import ArtifactRef
 from storage.trajectories.base import TrajectoryShard
@@ -169,7 +168,9 @@ class RunView:
         ref = self.chain.require(*plan.samples_of(epoch, evaluation=evaluation)).ref
         table, scores = artifact_table(self.store, ref), self.scores(epoch, evaluation=evaluation)
         if plan.given and not evaluation:
-            # An epoch trains on some of the given samples.
+            # An epoch trains on some of the given samples. Imported late: status needs no Arrow.
+            import pyarrow.compute as pc
+
             table = table.filter(pc.is_in(table["sample_id"], value_set=scores["sample_id"].combine_chunks()))
         table = self._with_list(table, ref) if evaluation else table
         if self.config.render is not None and self.chain.find(epoch, drawn) is not None:
