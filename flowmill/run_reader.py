@@ -1,4 +1,4 @@
-"""What a run holds, for a program that reads it."""
+"""Read access to a run and its artifacts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from PIL.Image import Image
 
-    from tasks.reports.streams import States
+    from tasks.reports.trace import States
     from tasks.runs.context import RunContext
 
 
@@ -149,7 +149,7 @@ class RunReader:
 
     @cached_property
     def _states(self) -> States:
-        from tasks.reports.streams import States
+        from tasks.reports.trace import States
 
         return States(open_run(self._context.store.root.uri, self.name, trusted=self._trusted))
 
@@ -178,7 +178,7 @@ class RunReader:
         """
         from tasks.reports.streams import stream_of
 
-        return stream_of(self._context, self._context.plan.samples_of(epoch, evaluation=evaluation), start=start)
+        return stream_of(self._context, epoch, evaluation=evaluation, start=start)
 
     def dataset(self, epoch: int, *, evaluation: bool = False) -> Any:
         """Return an epoch's samples as a ``datasets.IterableDataset`` with images, texts, rewards and advantages.
@@ -187,7 +187,7 @@ class RunReader:
         """
         from tasks.reports.streams import dataset_of
 
-        return dataset_of(self._context, self._context.plan.samples_of(epoch, evaluation=evaluation))
+        return dataset_of(self._context, epoch, evaluation=evaluation)
 
     def trace(self, epoch: int, sample: str) -> dict[str, Any]:
         """Return the origin of a sample, its rewards and advantage, and the optimizer updates it entered."""

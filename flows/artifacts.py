@@ -62,7 +62,7 @@ def announce(label: str, run: str, *, once: str | None = None, **payload: Any) -
     """Emit an event of a run for automations, related to the deployment that executes the run.
 
     Args:
-        label: what happened.
+        label: name of the event.
         run: name of the run.
         once: address of the run's store, for an event that a continued run announces again: Prefect stores an event of
             a known id once.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from models.weights.lora import LoraSpec
 
 
-#: What measures a model keeps its results.
+#: Measures of models, which keep their results.
 _KNOWN: dict[tuple[Any, ...], TextFootprints] = {}
 
 
@@ -200,7 +200,7 @@ class TextFootprints:
 def text_footprints(
     config: Any, settings: PolicySettings, lora: LoraSpec | None, *, critic: PolicySettings | None, own: bool
 ) -> TextFootprints:
-    """Return what measures a model, which is the same one for equal arguments; see ``TextFootprints``."""
+    """Return the measures of a model, the same object for equal arguments; see ``TextFootprints``."""
     key = (repr(config), settings, lora, critic, own)
     if key not in _KNOWN:
         _KNOWN[key] = TextFootprints(config, settings, lora, critic=critic, own=own)

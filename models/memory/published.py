@@ -103,7 +103,7 @@ class Architecture:
 @cache
 def published(section: str) -> dict[str, Mapping[str, Any]]:
     """Return a section of the table."""
-    # YAML has no tuples, which are what constructors take.
+    # Constructors take tuples, which YAML lacks.
     return {name: _tuples(about) for name, about in _table()[section].items()}
 
 

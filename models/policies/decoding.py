@@ -108,8 +108,8 @@ class DecodingPolicy(DiffusionPolicy):
     def likeliest(self, media: Tensor) -> Tensor:
         """Return the autoencoder's latents of media in [-1, 1]: the mode of its distribution."""
         found = self.pipeline.vae.encode(media.to(self.pipeline.vae.dtype), return_dict=False)[0]
-        mode: Tensor = found.mode() if hasattr(found, "mode") and not isinstance(found, torch.Tensor) else found
-        return mode
+        # Some autoencoders give a distribution, some the latents.
+        return found if isinstance(found, torch.Tensor) else found.mode()
 
     def encode_scaled(self, media: Tensor) -> Tensor:
         """Return (B, C, h, w) latents of media, the inverse of ``decode_scaled``."""
@@ -132,11 +132,15 @@ class DecodingPolicy(DiffusionPolicy):
             media: (B, 3, H, W).
             patchify: converts latents to patches (B, C, h, w).
         """
-        vae, spatial = self.pipeline.vae, patchify(self.likeliest(media))
-        mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
-        std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
-        tokens: Tensor = ((spatial - mean) / std).permute(0, 2, 3, 1).flatten(1, 2)
-        return tokens
+        spatial = patchify(self.likeliest(media))
+        mean, std = self._batch_norm(spatial)
+        return ((spatial - mean) / std).permute(0, 2, 3, 1).flatten(1, 2)
+
+    def _batch_norm(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and std of the patches' channels, (1, C, 1, 1) each."""
+        vae = self.pipeline.vae
+        mean, variance = (each.view(1, -1, 1, 1) for each in (vae.bn.running_mean, vae.bn.running_var))
+        return mean.to(like), torch.sqrt(variance + vae.config.batch_norm_eps).to(like)
 
     def decode_standardized(self, latents: Tensor) -> Tensor:
         """Return (B, 3, F, H, W) frames of (B, C, f, h, w) latents that are standardized per channel."""
@@ -158,8 +162,7 @@ class DecodingPolicy(DiffusionPolicy):
         latents."""
         vae = self.pipeline.vae
         spatial = latents.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
-        mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
-        std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
+        mean, std = self._batch_norm(spatial)
         return vae.decode(unpatchify(spatial * std + mean).to(vae.dtype), return_dict=False)[0]
 
     def decode_scaled(self, latents: Tensor) -> Tensor:

@@ -83,17 +83,20 @@ class QwenImage21(PipelinePolicy):
         settings, vae = self.settings, self.pipeline.vae
         size = (settings.height, settings.width, self.pipeline.vae_scale_factor)
         spatial = self.pipeline._unpack_latents(latents, *size).to(vae.dtype)
-        mean, std = self.table(spatial.device, _moments, *vae.config.latents_mean, *vae.config.latents_std).to(spatial)
+        mean, std = self._moments(spatial)
         images: Tensor = vae.decode(spatial * std + mean, return_dict=False)[0]
         return images[:, :3, 0]
 
     def encoded(self, media: Tensor) -> Tensor:
         """Return packed latents of opaque images."""
         latents = self.likeliest(torch.cat([media, torch.ones_like(media[:, :1])], dim=1)[:, :, None])
-        config = self.pipeline.vae.config
-        mean, std = self.table(latents.device, _moments, *config.latents_mean, *config.latents_std).to(latents)
+        mean, std = self._moments(latents)
         spatial = (latents - mean) / std
         return self.pipeline._pack_latents(spatial, *spatial[:, :, 0].shape)  # type: ignore[no-any-return]
+
+    def _moments(self, like: Tensor) -> Tensor:
+        config = self.pipeline.vae.config
+        return self.table(like.device, _moments, *config.latents_mean, *config.latents_std).to(like)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; it reads whole texts, and its images have a fourth channel."""

@@ -66,23 +66,33 @@ class SDXL(UNetPolicy):
     def decode_scaled(self, latents: Tensor) -> Tensor:
         """Return decoded (B, C, h, w) latents; some models have a mean and a std per channel."""
         vae = self.pipeline.vae
-        mean, std = vae.config.get("latents_mean"), vae.config.get("latents_std")
-        if mean is None or std is None:
+        if not self._has_moments:
             return super().decode_scaled(latents)
-        given = (self.table(latents.device, torch.tensor, tuple(each)) for each in (mean, std))
-        mean, std = (each.view(1, -1, 1, 1).to(latents) for each in given)
+        mean, std = self._moments(latents)
         spread = latents * std / vae.config.scaling_factor + mean
         return vae.decode(spread.to(vae.dtype), return_dict=False)[0]
 
     def encode_scaled(self, media: Tensor) -> Tensor:
         """Return scaled latents, with the mean and std of their channels removed."""
-        vae = self.pipeline.vae
-        mean, std = vae.config.get("latents_mean"), vae.config.get("latents_std")
-        if mean is None or std is None:
+        if not self._has_moments:
             return super().encode_scaled(media)
         latents = self.likeliest(media)
-        mean, std = (torch.tensor(tuple(each)).view(1, -1, 1, 1).to(latents) for each in (mean, std))
-        return (latents - mean) * vae.config.scaling_factor / std  # type: ignore[no-any-return]
+        mean, std = self._moments(latents)
+        return (latents - mean) * self.pipeline.vae.config.scaling_factor / std
+
+    @property
+    def _has_moments(self) -> bool:
+        config = self.pipeline.vae.config
+        return config.get("latents_mean") is not None and config.get("latents_std") is not None
+
+    def _moments(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and std of the latents' channels, (1, C, 1, 1) each."""
+        config = self.pipeline.vae.config
+        found = (
+            self.table(like.device, torch.tensor, tuple(each)) for each in (config.latents_mean, config.latents_std)
+        )
+        mean, std = (each.view(1, -1, 1, 1).to(like) for each in found)
+        return mean, std
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:

@@ -136,7 +136,7 @@ class TextFeatures(SequenceClassification):
     label: str | int | None = 0
     """Not used."""
     given: Literal["text", "joined", "pair", "chat"] = "pair"
-    """What the model reads, see ``SequenceClassification``."""
+    """Input of the model, see ``SequenceClassification``."""
     hidden: NonNegativeInt = 0
     """Width of a layer between; 0: a linear head."""
 

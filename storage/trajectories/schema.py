@@ -49,7 +49,7 @@ PROMPTS = pa.schema(
 #: The prompts of an epoch, in the order of its groups.
 CHOICES = pa.schema([_PROMPT, column("reason", pa.string(), "Why the sampler of prompts chose it.")])
 
-#: What a sampler of prompts knows of each prompt that was drawn.
+#: The knowledge of a sampler of prompts about each prompt that was drawn.
 PROMPT_STATES = pa.schema(
     [
         _PROMPT,

@@ -220,8 +220,8 @@ class RowLoss:
     """(B,) figures per row without gradient; the loop reports their means.
 
     ``gap`` is the distance between a row's behavior policy, as stored by the rollout, and the policy as computed now,
-    in the unit of the quantity that the loss exponentiates or masks by. The algorithm's ``gap_limit`` is what to
-    compare it with, as a name and a value.
+    in the unit of the quantity that the loss exponentiates or masks by. The algorithm's ``gap_limit`` is its limit, as
+    a name and a value.
     """
 
 

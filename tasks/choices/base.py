@@ -1,4 +1,4 @@
-"""The interface of samplers of prompts: what they know of each prompt, and what they choose. Pure.
+"""The interface of samplers of prompts: their knowledge of each prompt, and their choices. Pure.
 
 A sampler knows rewards of earlier epochs only as far as they are committed when the epoch's rollout may start, so its
 choice is the same on any ranks, after any kill, and with ``execution.ahead``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from storage.layout import ArtifactRef
 from storage.trajectories.tables import read_rows
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.prompt_files import READERS
+from tasks.inputs.prompt_rows import file_below, size_of, too_large
 
 if TYPE_CHECKING:
     from models.rewards.backbones import Judged
@@ -152,7 +154,10 @@ def _content(found: Judgments, value: str, judged: Judged, folder: Path, where: 
     if judged == "texts":
         return found.hold(value)
     try:
-        return found.hold(open_picture(folder / value))
+        data = file_below(folder, value).read_bytes()
+        if large := too_large(*size_of(data)):
+            raise ValueError(f"it {large}. Scale it down")
+        return found.hold(open_picture(io.BytesIO(data)))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         found.problems.append(f"{where}: image '{value}' cannot be read: {error}")
         return None
@@ -208,6 +213,7 @@ def _samples(store: ArtifactStore, ref: ArtifactRef, wanted: set[str], judged: J
     """
     store.require(ref)
     for record in store.shards(ref):
+        # By the files: a manifest in a store may name code.
         names = {file.name for file in record.files}
         form = "webdataset" if any(name.endswith(".tar") for name in names) else "parquet"
         shard = open_trajectory_store(form).open(store.files(ref, record))

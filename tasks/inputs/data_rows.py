@@ -17,9 +17,8 @@ from configs.fingerprint import canonical_json, fingerprint, hash_text
 from configs.schema import RunConfig
 from storage.backends.checksums import hash_data
 from storage.backends.file_hash_cache import file_hashes
-from storage.names import below
 from tasks.inputs.data_sources import MEDIA, GivenFile, source_files, source_rows
-from tasks.inputs.prompt_rows import RowLocation, check_metadata, text_of
+from tasks.inputs.prompt_rows import RowLocation, check_metadata, file_below, text_of
 
 _SETTING = "data.train"
 
@@ -178,12 +177,9 @@ def _sample(row: Mapping[str, Any], column: str, place: RowLocation, folder: Pat
     if Path(value).suffix.lower() not in MEDIA:
         return GivenFile(name=f"{place}, {column}", key=hash_text(value), text=value)
     try:
-        path = below(folder, value)
+        file_below(folder, value)
     except ValueError as error:
-        raise DataError(f"{place}: {error}. Samples are below the folder of the rows; put it there.") from None
-    if not path.is_file():
-        found = "is no regular file" if path.exists() else "does not exist. Paths are relative to the file of the rows"
-        raise DataError(f"{place}: '{value}' {found}.")
+        raise DataError(f"{place}: {error}.") from None
     return GivenFile(name=f"{place}: {value}", folder=folder, path=value)
 
 

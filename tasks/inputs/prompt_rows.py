@@ -16,7 +16,7 @@ from storage.backends.checksums import hash_data, hash_file
 from storage.names import below
 
 #: Limit on pixels, as a small file can claim to be an image of any size; models take a hundredth of this.
-MOST_PIXELS = 1 << 26
+_MOST_PIXELS = 1 << 26
 #: File types whose rows are identified by line number.
 _OF_LINES = (".txt", ".jsonl", ".csv", ".tsv")
 #: Suffix of the key of an image that is displayed differently from its stored pixels (such as EXIF rotation).
@@ -116,22 +116,35 @@ def split_keys(joined: str) -> list[str]:
     return joined.split(",")
 
 
-def _image(name: str, place: RowLocation, folder: Path) -> tuple[Path, str]:
+def file_below(folder: Path, name: str) -> Path:
+    """Return the file that a row names, below the folder of the rows.
+
+    Raises:
+        ValueError: it leads outside, or is no file.
+    """
     try:
         path = below(folder, name)
     except ValueError as error:
-        raise PromptError(f"{place}: {error}. Images are below the prompt file's folder; put it there.") from None
+        raise ValueError(f"{error}. Files are below the folder of the rows; put it there") from None
     if not path.is_file():
-        found = "is no regular file" if path.exists() else "does not exist. Paths are relative to the prompt file"
-        raise PromptError(f"{place}: image '{path}' {found}.")
+        found = "is no regular file" if path.exists() else "does not exist. Paths are relative to the file of the rows"
+        raise ValueError(f"'{path}' {found}")
+    return path
+
+
+def _image(name: str, place: RowLocation, folder: Path) -> tuple[Path, str]:
+    try:
+        path = file_below(folder, name)
+    except ValueError as error:
+        raise PromptError(f"{place}: {error}.") from None
     try:
         if is_film(path):
-            if too_large := _too_large(*film_size(path)):
-                raise PromptError(f"{place}: '{path}' {too_large}. Scale it down.")
+            if large := too_large(*film_size(path)):
+                raise PromptError(f"{place}: '{path}' {large}. Scale it down.")
             return path, hash_file(path)
         with Image.open(path) as image:
-            if too_large := _too_large(image.width, image.height):
-                raise PromptError(f"{place}: '{path}' {too_large}. Scale it down.")
+            if large := too_large(image.width, image.height):
+                raise PromptError(f"{place}: '{path}' {large}. Scale it down.")
             plain = is_plain(image)
             image.verify()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -214,8 +227,8 @@ def _opened(data: bytes, key: str, where: str, read: Callable[[BinaryIO], np.nda
     if hash_data(data) != key.removesuffix(AS_SEEN):
         raise CorruptError(f"{where}: image {key} has other content than that. Say 'flowmill store verify --deep'.")
     try:
-        if too_large := _too_large(*_size(data)):
-            raise CorruptError(f"{where}: image {key} {too_large}.")
+        if large := too_large(*size_of(data)):
+            raise CorruptError(f"{where}: image {key} {large}.")
         seen = read(io.BytesIO(data))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise CorruptError(f"{where}: image {key} cannot be read: {error}.") from None
@@ -223,14 +236,15 @@ def _opened(data: bytes, key: str, where: str, read: Callable[[BinaryIO], np.nda
     return seen
 
 
-def _size(data: bytes) -> tuple[int, int]:
+def size_of(data: bytes) -> tuple[int, int]:
+    """Return width and height of an image or clip, from its header."""
     if is_film(io.BytesIO(data)):
         return film_size(io.BytesIO(data))
     with Image.open(io.BytesIO(data)) as image:
         return image.size
 
 
-def _too_large(width: int, height: int) -> str:
+def too_large(width: int, height: int) -> str:
     """Return the complaint about an image that is too large; '' otherwise."""
     pixels = width * height
-    return f"has {pixels:,} pixels, more than {MOST_PIXELS:,}" if pixels > MOST_PIXELS else ""
+    return f"has {pixels:,} pixels, more than {_MOST_PIXELS:,}" if pixels > _MOST_PIXELS else ""

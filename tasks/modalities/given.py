@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tasks.inputs.data_sources import GivenFile
 from tasks.inputs.prompts import Prompt
@@ -22,3 +23,18 @@ class GivenSample:
     """Samples of one group are compared: the two of a pair, or rated ones of one prompt."""
     replica: int
     """Its position within the row: 0 for a single or chosen sample, 1 for a rejected one."""
+
+    def columns(self) -> dict[str, Any]:
+        """Return the fields of its ``Sample`` that do not depend on the kind of policy."""
+        return {
+            "sample_id": self.name,
+            "prompt_id": self.prompt.id,
+            "group_id": self.group,
+            "prompt": self.prompt.text,
+            "metadata": self.prompt.metadata,
+            "epoch": 0,
+            "replica": self.replica,
+            "seed": 0,
+            # No policy of the run made it.
+            "policy": "given",
+        }

@@ -1,4 +1,4 @@
-"""What ``flowmill rate`` is asked for. Imports nothing heavy: the command's help is made of it."""
+"""The request of ``flowmill rate``. Imports nothing heavy: the command's help is made of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RaterName = Annotated[str, StringConstraints(min_length=1, max_length=64, patter
 
 
 class RateRequest(BaseModel):
-    """What raters compare, and how it is served: the options of ``flowmill rate``."""
+    """The samples that raters compare, and the server: the options of ``flowmill rate``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

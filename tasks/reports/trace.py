@@ -1,10 +1,11 @@
-"""Traces one sample: its origin, its rewards, and the optimizer updates that used it."""
+"""Explains one sample: its origin, its rewards, the optimizer updates that used it, and its decoded states."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,10 +16,11 @@ from storage.layout import ArtifactRef
 from storage.trajectories.tables import read_rows
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.store_trust import check_trusted
-from tasks.metrics.samples import stored_as
+from tasks.metrics.samples import arrays_of, stored_as
 from tasks.metrics.view import RunView
 from tasks.modalities.modality import make_kind
 from tasks.runs.context import RunContext
+from tasks.runtime.host import ModelHost
 from tasks.specs.graph import Node
 from tasks.training.data import TrainingData
 
@@ -116,3 +118,28 @@ def _updates(context: RunContext, entries: Sequence[LineageEntry], epoch: int, s
 def _row(table: pa.Table, sample_id: str) -> dict[str, Any] | None:
     found = table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()
     return dict(found[0]) if found else None
+
+
+class States:
+    """Shows the intermediate states of samples: stored latents, decoded by the base model's decoder."""
+
+    def __init__(self, context: RunContext) -> None:
+        """Load the decoder.
+
+        Args:
+            context: the run; not a read-only one, as its record may name code.
+
+        Raises:
+            StoreError: samples of this kind have no visible states.
+        """
+        self._store = context.store
+        self._decode = make_kind(context.config).decoder(context.config, ModelHost(context))
+
+    def of(self, ref: ArtifactRef, sample: str) -> np.ndarray:
+        """Return the decoded image of every stored state of a sample, (N, H, W, 3) or (N, F, H, W, 3) uint8.
+
+        Raises:
+            StoreError: the artifact lacks the sample.
+            CorruptError: no latents are stored, or a file is damaged.
+        """
+        return self._decode(arrays_of(self._store, ref, "latents", [sample])[sample])

@@ -140,8 +140,8 @@ class Chain:
         config, reward = self.config, node.slot.partition(OF)[0]
         if STAGES[node.stage].renders or (node.stage, node.slot) == ("base", RENDERER):
             return config.render is not None
-        if STAGES[node.stage].given or (self.plan.given and node.stage in ("rollout", "score")):
-            return STAGES[node.stage].given and self.plan.given
+        if not self.plan.has(node.stage):
+            return False
         if node.stage == "score":
             return node.slot in {section.slot for section in config.scored}
         if node.stage == "gradient":

@@ -130,9 +130,15 @@ def identity_of(facts: RunInputs, node: Node, find: Find) -> StageIdentity:
     slot = node.slot if spec.slotted else ""
     if spec.name == "base" and slot not in ("", RENDERER):
         raise ConfigError(f"Stage 'base' makes no '{slot}': it scores nothing. Leave the reward out.")
-    if spec.given and facts.config.data is None:
-        raise ConfigError(f"Stage '{spec.name}' reads given samples, but the config has no section 'data'. Add one.")
+    if not facts.plan.has(spec.name):
+        reason = (
+            "reads given samples, but the config has no section 'data'. Add one"
+            if spec.given
+            else "belongs to rollouts, but the config trains on the samples of its section 'data'. Remove it"
+        )
+        raise ConfigError(f"Stage '{spec.name}' {reason}.")
     if facts.config.render is None and (spec.renders or (spec.name == "base" and slot)):
         raise ConfigError(f"Stage '{spec.name}' draws texts, but the config has no section 'render'. Add one.")
-    found: StageIdentity = imported(spec.stage, label="stage")(spec, facts, Node(node.epoch, spec.name, slot), find)
+    stage = spec.given_stage if facts.plan.given and spec.given_stage else spec.stage
+    found: StageIdentity = imported(stage, label="stage")(spec, facts, Node(node.epoch, spec.name, slot), find)
     return found

@@ -12,7 +12,7 @@ from tasks.algorithms.base import Algorithm
 from tasks.inputs.components import algorithm_needs, make_algorithm
 from tasks.inputs.renderer import reads_images
 from tasks.specs.graph import OF, RENDERER, Node, policy_after
-from tasks.specs.stages import names_of
+from tasks.specs.stages import STAGES, names_of
 
 
 class RunPlan:
@@ -44,6 +44,10 @@ class RunPlan:
     def given(self) -> bool:
         """Whether the run trains on given samples, and has neither rollouts nor scores of them."""
         return self.config.data is not None
+
+    def has(self, stage: str) -> bool:
+        """Return whether the run can have a stage: some belong to given samples, others to rollouts."""
+        return STAGES[stage].given in (None, self.given)
 
     def samples_of(self, epoch: int, *, evaluation: bool = False) -> Node:
         """Return the stage whose artifact holds the samples that an epoch trains on, or those of its evaluation."""
@@ -78,8 +82,7 @@ class RunPlan:
         yield Node(0, "base")
         if self.config.render is not None:
             yield Node(0, "base", RENDERER)
-        left_out = {"base"} if self.given else {"base", "ingest"}
-        yield from (Node(0, name) for name in names_of("run") if name not in left_out)
+        yield from (Node(0, name) for name in names_of("run") if name != "base" and self.has(name))
 
     def scored(self, epoch: int) -> Iterator[Node]:
         """Yield the stages from an epoch's policy to its scores."""

@@ -34,8 +34,10 @@ class StageSpec:
     """True where an epoch may have several: one for each reward, model or evaluation."""
     renders: bool = False
     """True where it renders texts, in runs with a section ``render``."""
-    given: bool = False
-    """True where it reads given samples, in runs with a section ``data``."""
+    given: bool | None = None
+    """True for a stage of runs with a section ``data`` alone, False for one of runs without; None: all have it."""
+    given_stage: str = ""
+    """Import string of the stage in runs with a section ``data``, if it is another class."""
     directs: bool = False
     """True where later stages read other artifacts depending on its content."""
     grows: bool = False
@@ -56,18 +58,37 @@ _SPECS = (
     StageSpec(name="preprocess", stage="tasks.stages.preprocess:PreprocessStage", artifact="prompts", scope="run"),
     StageSpec(name="ingest", stage="tasks.stages.ingest:IngestStage", artifact="trajectories", scope="run", given=True),
     StageSpec(name="policy", stage="tasks.stages.policy:PolicyStage", artifact="policies", scope="run"),
-    StageSpec(name="choose", stage="tasks.stages.choose:ChooseStage", artifact="choices", scope="epoch"),
-    StageSpec(name="rollout", stage="tasks.stages.rollout:RolloutStage", artifact="trajectories", scope="epoch"),
-    StageSpec(name="render", stage="tasks.stages.render:RenderStage", artifact="renders", scope="epoch", renders=True),
-    StageSpec(name="score", stage="tasks.stages.score:ScoreStage", artifact="rewards", scope="epoch", slotted=True),
-    StageSpec(name="value", stage="tasks.stages.value:ValueStage", artifact="values", scope="epoch"),
+    StageSpec(name="choose", stage="tasks.stages.choose:ChooseStage", artifact="choices", scope="epoch", given=False),
     StageSpec(
-        name="gradient", stage="tasks.stages.gradient:GradientStage", artifact="gradients", scope="epoch", slotted=True
+        name="rollout",
+        stage="tasks.stages.rollout:RolloutStage",
+        artifact="trajectories",
+        scope="epoch",
+        given=False,
+    ),
+    StageSpec(name="render", stage="tasks.stages.render:RenderStage", artifact="renders", scope="epoch", renders=True),
+    StageSpec(
+        name="score",
+        stage="tasks.stages.score:ScoreStage",
+        artifact="rewards",
+        scope="epoch",
+        slotted=True,
+        given=False,
+    ),
+    StageSpec(name="value", stage="tasks.stages.value:ValueStage", artifact="values", scope="epoch", given=False),
+    StageSpec(
+        name="gradient",
+        stage="tasks.stages.gradient:GradientStage",
+        artifact="gradients",
+        scope="epoch",
+        slotted=True,
+        given=False,
     ),
     # 2: the KL enters GDPO and running statistics, which follow floor and unbiased; ranks are taken before clipping.
     StageSpec(
         name="advantage",
         stage="tasks.stages.advantage:AdvantageStage",
+        given_stage="tasks.stages.given_advantages:GivenAdvantageStage",
         artifact="advantages",
         scope="epoch",
         version=2,

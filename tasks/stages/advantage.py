@@ -8,7 +8,6 @@ from typing import Any
 
 from configs.rewards import RewardSection
 from storage.artifacts.records import ShardRecord
-from tasks.inputs.data_rows import data_of
 from tasks.specs.graph import Node
 from tasks.stages.stage import Output, Shard, Stage
 
@@ -18,10 +17,6 @@ class AdvantageStage(Stage):
 
     def options(self) -> Mapping[str, Any]:
         """Weights in the order of the inputs, and the normalization; other settings only where they have an effect."""
-        if self.facts.plan.given:
-            data = data_of(self.config)
-            given = data.model_dump(mode="json", include={"scale", "groups_per_epoch"})
-            return {"given": {**given, "neutral": data.middle}, "seed": self.config.run.seed, "epoch": self.epoch}
         rewards = self.config.rewards
         more: dict[str, Any] = {}
         for name in ("threshold", "standardize", "modality"):
@@ -40,8 +35,6 @@ class AdvantageStage(Stage):
         Advantages of tokens need their trajectories, and as the estimator asks the values of this epoch and the
         advantages of the one before.
         """
-        if self.facts.plan.given:
-            return (self.facts.plan.samples_of(self.epoch),)
         rewards = tuple(Node(epoch, "score", section.slot) for epoch in self.epochs for section in self.sections)
         estimator = self.facts.plan.estimator
         section = self.config.advantage
@@ -59,10 +52,6 @@ class AdvantageStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Compute and write the tables."""
-        if self.facts.plan.given:
-            from tasks.stages.given_advantages import write_given_advantages
-
-            return write_given_advantages(self, folder)
         from tasks.stages.epoch_advantages import EpochAdvantages
 
         return EpochAdvantages(self, scored=len(self.sections), epochs=len(self.epochs)).write(folder)

@@ -21,7 +21,7 @@ from tasks.stages.stage import Output, Shard, Stage
 if TYPE_CHECKING:
     from tasks.choices.base import Candidate
 
-#: Columns of the table of what is known of prompts.
+#: Columns of the table of prompts' known rewards.
 _KNOWN = ("drawn", "scored", "mean", "spread", "streak")
 
 
@@ -52,7 +52,7 @@ class ChooseStage(Stage):
         return [Shard("choices")]
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Choose, and write the choice and what is known of each prompt.
+        """Choose, and write the choices and the known rewards of each prompt.
 
         Raises:
             ConfigError: the sampler returns other than the wanted number of different prompts.
@@ -91,7 +91,7 @@ class ChooseStage(Stage):
         return records[0].summary
 
     def _candidates(self) -> tuple[list[Candidate], dict[str, list[float]]]:
-        """Return all train prompts with what is known of them, and the mean rewards of sources by epoch."""
+        """Return all train prompts with their known rewards, and the mean rewards of sources by epoch."""
         from tasks.choices.base import Candidate
 
         found = {

@@ -76,9 +76,8 @@ class IngestStage(Stage):
         refused = list(self._data.refused) if shard.start == 0 else []
         rewards: dict[str, list[Any]] = {name: [] for name in ("sample_id", "prompt_id", "group_id", "reward", "note")}
         form, size = media_format(self.config), decode_rows(self.config)
-        recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
         store = open_trajectory_store(self.config.rollout.store)
-        with ShardWriter(store.writer(folder, form), recent) as writer:
+        with ShardWriter(store.writer(folder, form), lambda media: None) as writer:
             waiting: list[tuple[GivenSample, Any]] = []
             for number in range(shard.start, shard.stop):
                 row = self._data.rows[number]

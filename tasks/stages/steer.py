@@ -75,12 +75,12 @@ class SteerStage(Stage):
         """Return the epoch of the best policy before; of equal ones the newest.
 
         A policy is measured by the mean reward of the rollouts of the epoch that starts from it; by the weighted
-        held-out reward of its evaluation, if an alert says that the former misleads.
+        held-out reward of its evaluation, if an alert says that the former misleads, or if there are no rollouts.
         """
         from tasks.metrics.evaluations import evaluation_figures, weighted_reward
 
         chain, every = self.context.chain, self.config.evaluate.every
-        if any(alert.rule in _HELD_OUT for alert in alerts):
+        if self.facts.plan.given or any(alert.rule in _HELD_OUT for alert in alerts):
             scores = {
                 epoch: weighted_reward(self.config, evaluation_figures(chain, epoch))
                 for epoch in range(0, self.epoch, every)

@@ -15,19 +15,18 @@ from PIL import Image, ImageOps
 
 from configs.errors import DataError
 from configs.model import ModelSection
-from models.image_files import film_size, is_film, open_clip, open_picture
+from models.image_files import is_film, open_clip, open_picture
 from models.policies.diffusion import DiffusionPolicy
 from models.policies.nan_checks import finite, noise_levels
 from models.policies.parts import Part
 from storage.trajectories.base import Sample
 from tasks.inputs.components import decode_rows
-from tasks.inputs.prompt_rows import MOST_PIXELS
+from tasks.inputs.prompt_rows import size_of, too_large
 from tasks.modalities.diffusion.final_samples import decode_in_slices
 from tasks.modalities.given import GivenSample
 from tasks.modalities.samplers import SamplingContext
 
-#: The policy column of samples that no policy of the run made.
-GIVEN = "given"
+_RESAMPLING = Image.Resampling.LANCZOS
 
 
 def read_media(making: SamplingContext, sample: GivenSample) -> np.ndarray:
@@ -38,25 +37,14 @@ def read_media(making: SamplingContext, sample: GivenSample) -> np.ndarray:
     """
     name, data, model = sample.file.name, sample.file.read(), making.config.model
     try:
-        width, height = _size(data)
-        if width * height > MOST_PIXELS:
-            raise DataError(f"{name} has {width * height:,} pixels, more than {MOST_PIXELS:,}. Scale it down.")
+        if large := too_large(*size_of(data)):
+            raise DataError(f"{name} {large}. Scale it down.")
         frames = _frames(data, model, name)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{name} cannot be read as an image or clip: {error}. Save it again, or remove it.") from None
     fitted = [ImageOps.fit(Image.fromarray(each), (model.width, model.height), _RESAMPLING) for each in frames]
     found = np.stack([np.asarray(each, np.uint8) for each in fitted])
     return found[0] if model.frames == 1 else found
-
-
-_RESAMPLING = Image.Resampling.LANCZOS
-
-
-def _size(data: bytes) -> tuple[int, int]:
-    if is_film(io.BytesIO(data)):
-        return film_size(io.BytesIO(data))
-    with Image.open(io.BytesIO(data)) as image:
-        return image.size
 
 
 def _frames(data: bytes, model: ModelSection, name: str) -> Sequence[np.ndarray]:
@@ -90,15 +78,7 @@ def given_media(making: SamplingContext, samples: Sequence[GivenSample], media: 
     sigmas = [*noise_levels(policy, config.rollout.steps).tolist()[:-1], 0.0]
     return [
         Sample(
-            sample_id=sample.name,
-            prompt_id=sample.prompt.id,
-            group_id=sample.group,
-            prompt=sample.prompt.text,
-            metadata=sample.prompt.metadata,
-            epoch=0,
-            replica=sample.replica,
-            seed=0,
-            policy=GIVEN,
+            **sample.columns(),
             sigmas=sigmas,
             states=[config.rollout.steps],
             latents=kept[row][None],

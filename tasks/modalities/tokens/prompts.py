@@ -111,6 +111,27 @@ class Prompts:
             self._known[text] = self._fitting(text)
         return self._known[text]
 
+    def completion(self, text: str) -> list[int]:
+        """Return the ids of a given completion, which ends with the tokenizer's end token.
+
+        Raises:
+            ConfigError: it is too long, or holds a control token that cannot be tokenized as text.
+        """
+        mark = first_mark(self._tokenizer, text)
+        if mark is None:
+            found = self._tokenizer(text, add_special_tokens=False).input_ids
+        else:
+            found = plain_ids(self._tokenizer, text)
+        if found is None:
+            raise ConfigError(f"it holds {mark!r}, which the tokenizer cannot read as text. Write it in another way.")
+        end, most = self._tokenizer.eos_token_id, self.section.max_new
+        ids = [int(token) for token in (*found, *(() if end is None else (end,)))]
+        if len(ids) > most:
+            raise ConfigError(
+                f"it has {len(ids)} tokens, but rollout.tokens.max_new is {most}. Raise it, or shorten it."
+            )
+        return ids
+
     def messages(self, asked: str) -> list[tuple[str, str]]:
         """Return the first messages of a chat, as (role, text) pairs."""
         system = [] if self.section.system is None else [("system", self.section.system)]

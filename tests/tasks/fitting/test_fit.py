@@ -201,6 +201,7 @@ MISTAKES: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
         "row 3, column 'chosen': image 'pairs.jsonl' cannot",
     ),
     "a bomb": (lambda rows: rows[2].update(chosen="bomb.png"), "row 3, column 'chosen': image 'bomb.png' cannot"),
+    "outside": (lambda rows: rows[2].update(chosen="../outside.png"), "row 3, column 'chosen': image '../outside.png'"),
     "no file": (lambda rows: rows[2].update(chosen="none.png"), "row 3, column 'chosen': image 'none.png' cannot"),
     "no prompt": (lambda rows: rows[2].update(prompt=7), "row 3: the prompt is 7, not a text"),
     "no column": (lambda rows: rows[2].pop("rejected"), "row 3 has no column 'rejected'; it has prompt, chosen"),
@@ -222,6 +223,8 @@ def test_judgments_that_cannot_be_used_are_named(mistake: str, tmp_path: Path) -
     rows = rows_of(tmp_path)
     if mistake == "a bomb":
         Image.fromarray(np.zeros((20_000, 20_000), bool)).save(tmp_path / "bomb.png")
+    if mistake == "outside":
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path.parent / "outside.png")
     change(rows)
     with pytest.raises(ConfigError) as caught:
         fit_reward(

@@ -20,8 +20,7 @@ from tasks.metrics.evaluations import evaluation_figures
 from tasks.metrics.samples import artifact_table
 from tasks.metrics.view import RunView
 from tasks.reports.report import run_report
-from tasks.reports.streams import States
-from tasks.reports.trace import trace_sample
+from tasks.reports.trace import States, trace_sample
 from tasks.runs.staleness import is_complete
 from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun

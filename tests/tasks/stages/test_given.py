@@ -22,6 +22,7 @@ from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.store_trust import remember
+from tasks.metrics.alerts import Alert, Watcher
 from tasks.metrics.describe import describe_run
 from tasks.reports.report import run_report
 from tasks.runs.context import RunContext
@@ -243,6 +244,8 @@ def test_settings_without_use_are_refused(
 def test_stages_of_the_other_way_to_train_are_not_there(given: Make, make_config: Make) -> None:
     context = prepare(given(singles()))
     assert not context.chain.has(Node(1, "rollout"))
+    with pytest.raises(ConfigError, match="belongs to rollouts, but the config trains on the samples"):
+        make_stage(context, "rollout", 1)
     with pytest.raises(ConfigError, match="no section 'data'"):
         make_stage(begin_run(make_config("run.name=plain")), "ingest", 0)
 
@@ -295,7 +298,7 @@ def test_a_text_that_is_too_long_is_named(tmp_path: Path) -> None:
     data["optimize"] = {"algorithm": "sft"}
     path = tmp_path / "texts.yaml"
     path.write_text(yaml.safe_dump(data))
-    with pytest.raises(DataError, match=r"line 5, completion has 41 tokens, but rollout.tokens.max_new is 4"):
+    with pytest.raises(DataError, match=r"line 5, completion: it has 41 tokens, but rollout.tokens.max_new is 4"):
         prepare(load_config(path))
 
 
@@ -323,3 +326,17 @@ def test_everything_that_reads_a_run_shows_given_samples(given: Make, tmp_path: 
     assert "dpo" in page
     assert describe_run(context)["finished_epochs"] == 1
     assert "trains" in description(context, "", done=True)
+
+
+def test_a_rule_that_goes_back_measures_policies_by_held_out_prompts(
+    given: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are no rollouts whose rewards could be compared."""
+    monkeypatch.setattr(Watcher, "firing", lambda self, epoch: [Alert(rule="kl", epoch=epoch, text="moved far")])
+    context = prepare(given(singles(), SFT, "watch.on={kl: back}"))
+    evaluate(context, 0)
+    run_epoch(context, 1)
+    evaluate(context, 1)
+    StageRun(make_stage(context, "steer", 1)).execute()
+    decision = context.store.require(context.chain.require(1, "steer").ref).summary
+    assert (decision["policy"], decision["rate"]) == (0, 0.1)
