@@ -79,7 +79,7 @@ def _table(view: RunView, epoch: int) -> pa.Table:
     """Return the samples of an epoch with their scores, and the first image of each."""
     samples = view.samples(epoch)
     media: dict[str, bytes | None] = {}
-    for sample, shard, row in view.shown(epoch):
+    for sample, shard, row in view.shown(epoch, samples["sample_id"].to_pylist()):
         media.setdefault(sample, bytes(shard.media_file(row)) if shard.media_format(row) else None)
     named = {name: name.replace("reward.", "reward_", 1) for name in samples.column_names}
     scores = [name for name in named.values() if name.startswith("reward_") or name == "advantage"]

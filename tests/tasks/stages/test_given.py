@@ -24,6 +24,7 @@ from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.store_trust import remember
 from tasks.metrics.alerts import Alert, Watcher
 from tasks.metrics.describe import describe_run
+from tasks.reports.dataset import export_run
 from tasks.reports.report import run_report
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, open_run
@@ -320,6 +321,7 @@ def test_everything_that_reads_a_run_shows_given_samples(given: Make, tmp_path: 
     assert {update["epoch"] for update in traced["updates"]} == {1}
     assert traced["given"]["rating"] == table["reward"][0].as_py()
     assert "rows.jsonl, line" in traced["given"]["row"]
+    assert export_run(context, tmp_path / "table", "parquet", epochs=[1], progress=lambda done, total: None) == 8
     assert len(list(run.stream(1))) == len(list(run.dataset(1))) == 2 * len(pairs())
     assert "optimize/loss" in set(run.curves()["key"].to_pylist())
     page = run_report(context)
