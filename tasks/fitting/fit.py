@@ -30,7 +30,7 @@ from tasks.export.copying import new_folder
 from tasks.fitting.figures import card, figures_of_preferences, figures_of_ratings
 from tasks.fitting.judgments import Judgment, Judgments, read_judgments
 from tasks.fitting.splits import check_leaks, check_sizes, held_out
-from tasks.fitting.training import Examples, Fit, scores_of, train_head
+from tasks.fitting.training import Examples, Fit, Inputs, scores_of, train_head
 from tasks.inputs.option_paths import held, places
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _write(folder: Path, config: FitConfig, found: Judgments, apart: list[bool])
     backbone: RewardBackbone = create(BACKBONES, name, options, label="backbone")
     pairs = list(dict.fromkeys((item, row.prompt) for row in found.rows for item in row.items))
     numbers = {pair: number for number, pair in enumerate(pairs)}
-    inputs = _inputs(backbone, [found.media[item] for item, _ in pairs], [prompt for _, prompt in pairs]).to(device)
+    inputs = _inputs(backbone, [(found.media[item], prompt) for item, prompt in pairs], device)
 
     def examples(out: bool) -> Examples:
         rows = [row for row, each in zip(found.rows, apart, strict=True) if each == out]
@@ -165,11 +165,16 @@ def _write(folder: Path, config: FitConfig, found: Judgments, apart: list[bool])
     return about
 
 
-def _inputs(backbone: RewardBackbone, media: list[Any], prompts: list[str]) -> torch.Tensor:
-    """Return the inputs of all media, computed in small batches."""
-    step = 16
-    starts = range(0, len(media), step)
-    return torch.cat([backbone.inputs(media[at : at + step], prompts[at : at + step]) for at in starts])
+def _inputs(backbone: RewardBackbone, pairs: list[tuple[Any, str]], device: torch.device) -> Inputs:
+    """Return the inputs of media and their prompts, computed in small batches."""
+    media, prompts = map(list, zip(*pairs, strict=True))
+    known, step = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}, 16
+    found = [backbone.inputs(media[at : at + step], prompts[at : at + step]) for at in range(0, len(media), step)]
+    return Inputs(
+        media=torch.cat(found).to(device),
+        prompts=torch.tensor([known[prompt] for prompt in prompts], device=device),
+        shares=backbone.shares(list(known)).to(device),
+    )
 
 
 def _figures(rows: list[Judgment], heldout: Examples, fit: Fit, scores: torch.Tensor, seed: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 from typer.testing import CliRunner
@@ -305,3 +306,31 @@ def test_a_folder_of_others_is_read_as_data(about: str, message: str, tmp_path: 
     (tmp_path / "reward.json").write_text(about)
     with pytest.raises(ConfigError, match=message):
         make_reward("fitted", {"path": str(tmp_path)})
+
+
+@pytest.mark.parametrize("kind", ["words", "characters", "none"])
+def test_which_of_two_images_is_better_depends_on_the_prompt(kind: str, tmp_path: Path) -> None:
+    left, places = write_images(tmp_path, 800), ("left side", "right side")
+    rows = []
+    for number in range(400):
+        one, other = sorted((2 * number, 2 * number + 1), key=lambda each: -left[each])
+        # One image is better for the first prompt, the other for the second.
+        for place, (chosen, rejected) in zip(places, ((one, other), (other, one)), strict=True):
+            prompt = f"{place} {number}"
+            rows.append({"prompt": prompt, "chosen": f"{chosen}.png", "rejected": f"{rejected}.png"})
+    backbone = {"name": "pixels", "options": {"height": 8, "width": 16, "prompt": kind}}
+    data = write_rows(tmp_path / "pairs.jsonl", rows)
+    made = fit_reward(fit_config(tmp_path, data, backbone=backbone, updates=400, learning_rate=3e-3))
+    accuracy = made.about["heldout"]["accuracy"]["mean"]
+    if kind == "none":
+        assert accuracy < 0.6
+        return
+    assert accuracy > 0.85
+    reward: Any = make_reward("fitted", {"path": str(made.folder)})
+    images = pictures(tmp_path, range(100))
+    scores = [np.asarray(reward.score(images, [place] * 100, []).values) for place in places]
+    assert np.corrcoef(left[:100], scores[0])[0, 1] > 0.7
+    assert np.corrcoef(left[:100], scores[1])[0, 1] < -0.7
+    smooth = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+    followed = reward.differentiable(smooth, [places[1]] * 100, [])
+    np.testing.assert_allclose(followed.numpy(), scores[1], atol=1e-4)
