@@ -64,7 +64,7 @@ class _Prompted:
     """A backbone whose inputs are the sample alone: the head is bilinear in a sample and the features of its prompt.
 
     Output 0 is the score of the sample for any prompt, output k that for prompts with feature k. The score is output 0
-    plus the mean of the outputs of the prompt's features. A feature that training did not see has output 0.
+    plus the sum of those of the prompt's F features, over the root of F. A feature that training did not see has output 0.
     """
 
     prompt: Literal["none", "words", "characters"] = "none"
@@ -80,7 +80,7 @@ class _Prompted:
             words = prompt.lower().split()
             parts = words if self.prompt == "words" else [f"{place} {each}" for place, each in enumerate(prompt)]
             for part in parts:
-                found[row, 1 + int(hash_text(part), 16) % self.features] += 1 / len(parts)
+                found[row, 1 + int(hash_text(part), 16) % self.features] += 1 / len(parts) ** 0.5
         return found
 
 
@@ -224,9 +224,9 @@ def _linear(inputs: Tensor, hidden: int, outputs: int = 1) -> nn.Sequential:
 
 
 def _last(width: int, outputs: int) -> nn.Linear:
-    """Return a layer whose outputs after the first are 0."""
+    """Return a layer; several outputs begin at 0, so that a feature without judgments says nothing."""
     made = nn.Linear(width, outputs)
-    with torch.no_grad():
-        made.weight[1:] = 0
-        made.bias[1:] = 0
+    if outputs > 1:
+        nn.init.zeros_(made.weight)
+        nn.init.zeros_(made.bias)
     return made

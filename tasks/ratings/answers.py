@@ -81,13 +81,19 @@ def answers_of(run: RunFolder) -> dict[int, Answer]:
     Raises:
         CorruptError: a record is damaged.
     """
-    records = {number_of(path): Answer.decode(data, path) for path, data in run.series(_SERIES).items()}
+    records = {number_of(path): _decoded(data, path) for path, data in run.series(_SERIES).items()}
     withdrawn = {record.withdraws for record in records.values()}
     found: dict[tuple[str, Key], tuple[int, Answer]] = {}
     for number, record in records.items():
         if not record.withdraws and number not in withdrawn:
             found.setdefault((record.rater, record.key), (number, record))
     return dict(found.values())
+
+
+@lru_cache(maxsize=1 << 16)
+def _decoded(data: bytes, path: str) -> Answer:
+    # Every request of the page reads all answers, and they do not change.
+    return Answer.decode(data, path)
 
 
 def append_answer(run: RunFolder, answer: Answer) -> None:

@@ -195,23 +195,21 @@ def rated(rows: list[dict[str, Any]], value: object) -> list[dict[str, Any]]:
 
 
 MISTAKES: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
-    "equal sides": (lambda rows: rows[2].update(rejected=rows[2]["chosen"]), "row 3: both sides are equal"),
-    "an empty path": (lambda rows: rows[2].update(chosen=" "), "row 3, column 'chosen' is empty"),
-    "no image": (
-        lambda rows: rows[2].update(chosen="pairs.jsonl"),
-        "row 3, column 'chosen': image 'pairs.jsonl' cannot",
-    ),
-    "a bomb": (lambda rows: rows[2].update(chosen="bomb.png"), "row 3, column 'chosen': image 'bomb.png' cannot"),
-    "outside": (lambda rows: rows[2].update(chosen="../outside.png"), "row 3, column 'chosen': image '../outside.png'"),
-    "no file": (lambda rows: rows[2].update(chosen="none.png"), "row 3, column 'chosen': image 'none.png' cannot"),
-    "no prompt": (lambda rows: rows[2].update(prompt=7), "row 3: the prompt is 7, not a text"),
-    "no column": (lambda rows: rows[2].pop("rejected"), "row 3 has no column 'rejected'; it has prompt, chosen"),
+    "equal sides": (lambda rows: rows[2].update(rejected=rows[2]["chosen"]), "line 3: chosen and rejected sample"),
+    "an empty path": (lambda rows: rows[2].update(chosen=" "), "line 3 has no 'chosen', the path of an image"),
+    "no image": (lambda rows: rows[2].update(chosen="text.png"), "line 3: text.png cannot be read"),
+    "no path": (lambda rows: rows[2].update(chosen="pairs.jsonl"), "line 3, chosen: 'pairs.jsonl' is a text, not"),
+    "a bomb": (lambda rows: rows[2].update(chosen="bomb.png"), "line 3: bomb.png cannot be read"),
+    "outside": (lambda rows: rows[2].update(chosen="../outside.png"), "line 3: '../outside.png'"),
+    "no file": (lambda rows: rows[2].update(chosen="none.png"), "none.png' does not exist"),
+    "no prompt": (lambda rows: rows[2].update(prompt=7), "line 3: the prompt is a number, not a text"),
+    "no column": (lambda rows: rows[2].pop("rejected"), "line 3 has no 'rejected'"),
     "out of scale": (
         lambda rows: rows.__setitem__(slice(None), rated(rows, 7)),
-        "row 1: rating 7 is not on the scale 1 to 5; see 'scale'",
+        "line 1: the rating 'rating' is 7, but the scale is 1.0 to 5.0",
     ),
-    "no number": (lambda rows: rows.__setitem__(slice(None), rated(rows, "good")), "rating 'good' is not on the scale"),
-    "both kinds": (lambda rows: rows.append(rated(rows, 3)[0]), "some rows are preferences and others are ratings"),
+    "no number": (lambda rows: rows.__setitem__(slice(None), rated(rows, "good")), "is 'good', but the scale"),
+    "both kinds": (lambda rows: rows.append(rated(rows, 3)[0]), "line 61 has no 'chosen'"),
     "ties alone": (lambda rows: [row.update(tie="yes") for row in rows], "all held-out judgments are ties or equal"),
     "equal ratings": (lambda rows: rows.__setitem__(slice(None), rated(rows, 3)), "are ties or equal ratings, which"),
     "too few": (lambda rows: rows.__delitem__(slice(30, None)), "there are 24 judgments to train on and 6 to measure"),
@@ -222,6 +220,7 @@ MISTAKES: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
 def test_judgments_that_cannot_be_used_are_named(mistake: str, tmp_path: Path) -> None:
     change, message = MISTAKES[mistake]
     rows = rows_of(tmp_path)
+    (tmp_path / "text.png").write_text("no image")
     if mistake == "a bomb":
         Image.fromarray(np.zeros((20_000, 20_000), bool)).save(tmp_path / "bomb.png")
     if mistake == "outside":
@@ -238,8 +237,8 @@ def test_judgments_that_cannot_be_used_are_named(mistake: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompt": "p3"}, "row 1 has the prompt 'p3' of"),
-        ({"chosen": "7.png"}, "row 1 has an image or text of"),
+        ({"prompt": "p3"}, "line 1 has the prompt 'p3' of"),
+        ({"chosen": "7.png"}, "line 1 has an image or text of"),
     ],
     ids=["prompt", "image"],
 )
@@ -250,7 +249,7 @@ def test_a_leak_into_given_held_out_judgments_is_named(change: Row, message: str
     with pytest.raises(ConfigError, match="it would measure memory") as caught:
         fit_reward(fit_config(tmp_path, data, heldout=str(heldout)))
     assert message in str(caught.value)
-    assert f"{data}, row 4" in str(caught.value)
+    assert f"{data}, line 4" in str(caught.value)
     write_rows(heldout, rows[40:])
     made = fit_reward(fit_config(tmp_path, data, heldout=str(heldout), updates=1))
     assert (made.about["data"]["train"], made.about["data"]["heldout"]) == (40, 40)
