@@ -63,8 +63,8 @@ class _OneOutput:
 class _Prompted:
     """A backbone whose inputs are the sample alone: the head is bilinear in a sample and the features of its prompt.
 
-    Output 0 is the score of the sample for any prompt, output k that for prompts with feature k. The score is output 0
-    plus the sum of those of the prompt's F features, over the root of F. A feature that training did not see has output 0.
+    Output 0 is for all prompts, output k for those with feature k. The score is output 0 plus the sum of those of the
+    prompt's F features over the root of F. The output of a feature that training did not see is 0.
     """
 
     prompt: Literal["none", "words", "characters"] = "none"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,6 @@ from models.rewards import BACKBONES
 from models.rewards.fitted import ABOUT, HEAD, PLACES
 from models.rewards.latents import layer_tensors
 from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.records import Manifest
-from storage.backends.disk_errors import named_disk
 from storage.layout import ArtifactRef
 from tasks.export.copying import new_folder
 from tasks.fitting.figures import card, figures_of_preferences, figures_of_ratings
@@ -77,13 +74,17 @@ def fit_reward(config: FitConfig) -> FittedModel:
     ]
     work: dict[str, Json] = {"stage": _STAGE, "version": _VERSION, "options": settings, "judgments": judgments}
     ref = ArtifactRef("reward_models", fingerprint(work))
-    manifest = store.manifest(ref)
-    if manifest is None:
-        _commit(store, ref, config, found, apart, settings)
-    record = store.shards(ref)[0]
-    folder = store.folder(ref, record)
+    new = store.manifest(ref) is None
+
+    def write(folder: Path) -> tuple[int, dict[str, Any]]:
+        about = _write(folder, config, found, apart)
+        return len(found.rows), {"accuracy": about["heldout"]["accuracy"]["mean"], **about["data"]}
+
+    inputs = tuple(sorted(map(str, found.inputs)))
+    store.make(ref, _SHARD, write, stage=_STAGE, stage_version=_VERSION, options=settings, inputs=inputs)
+    folder = store.folder(ref, store.shards(ref)[0])
     about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-    return FittedModel(ref=ref, folder=folder, about=about, new=manifest is None)
+    return FittedModel(ref=ref, folder=folder, about=about, new=new)
 
 
 def _split(config: FitConfig, found: Judgments, judged: Any, store: ArtifactStore) -> list[bool]:
@@ -106,31 +107,6 @@ def _contents(config: FitConfig) -> dict[str, str]:
     """Return the digest of each folder that options of the backbone name."""
     looked = {place.option: held(place, list) for place in places(config.backbone, BACKBONES, label="backbone")}
     return {option: found.digest for option, found in looked.items() if found is not None}
-
-
-def _commit(
-    store: ArtifactStore,
-    ref: ArtifactRef,
-    config: FitConfig,
-    found: Judgments,
-    apart: list[bool],
-    settings: dict[str, Any],
-) -> Manifest:
-    started = time.time()
-    with named_disk(store.root.disk), store.root.staging() as folder:
-        about = _write(folder, config, found, apart)
-        summary = {"accuracy": about["heldout"]["accuracy"]["mean"], **about["data"]}
-        producer = {"started": started, "seconds": round(time.time() - started, 4)}
-        store.commit(ref, _SHARD, folder, rows=len(found.rows), summary=summary, producer=producer)
-        return store.seal(
-            ref,
-            shards=[_SHARD],
-            summary=summary,
-            stage=_STAGE,
-            stage_version=_VERSION,
-            options=settings,
-            inputs=tuple(sorted(map(str, found.inputs))),
-        )
 
 
 def _write(folder: Path, config: FitConfig, found: Judgments, apart: list[bool]) -> dict[str, Any]:

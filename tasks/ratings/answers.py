@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -141,22 +141,13 @@ def commit_preferences(run: RunFolder) -> ArtifactRef:
     inputs = sorted({*rows["first_artifact"], *rows["second_artifact"]})
     options = {"answers": fingerprint(rows)}
     work: dict[str, Any] = {"stage": _STAGE, "version": _VERSION, "options": options, "inputs": inputs}
-    ref, store = ArtifactRef(PREFERENCES, fingerprint(work)), run.store
-    if store.manifest(ref) is None:
-        with store.root.staging() as folder:
-            write_rows(PREFERENCES, folder, rows)
-            count = len(rows["number"])
-            store.commit(ref, _SHARD, folder, rows=count, producer={"started": time.time()})
-        summary = {"raters": sorted(set(rows["rater"]))}
-        store.seal(
-            ref,
-            shards=[_SHARD],
-            summary=summary,
-            stage=_STAGE,
-            stage_version=_VERSION,
-            options=options,
-            inputs=tuple(inputs),
-        )
+    ref = ArtifactRef(PREFERENCES, fingerprint(work))
+
+    def write(folder: Path) -> tuple[int, dict[str, Any]]:
+        write_rows(PREFERENCES, folder, rows)
+        return len(rows["number"]), {"raters": sorted(set(rows["rater"]))}
+
+    run.store.make(ref, _SHARD, write, stage=_STAGE, stage_version=_VERSION, options=options, inputs=tuple(inputs))
     run.add(PREFERENCES, {"artifact": str(ref)})
     return ref
 
