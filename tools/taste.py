@@ -141,14 +141,14 @@ def rater_of(kind: str, rule: str, seed: int) -> Rater:
 def rate(context: RunContext, rater: Rater, request: RateRequest) -> None:
     """Answer the pairs of a page: of the rollout of an epoch, or of the first and the last evaluation."""
     sources = sources_of(context, None, request.epoch, evaluation=request.evaluation, scorer=request.scorer)
-    client = TestClient(make_app(context.run, sources, request, None))
-    state = client.get("/api/pair").json()
-    while state["pair"] is not None:
-        choice = rater(client, state["pair"])
-        body = {"rater": state["rater"], "pair": state["pair"]["name"], "choice": choice, "seconds": 1.0}
-        answered = client.post("/api/answer", json=body)
-        answered.raise_for_status()
-        state = answered.json()
+    with TestClient(make_app(context.run, sources, request, None)) as client:
+        state = client.get("/api/pair").json()
+        while state["pair"] is not None:
+            choice = rater(client, state["pair"])
+            body = {"rater": state["rater"], "pair": state["pair"]["name"], "choice": choice, "seconds": 1.0}
+            answered = client.post("/api/answer", json=body)
+            answered.raise_for_status()
+            state = answered.json()
 
 
 class Study:
