@@ -1,8 +1,8 @@
-"""DPO on given texts beside TRL's DPOTrainer: the same base model, rows, order and settings; loss curve and CPU seconds.
+"""DPO on given texts beside TRL's DPOTrainer: the same base model, rows, order and settings.
 
-``python -m tools.benchmarks.given`` prints one table. TRL is no dependency: put it on ``PYTHONPATH``, for example with
-``pip install --no-deps --target FOLDER trl``. Of ours the stage ``optimize`` counts, of TRL ``train()``: both compute
-the reference with every update. Reading and encoding the rows is left out on both sides.
+``python -m tools.benchmarks.given`` prints losses and CPU seconds. TRL is no dependency: put it on ``PYTHONPATH``, for
+example with ``pip install --no-deps --target FOLDER trl``. Of ours the stage ``optimize`` counts, of TRL ``train()``:
+both compute the reference with every update. Reading and encoding the rows is left out on both sides.
 """
 
 from __future__ import annotations
