@@ -265,10 +265,10 @@ class TrainableLM(Trainable):
 
     @torch.no_grad()
     def reference_log_probs(self, ids: Tensor, temperature: float) -> Tensor:
-        """Return the base model's (B, W) log-probs: adapters switched off, or the frozen copy. Raises RuntimeError if
+        """Return the reference's (B, W) log-probs: its adapters or none, or the frozen copy. Raises RuntimeError if
         full weights are trained and no reference was set."""
         if self.lora is not None:
-            with self.without_adapters():
+            with self.reference_adapters():
                 return token_log_probs(self.policy.logits(ids), ids, temperature)
         reference = self.frozen["reference"]
         if not reference:

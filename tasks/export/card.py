@@ -47,6 +47,8 @@ class CardContent:
     """File with images before and after training, relative to the card."""
     lora: LoraSpec | None
     """The trained adapters, if any."""
+    start: Mapping[str, str] | None
+    """The run, as RUN@EPOCH, and the ``kind/id`` of the policy that training started from; None: the base model."""
 
 
 def model_card(about: CardContent, usage: Usage | None) -> str:
@@ -204,6 +206,8 @@ def _origin(about: CardContent) -> str:
     }
     lora = about.config.model.lora
     begun = [] if lora is None or lora.start is None else [f"- Training began with {in_code(Path(lora.start).name)}."]
+    if about.start is not None:
+        begun = [f"- Training started from the policy {in_code(about.start['run'])}, {in_code(about.start['policy'])}."]
     return "\n".join(
         [
             "## Origin",

@@ -35,7 +35,7 @@ _CARD = """---
 
 # {title}
 
-Trained from {base} with {algorithm}.
+Trained from {base} with {algorithm}.{start}
 
 ```python
 {load}
@@ -82,6 +82,7 @@ class LanguageModelExport:
     def _card(self, base: BaseModel, policy: CausalLM) -> str:
         """Return the card: front matter, usage, and results of training."""
         epoch, config = self._exporting.epoch, self._config
+        start = self._context.starts_from
         lora, section = self._exporting.format == "lora", tokens_of(config)
         stops = ", ".join(map(in_python, section.stop))
         head = {
@@ -93,6 +94,9 @@ class LanguageModelExport:
             "front": "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items()),
             "title": in_markdown(f"{self._context.run.name}, epoch {epoch}"),
             "base": in_code(base.name),
+            "start": ""
+            if start is None
+            else f" Training started from the policy {in_code(start['run'])}, {in_code(start['policy'])}.",
             "algorithm": in_code(config.optimize.algorithm.name),
             "load": _ADAPTER.format(base=in_python(base.name)) if lora else _MODEL,
             "inputs": call_of(Prompts(policy.tokenizer, section, None)),
