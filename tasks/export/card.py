@@ -54,7 +54,7 @@ class CardContent:
 def model_card(about: CardContent, usage: Usage | None) -> str:
     """Return README.md: YAML front matter and text."""
     parts = [
-        f"---\n{_head(front(about))}---",
+        f"---\n{yaml_head(front(about))}---",
         f"# {in_markdown(_title(about))}",
         _summary(about),
         _results(about),
@@ -82,7 +82,7 @@ def front(about: CardContent) -> dict[str, Any]:
             "epochs": about.epoch,
             "prompts": {"train": prompt_set(config.prompts, "train"), "heldout": prompt_set(config.prompts, "heldout")},
             "prompts_artifact": about.prompts,
-            "rewards": [_plain_reward(section) for section in config.rewards],
+            "rewards": [plain_reward(section) for section in config.rewards],
             "policy": about.policy,
             "digest": about.digest,
             "before": about.before,
@@ -91,7 +91,8 @@ def front(about: CardContent) -> dict[str, Any]:
     }
 
 
-def _head(fields: Mapping[str, Any]) -> str:
+def yaml_head(fields: Mapping[str, Any]) -> str:
+    """Return the front matter of a card as YAML, without characters that change how text is read."""
     written = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1000)
     if visible(written, keep="\n") == written:
         return written
@@ -238,6 +239,7 @@ def _slot_name(config: RunConfig, slot: str, figure: str) -> str:
     return f"{in_code(slot)}{', a judge' if judge else ''}, {in_markdown(figure)}"
 
 
-def _plain_reward(section: RewardSection) -> Mapping[str, Any]:
+def plain_reward(section: RewardSection) -> Mapping[str, Any]:
+    """Return name, label and weight of a reward; its options may name places on this machine."""
     label = {} if section.label is None else {"label": section.label}
     return {"name": section.name, **label, "weight": section.weight}
