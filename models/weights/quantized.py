@@ -39,6 +39,15 @@ _BYTES: Mapping[str, Callable[[int, int, int], int]] = {
 #: Bytes of a number while it is dequantized, in addition to the result.
 _FURTHER: Mapping[str, int] = {"int8": 4, "float8": 8, "int4": 5, "nf4": 0}
 
+#: The configs of both libraries that round as training does, as code.
+CODE: Mapping[str, str] = {
+    "int8": "TorchAoConfig(torchao.quantization.Int8WeightOnlyConfig())",
+    "float8": "TorchAoConfig(torchao.quantization.Float8WeightOnlyConfig())",
+    "int4": f"TorchAoConfig(torchao.quantization.Int4WeightOnlyConfig(group_size={_GROUP}, "
+    'int4_packing_format="tile_packed_to_4d"))',
+    "nf4": 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=...)',
+}
+
 
 def check_quantizer(name: str, library: str, device: str) -> None:
     """Check that a quantizer is installed and works on a kind of device, such as "cuda"; raise ConfigError.
