@@ -14,6 +14,7 @@ from configs.schema import RunConfig
 from models.maths.tokens import Widths
 from models.policies.causal_lm import TrainableLM
 from models.policies.critic_lm import CRITIC, TrainableCritic
+from models.policies.language_classes import check_shares_prompts
 from models.policies.parts import Part
 from models.rewards.base import Batch as Scored
 from models.rewards.base import Needs
@@ -118,7 +119,14 @@ class Tokens(Kind):
         """Return texts as rows."""
         device = None if training.host is None else training.host.device
         widths = Widths() if training.host is None else read_prompts(training.context).widths
-        return TextSet(shards, advantages, ahead=training.config.execution.ahead, device=device, widths=widths)
+        return TextSet(
+            shards,
+            advantages,
+            ahead=training.config.execution.ahead,
+            device=device,
+            widths=widths,
+            shares_prompts=training.config.optimize.shared_prompts,
+        )
 
     def values(self, valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
         """Run each text through critic and base model once."""
@@ -126,6 +134,8 @@ class Tokens(Kind):
 
     def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> TokenModels:
         """Return log-probs and values."""
+        if config.optimize.shared_prompts:
+            check_shares_prompts(trainable.policy.model)
         return TokenModels(
             trainable=cast(TrainableLM, trainable),
             temperature=tokens_of(config).temperature,
