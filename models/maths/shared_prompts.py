@@ -15,8 +15,28 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from models.maths.tokens import WIDTH
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedWidths:
+    """Determines the widths of packed rows: multiples of ``WIDTH`` up to those of the run's longest texts."""
+
+    prompt: int
+    """Tokens of the run's longest prompt."""
+    completion: int
+    """The most tokens of a completion."""
+    members: int
+    """The most rows of a group."""
+
+    def of(self, prompt: int, completion: int) -> tuple[int, int]:
+        """Return the widths of prompts and completions for the longest of a batch."""
+        pairs = ((prompt, self.prompt), (completion, self.completion))
+        first, second = (max(length, min(most, -(-length // WIDTH) * WIDTH)) for length, most in pairs)
+        return first, second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +79,9 @@ class SharedPrompts:
         return torch.where(self._places > 0, tails.gather(1, self._places), 0.0)
 
 
-def share_prompts(ids: Tensor, prompts: Sequence[int], texts: Sequence[int], groups: Sequence[int]) -> SharedPrompts:
+def share_prompts(
+    ids: Tensor, prompts: Sequence[int], texts: Sequence[int], groups: Sequence[int], widths: SharedWidths
+) -> SharedPrompts:
     """Pack rows whose prompts are equal.
 
     Args:
@@ -67,12 +89,14 @@ def share_prompts(ids: Tensor, prompts: Sequence[int], texts: Sequence[int], gro
         prompts: tokens of the prompt of each row, at least one.
         texts: tokens of prompt and completion of each row.
         groups: group of each row, rows of a group in succession; its rows have the same prompt.
+        widths: the possible widths.
     """
     device, rows = ids.device, torch.arange(len(prompts), device=ids.device)
     starts = [row for row, group in enumerate(groups) if row == 0 or group != groups[row - 1]]
     sizes = [stop - start for start, stop in zip(starts, [*starts[1:], len(groups)], strict=True)]
-    prompt, members = max(prompts), max(sizes)
-    completion = max(max(text - own for text, own in zip(texts, prompts, strict=True)), 1)
+    longest = max(1, *(text - own for text, own in zip(texts, prompts, strict=True)))
+    prompt, completion = widths.of(max(prompts), longest)
+    members = max(widths.members, *sizes)
     group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(device)
     member = torch.tensor([place for size in sizes for place in range(size)], device=device)
     own = torch.tensor(list(prompts), device=device)

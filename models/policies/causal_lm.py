@@ -220,7 +220,7 @@ class CausalLM(Policy):
     def forward_shared(
         self, shared: SharedPrompts, modules: Mapping[str, nn.Module] | None = None, *, hidden: bool = False
     ) -> Any:
-        """Return the model's output for packed rows: logits are (G, 1 + N C, V), at ``shared.kept``; see ``forward``."""
+        """Return the output for packed rows; see ``forward``. Logits are (G, 1 + N C, V), at ``shared.kept``."""
         model = self.model if modules is None else modules[MODEL]
         with self._autocast():
             return model(
