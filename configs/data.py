@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,9 @@ class DataSection(Section):
     A row names its prompt and either one sample, or a chosen and a rejected one. Other columns become metadata of the
     prompt, such as a license.
     """
+
+    trained: ClassVar[bool] = True
+    """Whether a policy is trained on the rows; on judgments a reward is fitted."""
 
     train: str
     """The rows: a file (.jsonl, .parquet, or .csv and .tsv with a header), a folder written by `save_to_disk` of

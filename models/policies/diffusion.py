@@ -119,6 +119,7 @@ class DiffusionPolicy(Policy):
             compile=section.compile,
             vae_tiling=section.vae_tiling,
             empty=empty,
+            quantize=section.quantize,
         )
 
     @contextmanager

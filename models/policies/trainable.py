@@ -16,7 +16,6 @@ from models.policies.compute_meter import Meter
 from models.weights.lora import LoraSpec, add_lora
 from models.weights.merging import Merged
 from models.weights.sharding import Sharding, exchange, gather, scatter, whole
-from models.weights.tensor_files import TensorFiles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,6 +134,8 @@ class Trainable:
                 own = [key for key in targets if key.startswith(f"{name}.")]
                 stored.read({key.removeprefix(f"{name}."): targets[key] for key in own})
             return
+        from models.weights.tensor_files import TensorFiles
+
         stored_files = TensorFiles(files)
         shapes = stored_files.shapes
         if set(targets) != set(shapes):

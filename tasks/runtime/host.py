@@ -210,10 +210,10 @@ class ModelHost:
             empty: make trained modules without weights, for ranks that then read their shards.
         """
         quiet_libraries()
-        family = self._family
-        settings = family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=empty)
+        settings = self._family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=empty)
         self.loads.update(part.value for part in parts)
-        return family.load(folder or self.context.base_folder, settings, parts, self.config.model.options)
+        found = self._family.load(folder or self.context.base_folder, settings, parts, self.config.model.options)
+        return found.computing_dequantized(self.config.model.quantize, parts)
 
     @property
     def _family(self) -> type[Policy]:

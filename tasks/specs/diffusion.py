@@ -22,6 +22,8 @@ class DiffusionSpec(ModalitySpec):
         unused = NOT_ENCODED.get(model.policy, frozenset())
         options = {name: value for name, value in model.options.items() if name not in unused}
         about = {"policy": model.policy, "dtype": model.dtype, "options": options}
+        if model.quantize is not None and model.quantize.text_encoders is not None:
+            about["quantize"] = model.quantize.text_encoders
         # A custom family may encode images.
         if model.policy in POLICIES and model.policy not in IMAGE_CONDITIONED:
             return about

@@ -38,11 +38,13 @@ class PolicyStage(Stage):
             start = {"start": {name: self.facts.start[name] for name in ("policy", "digest", "weights")}}
         if model.lora is None:
             return {"trained": "full", **start}
+        # Everything later reads the policy, and so depends on the rounded base model.
+        lora = {"trained": "lora", **({} if model.quantizer is None else {"quantize": model.quantizer})}
         if model.lora.start is not None:
             # Rank, alpha and layers are those of the file, even if the config repeats them.
-            return {"trained": "lora", "start": self.facts.adapter_identity}
+            return {**lora, "start": self.facts.adapter_identity}
         seed = {} if start else {"seed": self.config.run.seed}
-        return {"trained": "lora", "lora": model.lora.model_dump(mode="json"), **seed, **start}
+        return {**lora, "lora": model.lora.model_dump(mode="json"), **seed, **start}
 
     def upstream(self) -> tuple[Node, ...]:
         """The base model."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from configs.escaping import in_code, in_markdown, in_python
 from models.policies.causal_lm import CausalLM
+from tasks.export.card import quantized_notes
 from tasks.inputs.base_model import BaseModel, describe_base, license_files
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import PIPELINE, Weights
@@ -35,7 +36,7 @@ _CARD = """---
 
 # {title}
 
-Trained from {base} with {algorithm}.{start}
+Trained from {base} with {algorithm}.{start}{quantized}
 
 ```python
 {load}
@@ -98,6 +99,7 @@ class LanguageModelExport:
             if start is None
             else f" Training started from the policy {in_code(start['run'])}, {in_code(start['policy'])}.",
             "algorithm": in_code(config.optimize.algorithm.name),
+            "quantized": "".join(f" {note}" for note in quantized_notes(config.model)),
             "load": _ADAPTER.format(base=in_python(base.name)) if lora else _MODEL,
             "inputs": call_of(Prompts(policy.tokenizer, section, None)),
             "max_new": section.max_new,
