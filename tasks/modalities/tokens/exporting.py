@@ -12,6 +12,7 @@ from tasks.inputs.base_model import BaseModel, describe_base, license_files
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import PIPELINE, Weights
 from tasks.metrics.evaluations import evaluation_figures
+from tasks.metrics.view import RunView
 
 if TYPE_CHECKING:
     from tasks.modalities.modality import ExportRequest
@@ -35,7 +36,7 @@ _CARD = """---
 
 # {title}
 
-Trained from {base} with {algorithm}.
+Trained from {base} with {algorithm}{data}.
 
 ```python
 {load}
@@ -83,7 +84,7 @@ class LanguageModelExport:
         """Return the card: front matter, usage, and results of training."""
         epoch, config = self._exporting.epoch, self._config
         lora, section = self._exporting.format == "lora", tokens_of(config)
-        stops = ", ".join(map(in_python, section.stop))
+        stops, given = ", ".join(map(in_python, section.stop)), RunView(self._context).given()
         head = {
             "library_name": "peft" if lora else "transformers",
             "pipeline_tag": "text-generation",
@@ -94,6 +95,7 @@ class LanguageModelExport:
             "title": in_markdown(f"{self._context.run.name}, epoch {epoch}"),
             "base": in_code(base.name),
             "algorithm": in_code(config.optimize.algorithm.name),
+            "data": "" if given is None else f" on {in_markdown(str(given))} ({in_markdown(given.license_text)})",
             "load": _ADAPTER.format(base=in_python(base.name)) if lora else _MODEL,
             "inputs": call_of(Prompts(policy.tokenizer, section, None)),
             "max_new": section.max_new,
