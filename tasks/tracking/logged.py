@@ -14,20 +14,23 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, uuid5
 
 import numpy as np
-from mlflow import MlflowClient
 from PIL import Image
 
 from configs.escaping import visible
 from tasks.metrics.image_grids import grid, squared
 from tasks.metrics.points import Point
 from tasks.metrics.texts import Text
-from tasks.reports.data_tables import Tables
-from tasks.reports.report.samples import Shot
 from tasks.tracking.names import epoch_digits, mlflow_name
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from tasks.reports.data_tables import Tables
+    from tasks.reports.report.samples import Shot
 
 _FOLDER = "images"
 _QUALITY = 80

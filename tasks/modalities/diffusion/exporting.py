@@ -119,6 +119,7 @@ class PipelineExport:
             given=RunView(self._context).given(),
             picture=picture,
             lora=lora,
+            start=self._context.starts_from,
         )
 
     @property
