@@ -46,6 +46,7 @@ from models.weights.lora import LoraSpec
 from models.weights.lora_files import sorted_sets
 from models.weights.lora_start import StartAdapter, peft_adapter
 from models.weights.pretrained_loading import auto_from_config, load_pretrained
+from models.weights.quantized import quantization_config
 from models.weights.stored_weights import StoredWeights, empty_model, on_meta
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class CausalLM(Policy):
             gradient_checkpointing=section.gradient_checkpointing,
             attention=section.attention,
             empty=empty,
+            quantize=section.quantize,
         )
 
     @classmethod
@@ -106,6 +108,10 @@ class CausalLM(Policy):
             model.generation_config = read_generation_config(folder, model)
         else:
             loading = {"dtype": settings.dtype, "use_safetensors": True, **called}
+            quantizer = None if settings.quantize is None else settings.quantize.name
+            if quantizer is not None:
+                about = (quantizer, "transformers", settings.dtype, settings.device)
+                loading["quantization_config"] = quantization_config(*about)
             loaded = load_pretrained(AutoModelForCausalLM, folder, label="model.path", **loading)
             model = loaded.to(settings.device)
         check_causal(folder, model)
@@ -265,10 +271,10 @@ class TrainableLM(Trainable):
 
     @torch.no_grad()
     def reference_log_probs(self, ids: Tensor, temperature: float) -> Tensor:
-        """Return the base model's (B, W) log-probs: adapters switched off, or the frozen copy. Raises RuntimeError if
+        """Return the reference's (B, W) log-probs: its adapters or none, or the frozen copy. Raises RuntimeError if
         full weights are trained and no reference was set."""
         if self.lora is not None:
-            with self.without_adapters():
+            with self.reference_adapters():
                 return token_log_probs(self.policy.logits(ids), ids, temperature)
         reference = self.frozen["reference"]
         if not reference:

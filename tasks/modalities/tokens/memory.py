@@ -51,9 +51,9 @@ def language_memory(
         return None
     model, execution = config.model, config.execution
     spec = lora_spec(config, resolve(POLICIES, model.policy, label="model.policy"))
-    sizes = Sizes(config, optimizer, spec)
-    module = meta_language_model(about)
-    actor = sizes.role(module, block_lists(module), dtype=model.dtype, copies=int(config.optimize.ema is not None))
+    sizes, module = Sizes(config, optimizer, spec), meta_language_model(about)
+    lists, copies = block_lists(module), int(config.optimize.ema is not None)
+    actor = sizes.role(module, lists, dtype=model.dtype, copies=copies, quantizer=model.quantizer)
     critic = CriticMemory.of(config, about, sizes) if requires.critic else CriticMemory()
     measured = text_footprints(
         about, settings_of(config, model.dtype), spec, critic=critic.settings, own=config.critic.backbone == "own"
