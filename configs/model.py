@@ -67,6 +67,9 @@ class ModelSection(Section):
     of path."""
     checkpoint: Annotated[str | None, Later()] = None
     """A folder written by `torch.distributed.checkpoint`: its weights initialize the trained parameters."""
+    start: Annotated[str | None, Later()] = Field(None, pattern=r"^[^@/]+@[0-9]+$")
+    """The trained policy of another run of the store, as RUN@EPOCH: training starts from it, from its moving average
+    where it has one, and it is the reference of a KL."""
     build: Component | None = None
     """Builds and pre-trains a small base model instead of loading one, as the quickstart does."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -111,6 +114,9 @@ class ModelSection(Section):
                 "single_file is a file of weights, or files by component, and needs 'path': the diffusers folder or "
                 "hub id with the configs, the tokenizers and all other components"
             )
+        if self.start is not None and (self.checkpoint is not None or (self.lora and self.lora.start is not None)):
+            other = "model.lora.start" if self.checkpoint is None else "model.checkpoint"
+            raise ValueError(f"start and {other} both give the weights that training starts from; leave one out")
         return self
 
     @property

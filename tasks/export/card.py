@@ -49,12 +49,14 @@ class CardContent:
     """File with images before and after training, relative to the card."""
     lora: LoraSpec | None
     """The trained adapters, if any."""
+    start: Mapping[str, str] | None
+    """The run, as RUN@EPOCH, and the ``kind/id`` of the policy that training started from; None: the base model."""
 
 
 def model_card(about: CardContent, usage: Usage | None) -> str:
     """Return README.md: YAML front matter and text."""
     parts = [
-        f"---\n{_head(front(about))}---",
+        f"---\n{yaml_head(front(about))}---",
         f"# {in_markdown(_title(about))}",
         _summary(about),
         _results(about),
@@ -83,7 +85,7 @@ def front(about: CardContent) -> dict[str, Any]:
             "epochs": about.epoch,
             "prompts": {"train": prompt_set(config.prompts, "train"), "heldout": prompt_set(config.prompts, "heldout")},
             "prompts_artifact": about.prompts,
-            "rewards": [_plain_reward(section) for section in config.rewards],
+            "rewards": [plain_reward(section) for section in config.rewards],
             "policy": about.policy,
             "digest": about.digest,
             "before": about.before,
@@ -92,7 +94,8 @@ def front(about: CardContent) -> dict[str, Any]:
     }
 
 
-def _head(fields: Mapping[str, Any]) -> str:
+def yaml_head(fields: Mapping[str, Any]) -> str:
+    """Return the front matter of a card as YAML, without characters that change how text is read."""
     written = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1000)
     if visible(written, keep="\n") == written:
         return written
@@ -220,6 +223,8 @@ def _origin(about: CardContent) -> str:
     }
     lora = about.config.model.lora
     begun = [] if lora is None or lora.start is None else [f"- Training began with {in_code(Path(lora.start).name)}."]
+    if about.start is not None:
+        begun = [f"- Training started from the policy {in_code(about.start['run'])}, {in_code(about.start['policy'])}."]
     return "\n".join(
         [
             "## Origin",
@@ -250,6 +255,7 @@ def _slot_name(config: RunConfig, slot: str, figure: str) -> str:
     return f"{in_code(slot)}{', a judge' if judge else ''}, {in_markdown(figure)}"
 
 
-def _plain_reward(section: RewardSection) -> Mapping[str, Any]:
+def plain_reward(section: RewardSection) -> Mapping[str, Any]:
+    """Return name, label and weight of a reward; its options may name places on this machine."""
     label = {} if section.label is None else {"label": section.label}
     return {"name": section.name, **label, "weight": section.weight}

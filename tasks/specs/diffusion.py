@@ -51,6 +51,7 @@ class DiffusionSpec(ModalitySpec):
             "steps": rollout.steps,
             "latents_dtype": rollout.latents_dtype,
             "media": rollout.media.fingerprinted(),
+            **({"buckets": config.data.buckets} if config.data is not None and config.data.buckets else {}),
         }
 
     def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
