@@ -11,6 +11,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+from huggingface_hub import HfApi
 
 from configs.data import DataSection
 from configs.errors import DataError
@@ -143,6 +144,7 @@ def test_a_damaged_source_is_one_message(tmp_path: Path, name: str, content: byt
 def test_a_dataset_of_the_hub_holds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images, which datasets decodes, keep their pixels; their files are new."""
     saved = datasets.load_from_disk(write_form("datasets", tmp_path))
+    monkeypatch.setattr(HfApi, "dataset_info", lambda *_, **__: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, split: saved if name == "owner/name" else None)
     found = read_given(DataSection(train="owner/name"))
     assert [row.text for row in found.rows] == TEXTS
