@@ -8,16 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from configs.data import DataSection
 from configs.errors import DataError, PromptError
-from configs.fingerprint import canonical_json, fingerprint, hash_text
+from configs.fingerprint import canonical_json, hash_text
 from configs.schema import RunConfig
 from storage.backends.checksums import hash_data
 from storage.backends.file_hash_cache import file_hashes
@@ -28,8 +27,9 @@ from tasks.inputs.prompt_rows import RowLocation, as_read, check_metadata, file_
 from tasks.inputs.prompts import Prompt, listed_prompts
 
 _SETTING = "data.train"
-#: Rows whose files are hashed together: each time the cache of hashes of a folder is read and written.
-_BATCH = 1 << 14
+#: Rows that are kept together, and more of them up to so many files, which are hashed together: each time the cache of
+#: hashes of a folder is read and written.
+_ROWS, _FILES = 1 << 10, 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,24 +48,14 @@ class DataRow:
     """Rating of each sample on the section's scale; 1 and 0 for a pair; None if the rows have no ratings."""
 
     @property
-    def identity(self) -> list[Any]:
-        """Everything that training depends on, without paths."""
-        return [self.text, dict(self.metadata), [sample.key for sample in self.samples], list(self.ratings)]
-
-    @property
     def prompt(self) -> Prompt:
         """The prompt, with the other columns."""
         return Prompt(text=self.text, metadata=self.metadata)
 
-    def stored(self) -> list[Any]:
-        """Return plain values, from which ``restored`` makes the same row."""
-        samples = [sample.stored() for sample in self.samples]
-        return [self.place, self.text, dict(self.metadata), samples, self.ratings]
-
     @staticmethod
     def restored(values: list[Any], cells: Cells) -> DataRow:
-        """Return a row from its plain values."""
-        place, text, metadata, samples, ratings = values
+        """Return a row from the plain values of ``_checked``."""
+        text, metadata, place, samples, ratings = values
         files = tuple(GivenFile.restored(sample, cells) for sample in samples)
         return DataRow(place=place, text=text, metadata=metadata, samples=files, ratings=tuple(ratings))
 
@@ -133,39 +123,54 @@ def read_given(section: DataSection, heldout: frozenset[str] = frozenset()) -> G
         section: names the rows.
         heldout: held-out prompts, as ``as_read`` returns them, which no row may have.
     """
-    spool, cells, digest = Spool(), TableCells(section), hashlib.blake2b(b"[", digest_size=16)
+    reading, cells = _Reading(section), TableCells(section).read
+    rows, files = list[DataRow](), 0
+    for place, folder, row in source_rows(section):
+        try:
+            made = _row(row, section, place, folder, cells)
+            _check_held_out(made, heldout)
+        except (PromptError, DataError) as error:
+            reading.refuse(str(place), error)
+            continue
+        rows.append(made)
+        files += sum(not sample.key for sample in made.samples)
+        if files >= _FILES or (len(rows) >= _ROWS and not files):
+            reading.keep(rows)
+            rows, files = [], 0
+    reading.keep(rows)
+    return reading.read(cells)
 
-    def refuse(place: str, error: Exception) -> None:
-        if section.bad_rows == "stop":
+
+class _Reading:
+    """Rows on their way to the disk, and their identity."""
+
+    def __init__(self, section: DataSection) -> None:
+        self._section, self._spool = section, Spool()
+        self._digest = hashlib.blake2b(b"[", digest_size=16)
+
+    def refuse(self, place: str, error: Exception) -> None:
+        if self._section.bad_rows == "stop":
             raise DataError(f"{error} Or set data.bad_rows to 'leave_out'.") from None
-        spool.add("refused", [place, str(error)])
+        self._spool.add("refused", json.dumps([place, str(error)]))
 
-    comma, found = b"", source_rows(section)
-    while batch := list(islice(found, _BATCH)):
-        rows = list[DataRow]()
-        for place, folder, row in batch:
+    def keep(self, rows: list[DataRow]) -> None:
+        for row in _keyed(rows):
             try:
-                made = _row(row, section, place, folder, cells.read)
-                _check_held_out(made, heldout)
-                rows.append(made)
-            except (PromptError, DataError) as error:
-                refuse(str(place), error)
-        for made in _keyed(rows):
-            try:
-                kept = _checked(made, spool)
+                self._digest.update(_checked(row, self._spool))
             except DataError as error:
-                refuse(made.place, error)
-            else:
-                digest.update(comma + kept)
-                comma = b","
-    digest.update(b"]")
-    usable = spool.items("rows", lambda row: DataRow.restored(row, cells.read))
-    refused = spool.items("refused", lambda each: (each[0], each[1]))
-    if not usable:
-        reason = f" The first: {refused[0][1]}" if refused else ""
-        raise DataError(f"{_SETTING}: '{section.train}' holds no usable row; {len(refused)} were refused.{reason}")
-    prompts = spool.items("prompts", lambda each: Prompt(text=each[0], metadata=each[1]))
-    return GivenData(usable, prompts, refused, digest.hexdigest())
+                self.refuse(row.place, error)
+
+    def read(self, cells: Cells) -> GivenData:
+        rows = self._spool.items("rows", lambda row: DataRow.restored(row, cells))
+        refused = self._spool.items("refused", lambda each: (each[0], each[1]))
+        if not rows:
+            reason = f" The first: {refused[0][1]}" if refused else ""
+            raise DataError(
+                f"{_SETTING}: '{self._section.train}' holds no usable row; {len(refused)} were refused.{reason}"
+            )
+        prompts = self._spool.items("prompts", lambda each: Prompt(text=each[0], metadata=each[1]))
+        self._digest.update(b"]")
+        return GivenData(rows, prompts, refused, self._digest.hexdigest())
 
 
 def _check_held_out(row: DataRow, heldout: frozenset[str]) -> None:
@@ -188,9 +193,8 @@ def _row(row: Row, section: DataSection, place: RowLocation, folder: Path, cells
     metadata = {str(name): value for name, value in row.items() if name not in used}
     try:
         check_metadata(metadata, place)
-        metadata = json.loads(canonical_json(metadata).encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{place}: columns must be plain JSON values: {error}.") from None
+    except RecursionError:
+        raise DataError(f"{place}: its columns are nested too deeply. Flatten them.") from None
     ratings = (1.0, 0.0) if section.paired else (_rating(row, section, place),)
     return DataRow(place=str(place), text=text, metadata=metadata, samples=samples, ratings=ratings)
 
@@ -230,7 +234,7 @@ def _sample(row: Mapping[str, Any], column: str, place: RowLocation, folder: Pat
         )
     if not is_unicode(value):
         raise DataError(f"{name} has half a character, which is no Unicode text. Write it again.")
-    if Path(value).suffix.lower() not in MEDIA:
+    if not (value[-5:].lower().endswith(MEDIA) and Path(value).suffix):
         return GivenFile(name=name, key=hash_text(value), text=value)
     try:
         if large := too_many_bytes(file_below(folder, value).stat().st_size):
@@ -247,15 +251,14 @@ def _reply(messages: Sequence[Any], place: RowLocation) -> str:
     raise DataError(f"{place} holds a chat of {len(messages)} messages; one of the assistant can be trained on.")
 
 
-def _keyed(rows: Iterable[DataRow]) -> Iterator[DataRow]:
+def _keyed(rows: list[DataRow]) -> Iterator[DataRow]:
     """Yield rows with the content keys of their files, which are hashed once, and from a cache if unchanged; files that
     cannot be read have none."""
-    listed = list(rows)
     names: dict[str, dict[str, None]] = {}
-    for sample in (sample for row in listed for sample in row.samples if not sample.key):
+    for sample in (sample for row in rows for sample in row.samples if not sample.key):
         names.setdefault(sample.folder, {})[sample.path] = None
     keys = {folder: _hashes(Path(folder), list(paths)) for folder, paths in names.items()}
-    for row in listed:
+    for row in rows:
         samples = (each if each.key else replace(each, key=keys[each.folder][each.path]) for each in row.samples)
         yield replace(row, samples=tuple(samples))
 
@@ -270,18 +273,23 @@ def _hashes(folder: Path, names: list[str]) -> dict[str, str]:
 
 
 def _checked(row: DataRow, spool: Spool) -> bytes:
-    """Keep a row and return its identity as JSON; refuse a pair of equal samples, and a row with the prompt and samples
-    of an earlier one."""
+    """Keep a row, and return its part of the identity; refuse a pair of equal samples, and a row with the prompt and
+    samples of an earlier one."""
     for sample in row.samples:
         if not sample.key:
             raise DataError(f"{sample.name} cannot be read. Make it readable, or remove the row.")
     if len(row.samples) == 2 and row.samples[0].key == row.samples[1].key:
         raise DataError(f"{row.place}: chosen and rejected sample are equal, so the pair says nothing. Remove the row.")
-    if before := spool.seen(fingerprint(row.identity[:3])):
-        raise DataError(
-            f"{row.place} repeats {before[0]}: the same prompt with the same sample. Remove one of the two."
-        )
-    if spool.seen(fingerprint(row.identity[:2])) is None:
-        spool.add("prompts", row.identity[:2])
-    spool.add("rows", row.stored())
-    return canonical_json(row.identity).encode()
+    try:
+        prompt = canonical_json([row.text, dict(row.metadata)])
+        prompt.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{row.place}: columns must be plain JSON values: {error}.") from None
+    content = f"{prompt[:-1]},{canonical_json([sample.key for sample in row.samples])}"
+    if first := spool.seen(hash_text(f"{content}]")):
+        raise DataError(f"{row.place} repeats {first[2]}: the same prompt with the same sample. Remove one of the two.")
+    if spool.seen(hash_text(prompt)) is None:
+        spool.add("prompts", prompt)
+    stored = json.dumps([row.place, [sample.stored() for sample in row.samples], row.ratings])
+    count = spool.add("rows", f"{prompt[:-1]},{stored[1:]}")
+    return f"{',' if count > 1 else ''}{content},{canonical_json(row.ratings)}]".encode()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar, overload
 
@@ -26,39 +27,41 @@ BEGIN;
 
 
 class Spool:
-    """Lists of plain values, and digests that must not repeat."""
+    """Lists of JSON texts, and digests that must not repeat."""
 
     def __init__(self) -> None:
         """Create an empty one."""
         # Threads of one process share it; SQLite has them wait for each other.
         self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._file.executescript(_TABLES)
+        self._counts: Counter[Table] = Counter()
 
     def seen(self, digest: str) -> Any:
         """Note that the next row has a digest, in hex; return the row that had it before, or None."""
         key = bytes.fromhex(digest)
-        note = "INSERT OR IGNORE INTO seen SELECT ?, coalesce(max(number), 0) + 1 FROM rows"
-        if self._file.execute(note, (key,)).rowcount:
+        note = "INSERT OR IGNORE INTO seen VALUES (?, ?)"
+        if self._file.execute(note, (key, self._counts["rows"] + 1)).rowcount:
             return None
         found = "SELECT item FROM rows JOIN seen USING (number) WHERE digest = ?"
         return json.loads(self._file.execute(found, (key,)).fetchone()[0])
 
-    def add(self, table: Table, item: Any) -> None:
-        """Append plain values to a list."""
-        self._file.execute(f"INSERT INTO {table} VALUES (NULL, ?)", (json.dumps(item),))
+    def add(self, table: Table, item: str) -> int:
+        """Append JSON to a list; return the number of its items."""
+        self._counts[table] += 1
+        self._file.execute(f"INSERT INTO {table} VALUES (?, ?)", (self._counts[table], item))
+        return self._counts[table]
 
     def items(self, table: Table, made: Callable[[Any], _Item]) -> Spooled[_Item]:
         """Return a list, of which ``made`` makes each item when it is asked for."""
-        return Spooled(self._file, table, made)
+        return Spooled(self._file, table, self._counts[table], made)
 
 
 class Spooled(Sequence[_Item]):
     """A list in a database."""
 
-    def __init__(self, file: sqlite3.Connection, table: Table, made: Callable[[Any], _Item]) -> None:
-        """Bind to a table, to which nothing is added any more."""
-        self._file, self._table, self._made = file, table, made
-        self._count = int(file.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+    def __init__(self, file: sqlite3.Connection, table: Table, count: int, made: Callable[[Any], _Item]) -> None:
+        """Bind to a table of so many items."""
+        self._file, self._table, self._count, self._made = file, table, count, made
 
     def __len__(self) -> int:
         return self._count

@@ -32,7 +32,7 @@ class RowLocation(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        unit = "line" if Path(self.source).suffix.lower() in _OF_LINES else "row"
+        unit = "line" if self.source.lower().endswith(_OF_LINES) else "row"
         return f"{self.where}: {self.source}, {unit} {self.number}"
 
 
