@@ -18,8 +18,9 @@ class DataSection(Section):
 
     train: str
     """The rows: a file (.jsonl, .parquet, or .csv and .tsv with a header), a folder written by `save_to_disk` of
-    datasets, a Hugging Face dataset id, WebDataset tars ("pairs-{000..015}.tar"), or a folder of images with a text
-    file of the same name next to each. Paths are relative to the config file."""
+    datasets, a Hugging Face dataset id, WebDataset tars ("pairs-{000..015}.tar", "pairs-*.tar",
+    "a.tar::s3://bucket/b.tar"), or a folder of images with a text file of the same name next to each. Paths are
+    relative to the config file."""
     prompt: str = "prompt"
     """Column of the prompt; in tars the extension of its member, such as txt."""
     sample: str = "image"

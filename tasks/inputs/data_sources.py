@@ -14,6 +14,7 @@ from tasks.inputs.data_tars import is_tar, tar_paths, tar_rows
 from tasks.inputs.given_file import MEDIA, MOST_TEXT, too_many_bytes
 from tasks.inputs.prompt_files import READERS, ReadRows, hub_rows, parquet_rows, read_rows, saved_rows
 from tasks.inputs.prompt_rows import RowLocation
+from tasks.inputs.remote_files import is_remote
 from tasks.inputs.saved_datasets import is_saved_dataset
 
 _SETTING = "data.train"
@@ -30,11 +31,15 @@ def source_files(source: str) -> list[Path]:
         return [each for each in (path / "state.json", path / "dataset_dict.json") if each.is_file()]
     if path.is_dir():
         return [path / name for name in files_below(path)]
-    return [each for each in (map(Path, tar_paths(source)) if is_tar(source) else [path]) if each.is_file()]
+    if is_tar(source):
+        return [Path(tar) for tar in tar_paths(source) if not is_remote(tar) and Path(tar).is_file()]
+    return [path] if path.is_file() else []
 
 
 def is_there(source: str) -> bool:
-    """Return whether a source can be read here; a dataset id always counts as there."""
+    """Return whether a source can be read here; a dataset id, or a file on S3, always counts as there."""
+    if is_remote(source):
+        return True
     is_local = is_tar(source) or Path(source).suffix.lower() in READERS or source.startswith("/")
     return bool(source_files(source)) or not is_local
 

@@ -19,6 +19,7 @@ from configs.data import DataSection
 from configs.errors import DataError
 from storage.backends.file_hash_cache import file_hashes
 from tasks.inputs.given_file import MEDIA, MOST_TEXT, GivenFile, is_unicode, too_many_bytes
+from tasks.inputs.remote_files import copied, is_remote, remote_matches
 
 #: A range of numbers in the name of tars, and the mark between names, as WebDataset writes them.
 _BRACES, _AND = re.compile(r"\{(\d+)\.\.(\d+)\}"), "::"
@@ -53,7 +54,7 @@ def _expanded(name: str) -> list[str]:
 def _matching(name: str) -> list[str]:
     if not glob.has_magic(name) or Path(name).exists():
         return [name]
-    if found := sorted(glob.glob(name)):
+    if found := remote_matches(name) if is_remote(name) else sorted(glob.glob(name)):
         return found
     raise DataError(f"data.train: no tar matches '{name}'. Paths are relative to the config file.")
 
@@ -116,6 +117,10 @@ class _Tar:
 @contextlib.contextmanager
 def _opened(tar: str) -> Iterator[tuple[IO[bytes], str]]:
     """Give a tar for reading, and its checksum."""
+    if is_remote(tar):
+        with copied(tar) as opened:
+            yield opened
+        return
     path = Path(tar)
     try:
         digest, file = file_hashes(path.parent, [path.name])[path.name], path.open("rb")

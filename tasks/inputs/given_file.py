@@ -9,6 +9,7 @@ from typing import Any
 
 from configs.errors import DataError
 from storage.backends.checksums import hash_data
+from tasks.inputs.remote_files import is_remote, remote_range
 
 #: Suffixes of images and clips.
 MEDIA = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".mp4", ".mov", ".webm", ".mkv")
@@ -43,7 +44,7 @@ class GivenFile:
     text: str | None = None
     """The sample itself, if it is a text."""
     folder: str = ""
-    """Folder of its file, or of the tar that holds it."""
+    """Folder of its file, or of the tar that holds it; may be on S3."""
     path: str = ""
     """Path of the file below the folder; the column of a cell."""
     offset: int = 0
@@ -86,6 +87,8 @@ class GivenFile:
     def _bytes(self) -> bytes:
         if self.cells is not None:
             return self.cells(self.offset, self.path)
+        if is_remote(self.folder):
+            return remote_range(self.folder, self.path, self.offset, self.offset + (self.size or 0))
         with (Path(self.folder) / self.path).open("rb") as file:
             file.seek(self.offset)
             return file.read(MOST_BYTES if self.size is None else self.size)
