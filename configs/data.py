@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Section
+from configs.base import Later, Section
 
 
 class DataSection(Section):
@@ -29,6 +29,9 @@ class DataSection(Section):
     """Column of the better sample of a pair; instead of 'sample'."""
     rejected: str | None = None
     """Column of the worse sample of a pair."""
+    messages: Annotated[str | None, Later()] = None
+    """Column of chats, instead of 'prompt' and 'sample': lists of messages with role (system, user, assistant) and
+    content. Every answer of the assistant is trained on."""
     rating: str | None = None
     """Column of the rating of a sample."""
     scale: tuple[float, float] = (0.0, 1.0)
@@ -50,6 +53,8 @@ class DataSection(Section):
     def _whole(self) -> DataSection:
         if (self.chosen is None) != (self.rejected is None):
             raise ValueError("data.chosen and data.rejected belong together: name both columns, or neither")
+        if self.paired and self.messages is not None:
+            raise ValueError("data.messages names chats and data.chosen pairs: remove one of the two")
         if self.paired and self.rating is not None:
             raise ValueError(
                 "data.rating belongs to single samples, and data.chosen names pairs: remove one of the two"

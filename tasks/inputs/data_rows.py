@@ -20,6 +20,7 @@ from configs.fingerprint import canonical_json, hash_text
 from configs.schema import RunConfig
 from storage.backends.checksums import hash_data
 from storage.backends.file_hash_cache import file_hashes
+from tasks.inputs.chats import read_chat
 from tasks.inputs.data_sources import Row, TableCells, bytes_of, source_files, source_rows
 from tasks.inputs.data_spool import Spool
 from tasks.inputs.given_file import MEDIA, Cells, GivenFile, is_unicode, too_many_bytes
@@ -184,11 +185,17 @@ def _check_held_out(row: DataRow, heldout: frozenset[str]) -> None:
 def _row(row: Row, section: DataSection, place: RowLocation, folder: Path, cells: Cells) -> DataRow:
     if isinstance(row, DataError):
         raise row
-    if section.prompt not in row:
+    if section.messages is not None:
+        columns: tuple[str, ...] = (section.messages,)
+        asked, sample = read_chat(row.get(section.messages), f"{place}, {section.messages}")
+        samples = (sample,)
+    elif section.prompt not in row:
         raise DataError(f"{place} has no '{section.prompt}'; it has {', '.join(row) or 'nothing'}. Set data.prompt.")
-    text = text_of(row[section.prompt], place)
-    columns = (str(section.chosen), str(section.rejected)) if section.paired else (section.sample,)
-    samples = tuple(_sample(row, name, place, folder, cells) for name in columns)
+    else:
+        asked = row[section.prompt]
+        columns = (str(section.chosen), str(section.rejected)) if section.paired else (section.sample,)
+        samples = tuple(_sample(row, name, place, folder, cells) for name in columns)
+    text = text_of(asked, place)
     used = {section.prompt, *columns, section.rating} - {*section.keep}
     metadata = {str(name): value for name, value in row.items() if name not in used}
     try:

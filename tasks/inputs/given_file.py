@@ -51,13 +51,15 @@ class GivenFile:
     """First byte in the tar; row of a cell."""
     size: int | None = None
     """Bytes in the tar; None: the whole file."""
+    is_chat: bool = False
+    """Whether the text is the JSON of a chat's messages."""
     cells: Cells | None = field(default=None, compare=False)
     """Reads cells, if the sample is one."""
 
     def stored(self) -> list[Any]:
         """Return plain values, from which ``restored`` makes the same content."""
         place = (self.folder, self.path, self.offset, self.size)
-        return [self.name, self.key, self.text, *place, self.cells is not None]
+        return [self.name, self.key, self.text, *place, self.is_chat, self.cells is not None]
 
     @staticmethod
     def restored(values: list[Any], cells: Cells) -> GivenFile:
