@@ -197,7 +197,9 @@ def _row(row: Row, section: DataSection, place: RowLocation, folder: Path, cells
         samples = tuple(_sample(row, name, place, folder, cells) for name in columns)
     text = text_of(asked, place)
     used = {section.prompt, *columns, section.rating} - {*section.keep}
-    metadata = {str(name): value for name, value in row.items() if name not in used}
+    # Other members of a tar, such as arrays, are no columns.
+    others = (name for name, value in row.items() if name not in used and not isinstance(value, GivenFile))
+    metadata = {str(name): row[name] for name in others}
     try:
         check_metadata(metadata, place)
     except RecursionError:

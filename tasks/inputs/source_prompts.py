@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, repeat
 
 from configs.errors import PromptError
-from configs.fingerprint import fingerprint
 from configs.schema import RunConfig
 from tasks.inputs.data_rows import given_data
 from tasks.inputs.prompt_rows import as_read
@@ -62,5 +62,12 @@ def _negative(config: RunConfig, *splits: Sequence[Prompt]) -> list[Prompt]:
 
 
 def prompts_fingerprint(prompts: Mapping[str, Sequence[Prompt]]) -> str:
-    """Return the identity of named lists of prompts, by content and order."""
-    return fingerprint({split: [prompt.id for prompt in items] for split, items in prompts.items()})
+    """Return the identity of named lists of prompts, by content and order: the fingerprint of their lists of ids."""
+    digest = hashlib.blake2b(digest_size=16)
+    for before, split in zip(chain("{", repeat(",")), sorted(prompts), strict=False):
+        digest.update(f'{before}"{split}":['.encode())
+        for comma, prompt in zip(chain([""], repeat(",")), prompts[split], strict=False):
+            digest.update(f'{comma}"{prompt.id}"'.encode())
+        digest.update(b"]")
+    digest.update(b"}" if prompts else b"{}")
+    return digest.hexdigest()

@@ -5,20 +5,24 @@ Both take shards in order, split them by rank and worker, and continue at a posi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError, StoreError
 from storage.artifacts.records import ShardRecord
 from storage.layout import ArtifactRef
-from storage.trajectories.tables import read_rows
+from storage.trajectories.tables import read_shard
 from storage.trajectories.webdataset import TAR
 from tasks.inputs.components import open_trajectory_store
 from tasks.metrics.view import RunView
 from tasks.runs.context import RunContext
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 #: Key of a sample's rewards and advantage in a stream.
 SCORES = "scores"
+_Scores = Mapping[str, Mapping[str, float | None]]
 _DATASET = ("sample_id", "prompt_id", "group_id", "prompt", "metadata", "epoch", "seed", "policy")
 
 
@@ -56,11 +60,12 @@ def stream_of(context: RunContext, epoch: int, *, evaluation: bool, start: int) 
             if left >= record.rows:
                 left -= record.rows
                 continue
+            known = scores(record)
             with (context.store.folder(ref, record) / TAR).open("rb") as tar:
                 samples = group_by_keys(tar_file_expander([{"url": shard["url"], "stream": tar}]))
                 for number, sample in enumerate(samples):
                     if number >= left:
-                        yield {**sample, SCORES: scores.get(str(sample["__key__"]), {})}
+                        yield {**sample, SCORES: known.get(str(sample["__key__"]), {})}
             left = 0
 
     return wds.DataPipeline(wds.SimpleShardList(list(records)), wds.split_by_node, wds.split_by_worker, opened)
@@ -89,7 +94,7 @@ def dataset_of(context: RunContext, epoch: int, *, evaluation: bool) -> Any:
 
     def rows(shards: Sequence[ShardRecord]) -> Iterator[dict[str, Any]]:
         for record in shards:
-            yield from _rows(context, ref, record, scores)
+            yield from _rows(context, ref, record, scores(record))
 
     first = next(rows(records[:1]))
     features = datasets.Features({name: _feature(name, value, datasets) for name, value in first.items()})
@@ -100,9 +105,7 @@ def _ref(context: RunContext, epoch: int, *, evaluation: bool) -> ArtifactRef:
     return context.chain.require(*context.plan.samples_of(epoch, evaluation=evaluation)).ref
 
 
-def _rows(
-    context: RunContext, ref: ArtifactRef, record: ShardRecord, scores: Mapping[str, Mapping[str, float | None]]
-) -> Iterator[dict[str, Any]]:
+def _rows(context: RunContext, ref: ArtifactRef, record: ShardRecord, scores: _Scores) -> Iterator[dict[str, Any]]:
     """Yield the rows of one shard."""
     shard = open_trajectory_store(context.config.rollout.store).open(context.store.files(ref, record))
     for number, row in enumerate(shard.table.select(list(_DATASET)).to_pylist()):
@@ -122,10 +125,16 @@ def _feature(name: str, value: Any, datasets: Any) -> Any:
     return datasets.Value(kinds.get(type(value), "float32"))
 
 
-def _scores(context: RunContext, epoch: int, *, evaluation: bool) -> dict[str, dict[str, float | None]]:
-    """Return the rewards and the advantage of each sample by name; the rating of given samples."""
-    given = context.plan.given and not evaluation
-    table = read_rows(context.store, _ref(context, epoch, evaluation=evaluation), "rewards") if given else None
-    table = RunView(context).scores(epoch, evaluation=evaluation) if table is None else table
+def _scores(context: RunContext, epoch: int, *, evaluation: bool) -> Callable[[ShardRecord], _Scores]:
+    """Return a function from a shard to the scores of its samples: rewards and advantage, or the rating of given
+    samples, of which there may be more than memory holds."""
+    if context.plan.given and not evaluation:
+        ref = _ref(context, epoch, evaluation=evaluation)
+        return lambda record: _by_sample(read_shard(context.store, ref, record, "rewards"))
+    known = _by_sample(RunView(context).scores(epoch, evaluation=evaluation))
+    return lambda record: known
+
+
+def _by_sample(table: pa.Table) -> _Scores:
     names = [name for name in table.column_names if name.split(".")[0] in ("sample_id", "reward", "advantage")]
     return {str(row.pop("sample_id")): row for row in table.select(names).to_pylist()}

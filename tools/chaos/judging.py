@@ -30,7 +30,7 @@ _ANSWERS = 100
 
 def write_fit(folder: Path) -> Path:
     """Write a config of a fit on preferences for images."""
-    config = fit_config(folder, write_pairs(folder / "judged", 60), updates=40)
+    config = fit_config(folder, write_pairs(folder / "judged", 120), updates=40)
     path = folder / "fit.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude={"store"})))
     return path
@@ -98,7 +98,7 @@ class Ratings(Campaign):
 
     def _fresh(self, name: str) -> str:
         """Return a copy of the store, without answers."""
-        return shutil.copytree(self._folder / "store", self._folder / name)
+        return str(shutil.copytree(self._folder / "store", self._folder / name))
 
     def _rate(self, root: str, *, kill_at: int | None = None) -> int:
         """Answer all pairs by a rule; return the number of acknowledged answers.

@@ -14,6 +14,7 @@ from huggingface_hub import HfApi
 from PIL import Image
 
 from configs.errors import CorruptError, PromptError
+from configs.fingerprint import fingerprint
 from configs.load import load_config
 from configs.schema import PROMPT_FILES, PromptsSection
 from storage.backends.checksums import hash_data, hash_file
@@ -232,6 +233,8 @@ def test_identity_is_of_content_and_order() -> None:
     a, b = Prompt(text="a"), Prompt(text="b")
     assert prompts_fingerprint({"train": [a, b]}) == prompts_fingerprint({"train": [a, b]})
     assert prompts_fingerprint({"train": [a, b]}) != prompts_fingerprint({"train": [b, a]})
+    for lists in ({}, {"train": []}, {"train": [a, b], "heldout": [b], "negative": []}):
+        assert prompts_fingerprint(lists) == fingerprint({name: [each.id for each in lists[name]] for name in lists})
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the published prompt sets are not beside this checkout")
