@@ -24,12 +24,8 @@ import yaml
 
 from configs.data import DataSection
 from configs.load import load_config
-from tasks.specs.graph import Node
-from tasks.stages.stage_run import StageRun
-from tests.support.inside import cpu, make_stage, prepare
-from tests.support.language_models import texts_data
-from tools.benchmarks.learning import ROOT
 
+ROOT = Path(__file__).parents[2]
 ROWS = (1_000, 10_000, 100_000)
 FORMS = ("jsonl", "csv", "parquet", "tar")
 
@@ -82,15 +78,17 @@ def reading(form: str, path: str) -> dict[str, float]:
 
     section = DataSection(train=path, sample="txt")
     _count(_plain(form, path))
-    before, begun = _peak(), cpu()
+    before, begun = _peak(), _cpu()
     count = _count(read_given(section).rows)
-    seconds, peak, begun = cpu() - begun, _peak(), cpu()
+    seconds, peak, begun = _cpu() - begun, _peak(), _cpu()
     assert _count(_plain(form, path)) == count
-    return {"mib": peak - before, "rows": count, "seconds": seconds, "ratio": seconds / (cpu() - begun)}
+    return {"mib": peak - before, "rows": count, "seconds": seconds, "ratio": seconds / (_cpu() - begun)}
 
 
 def prepared(folder: Path, source: str) -> str:
-    """Begin a run on the rows of a file, up to ``ingest``; return its config."""
+    """Write a config of a run on the rows of a file; return its path."""
+    from tests.support.language_models import texts_data
+
     data = texts_data(folder)
     data["data"] = {"train": source, "sample": "txt", "rows_per_shard": 4096}
     data["prompts"] = {"heldout": data["prompts"]["heldout"]}
@@ -103,6 +101,8 @@ def prepared(folder: Path, source: str) -> str:
 def preparing(config: str) -> dict[str, float]:
     """Carry out the stages before ``ingest``."""
     from tasks.runs.opening import begin_run
+    from tasks.stages.stage_run import StageRun
+    from tests.support.inside import make_stage
 
     context = begin_run(load_config(Path(config)))
     for name in ("base", "encode", "preprocess"):
@@ -113,10 +113,12 @@ def preparing(config: str) -> dict[str, float]:
 def ingesting(config: str) -> dict[str, float]:
     """Carry out ``ingest`` alone; memory is of the whole process, from its imports on."""
     from tasks.runs.opening import begin_run
+    from tasks.stages.stage_run import StageRun
+    from tests.support.inside import make_stage
 
-    before, begun = _peak(), cpu()
+    before, begun = _peak(), _cpu()
     StageRun(make_stage(begin_run(load_config(Path(config))), "ingest", 0)).execute()
-    return {"mib": _peak() - before, "seconds": cpu() - begun}
+    return {"mib": _peak() - before, "seconds": _cpu() - begun}
 
 
 def streaming(config: str) -> dict[str, float]:
@@ -124,6 +126,8 @@ def streaming(config: str) -> dict[str, float]:
     import webdataset
 
     import flowmill
+    from tasks.specs.graph import Node
+    from tests.support.inside import prepare
 
     loaded = load_config(Path(config))
     context = prepare(loaded)
@@ -131,11 +135,11 @@ def streaming(config: str) -> dict[str, float]:
     ref = context.chain.ref(Node(0, "ingest"))
     tars = [str(context.store.folder(ref, record) / "samples.tar") for record in context.store.shards(ref)]
     _count(webdataset.WebDataset(tars[:1], shardshuffle=False))
-    before, begun = _peak(), cpu()
+    before, begun = _peak(), _cpu()
     count = _count(run.stream(1))
-    seconds, peak, begun = cpu() - begun, _peak(), cpu()
+    seconds, peak, begun = _cpu() - begun, _peak(), _cpu()
     assert _count(webdataset.WebDataset(tars, shardshuffle=False)) == count
-    return {"mib": peak - before, "rows": count, "seconds": seconds, "ratio": seconds / (cpu() - begun)}
+    return {"mib": peak - before, "rows": count, "seconds": seconds, "ratio": seconds / (_cpu() - begun)}
 
 
 def table(rows: Iterable[int] = ROWS) -> str:
@@ -168,6 +172,11 @@ def _in_process(name: str, *arguments: str) -> dict[str, float]:
 
 def _count(rows: Iterable[Any]) -> int:
     return sum(1 for _ in rows)
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def _peak() -> float:

@@ -14,9 +14,9 @@ import yaml
 from configs.load import parse_config
 from configs.schema import StoreSection
 from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from storage.maintenance.verify import list_refs
 from tasks.ratings.answers import answers_of, commit_preferences
-from tasks.runs.opening import open_run
 from tests.support.inside import prepare, run_epoch
 from tests.support.judged import fit_config, write_pairs
 from tests.support.serving import Server
@@ -82,7 +82,7 @@ class Ratings(Campaign):
             for at in sorted(self._rng.sample(range(_ANSWERS), min(LIVES, kills - outcome.total))):
                 known = self._rate(root, kill_at=at)
                 outcome.kills["server"] += 1
-                found = len(answers_of(open_run(root, RUN, reads=True).run))
+                found = len(answers_of(RunFolder(ArtifactStore(root), RUN)))
                 # An answer that was under way may be stored or not; one that was acknowledged is.
                 if found not in (known, known + 1):
                     outcome.wrong.append(f"{found} answers after {known} acknowledged ones")
@@ -94,7 +94,7 @@ class Ratings(Campaign):
 
     def _digest(self, root: str) -> str:
         """Return the artifact of all answers."""
-        return str(commit_preferences(open_run(root, RUN).run))
+        return str(commit_preferences(RunFolder(ArtifactStore(root), RUN)))
 
     def _fresh(self, name: str) -> str:
         """Return a copy of the store, without answers."""
