@@ -31,6 +31,8 @@ _SETTING = "data.train"
 #: Rows that are kept together, and more of them up to so many files, which are hashed together: each time the cache of
 #: hashes of a folder is read and written.
 _ROWS, _FILES = 1 << 10, 1 << 14
+#: What a column 'tie' holds for a pair of which neither sample is better.
+_TRUE = ("true", "1", "1.0", "yes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class DataRow:
     samples: tuple[GivenFile, ...]
     """One sample, or the chosen and the rejected one."""
     ratings: tuple[float | None, ...]
-    """Rating of each sample on the section's scale; 1 and 0 for a pair; None if the rows have no ratings."""
+    """Rating of each sample on the section's scale; 1 and 0 for a pair, 0.5 for a tie; None if rows have no ratings."""
 
     @property
     def prompt(self) -> Prompt:
@@ -190,21 +192,27 @@ def _row(row: Row, section: DataSection, place: RowLocation, folder: Path, cells
         asked, sample = read_chat(row.get(section.messages), f"{place}, {section.messages}")
         samples = (sample,)
     elif section.prompt not in row:
-        raise DataError(f"{place} has no '{section.prompt}'; it has {', '.join(row) or 'nothing'}. Set data.prompt.")
+        raise DataError(f"{place} has no '{section.prompt}'; it has {', '.join(row) or 'nothing'}. Name another.")
     else:
         asked = row[section.prompt]
         columns = (str(section.chosen), str(section.rejected)) if section.paired else (section.sample,)
         samples = tuple(_sample(row, name, place, folder, cells) for name in columns)
-    text = text_of(asked, place)
+    text = asked if asked == "" and not section.trained else text_of(asked, place)
     used = {section.prompt, *columns, section.rating} - {*section.keep}
     # Other members of a tar, such as arrays, are no columns.
     others = (name for name, value in row.items() if name not in used and not isinstance(value, GivenFile))
     metadata = {str(name): row[name] for name in others}
+    tie = section.paired and str(row.get("tie", "")).strip().lower() in _TRUE
+    if not section.trained:
+        # Several raters, or one who has no name, may judge the same samples.
+        metadata = {"rater": str(row.get("rater") or ""), "row": place.number}
+    elif tie:
+        raise DataError(f"{place} is a tie: neither sample is better, so there is nothing to learn. Remove the row.")
     try:
         check_metadata(metadata, place)
     except RecursionError:
         raise DataError(f"{place}: its columns are nested too deeply. Flatten them.") from None
-    ratings = (1.0, 0.0) if section.paired else (_rating(row, section, place),)
+    ratings = ((0.5, 0.5) if tie else (1.0, 0.0)) if section.paired else (_rating(row, section, place),)
     return DataRow(place=str(place), text=text, metadata=metadata, samples=samples, ratings=ratings)
 
 
@@ -219,8 +227,8 @@ def _rating(row: Mapping[str, Any], section: DataSection, place: RowLocation) ->
         value = None
     if value is None or not low <= value <= high:
         raise DataError(
-            f"{place}: the rating '{section.rating}' is {given!r}, but data.scale is {low} to {high}. Mend the row, or "
-            "set data.scale."
+            f"{place}: the rating '{section.rating}' is {given!r}, but the scale is {low} to {high}. Mend the row, or "
+            "set the scale."
         )
     return value
 
@@ -239,7 +247,7 @@ def _sample(row: Mapping[str, Any], column: str, place: RowLocation, folder: Pat
     value = _reply(value, place) if isinstance(value, list) else value
     if not isinstance(value, str) or not value.strip():
         raise DataError(
-            f"{place} has no '{column}', the path of an image or clip, or a text. Add it, or set data.sample."
+            f"{place} has no '{column}', the path of an image or clip, or a text. Add it, or name another column."
         )
     if not is_unicode(value):
         raise DataError(f"{name} has half a character, which is no Unicode text. Write it again.")

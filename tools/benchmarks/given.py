@@ -1,197 +1,140 @@
-"""Given samples of more and more rows: memory and time of reading, of ``ingest`` and of ``stream``.
+"""DPO on given texts beside TRL's DPOTrainer: the same base model, rows, order and settings.
 
-python -m tools.benchmarks.given [ROWS ...]
-
-Each figure is of a process of its own. A row is a short text; CPU seconds are compared with those of a loop that only
-reads the same file, or of plain ``webdataset`` on the same tars. Memory is the highest resident one, less that before.
+``python -m tools.benchmarks.given`` prints losses and CPU seconds. TRL is no dependency: put it on ``PYTHONPATH``, for
+example with ``pip install --no-deps --target FOLDER trl``. Of ours the stage ``optimize`` counts, of TRL ``train()``:
+both compute the reference with every update. Reading and encoding the rows is left out on both sides.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import resource
+import random
 import subprocess
 import sys
-import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from configs.data import DataSection
 from configs.load import load_config
+from tests.support.inside import cpu, make_stage, prepare
+from tools.benchmarks.learning import ROOT
 
-ROOT = Path(__file__).parents[2]
-ROWS = (1_000, 10_000, 100_000)
-FORMS = ("jsonl", "csv", "parquet", "tar")
-
-
-def write(form: str, folder: Path, rows: int) -> str:
-    """Write rows of short texts; return ``data.train``."""
-    made = ({"prompt": f"{number}+1=", "txt": str(number + 1)[-3:]} for number in range(rows))
-    path = folder / f"{rows}.{form}"
-    if form == "jsonl":
-        with path.open("w") as file:
-            file.writelines(f"{json.dumps(row)}\n" for row in made)
-    elif form == "csv":
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, ["prompt", "txt"])
-            writer.writeheader()
-            writer.writerows(made)
-    elif form == "parquet":
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        parquet.write_table(pa.Table.from_pylist(list(made)), path)
-    else:
-        with tarfile.open(path, "w") as archive:
-            for number, row in enumerate(made):
-                for name, value in row.items():
-                    member = tarfile.TarInfo(f"{number:08d}.{name}")
-                    member.size = len(value)
-                    archive.addfile(member, io.BytesIO(value.encode()))
-    return str(path)
+PAIRS, PER_UPDATE, RATE, BETA = 1024, 32, 1e-4, 0.1
+UPDATES = PAIRS // PER_UPDATE
+Rows = list[dict[str, str]]
 
 
-def _plain(form: str, path: str) -> Iterable[Any]:
-    """Return the rows of a file, read in the usual way."""
-    if form == "jsonl":
-        return map(json.loads, Path(path).open())
-    if form == "csv":
-        return csv.DictReader(Path(path).open())
-    if form == "parquet":
-        from pyarrow import parquet
-
-        return (row for batch in parquet.ParquetFile(path).iter_batches() for row in batch.to_pylist())
-    import webdataset
-
-    return webdataset.WebDataset([path], shardshuffle=False)
+def pairs() -> Rows:
+    """Return sums with the right answer and a wrong one."""
+    draw, lines = random.Random(0), (ROOT / "configs/prompts/addition-train.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines[:PAIRS]]
+    return [
+        {"prompt": row["prompt"], "chosen": row["answer"], "rejected": str(int(row["answer"]) + draw.randint(1, 9))}
+        for row in rows
+    ]
 
 
-def reading(form: str, path: str) -> dict[str, float]:
-    """Read and check the rows of a file, and read them in the usual way."""
-    from tasks.inputs.data_rows import read_given
-
-    section = DataSection(train=path, sample="txt")
-    _count(_plain(form, path))
-    before, begun = _peak(), _cpu()
-    count = _count(read_given(section).rows)
-    seconds, peak, begun = _cpu() - begun, _peak(), _cpu()
-    assert _count(_plain(form, path)) == count
-    return {"mib": peak - before, "rows": count, "seconds": seconds, "ratio": seconds / (_cpu() - begun)}
-
-
-def prepared(folder: Path, source: str) -> str:
-    """Write a config of a run on the rows of a file; return its path."""
-    from tests.support.language_models import texts_data
-
-    data = texts_data(folder)
-    data["data"] = {"train": source, "sample": "txt", "rows_per_shard": 4096}
-    data["prompts"] = {"heldout": data["prompts"]["heldout"]}
-    data["optimize"] = {"algorithm": "sft"}
-    path = folder / "texts.yaml"
-    path.write_text(yaml.safe_dump(data))
-    return str(path)
-
-
-def preparing(config: str) -> dict[str, float]:
-    """Carry out the stages before ``ingest``."""
-    from tasks.runs.opening import begin_run
+def ours(folder: Path) -> tuple[float, list[float], Path, Rows]:
+    """Train in this process; return CPU seconds, the loss of every update, the base model, and the rows in order."""
     from tasks.stages.stage_run import StageRun
-    from tests.support.inside import make_stage
+    from tasks.training.data import TrainingData
 
-    context = begin_run(load_config(Path(config)))
-    for name in ("base", "encode", "preprocess"):
-        StageRun(make_stage(context, name, 0)).execute()
-    return {}
-
-
-def ingesting(config: str) -> dict[str, float]:
-    """Carry out ``ingest`` alone; memory is of the whole process, from its imports on."""
-    from tasks.runs.opening import begin_run
-    from tasks.stages.stage_run import StageRun
-    from tests.support.inside import make_stage
-
-    before, begun = _peak(), _cpu()
-    StageRun(make_stage(begin_run(load_config(Path(config))), "ingest", 0)).execute()
-    return {"mib": _peak() - before, "seconds": _cpu() - begun}
-
-
-def streaming(config: str) -> dict[str, float]:
-    """Read the committed samples as a stream, and with plain webdataset."""
-    import webdataset
-
-    import flowmill
-    from tasks.specs.graph import Node
-    from tests.support.inside import prepare
-
-    loaded = load_config(Path(config))
-    context = prepare(loaded)
-    run = flowmill.open(loaded.store.root).run(context.run.name)
-    ref = context.chain.ref(Node(0, "ingest"))
-    tars = [str(context.store.folder(ref, record) / "samples.tar") for record in context.store.shards(ref)]
-    _count(webdataset.WebDataset(tars[:1], shardshuffle=False))
-    before, begun = _peak(), _cpu()
-    count = _count(run.stream(1))
-    seconds, peak, begun = _cpu() - begun, _peak(), _cpu()
-    assert _count(webdataset.WebDataset(tars, shardshuffle=False)) == count
-    return {"mib": peak - before, "rows": count, "seconds": seconds, "ratio": seconds / (_cpu() - begun)}
+    rows = pairs()
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = [
+        f"store.root={folder / 'store'}",
+        "run={name: dpo, epochs: 1}",
+        f"data={{train: {folder / 'pairs.jsonl'}, chosen: chosen, rejected: rejected}}",
+        f"optimize={{algorithm: {{name: dpo, options: {{beta: {BETA}}}}}, learning_rate: {RATE}, weight_decay: 0.0, "
+        f"updates_per_epoch: {UPDATES}}}",
+        f"execution.micro_batch_size={2 * PER_UPDATE}",
+    ]
+    context = prepare(load_config(ROOT / "configs/addition_sft.yaml", settings))
+    StageRun(make_stage(context, "advantage", 1)).execute()
+    stage = make_stage(context, "optimize", 1)
+    begun = cpu()
+    StageRun(stage).execute()
+    seconds = cpu() - begun
+    losses = [update["loss"] for update in context.store.require(context.policy_ref(1)).summary["updates"]]
+    data = TrainingData(context, stage.policy_kind, 1, stage.inputs())
+    samples = data.samples(stage.host)
+    reader, prompts = samples.reader, context.prompts_by_id
+    found = {row["prompt"]: row for row in rows}
+    # Each pair has two rows, one after the other.
+    numbers = [int(number) for units in data.plan(samples) for number in units.rows[::2, 0]]
+    order = [found[prompts[reader.prompt_ids[reader.prompt_rows[number]]].text] for number in numbers]
+    return seconds, losses, context.base_folder, order
 
 
-def table(rows: Iterable[int] = ROWS) -> str:
-    """Return the figures of all sizes and forms."""
-    lines = ["| rows | of | MiB more | rows per CPU s | CPU of the plain way |", "|---|---|---|---|---|"]
-    with tempfile.TemporaryDirectory(prefix="flowmill-given-") as root:
-        for count in rows:
-            folder = Path(root) / str(count)
-            folder.mkdir()
-            for form in FORMS:
-                lines.append(_line(count, form, _in_process("reading", form, write(form, folder, count))))
-            config = prepared(folder, write("jsonl", folder, count))
-            _in_process("preparing", config)
-            lines.append(_line(count, "stage ingest", _in_process("ingesting", config)))
-            lines.append(_line(count, "stream", _in_process("streaming", config)))
-    return "\n".join(lines) + "\n"
+def theirs(base: Path, rows: Rows) -> tuple[float, list[float]]:
+    """Train with TRL in this process."""
+    import torch
+    from datasets import Dataset
+    from tokenizers.processors import TemplateProcessing
+    from torch.utils.data import SequentialSampler
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+
+    class InOrder(DPOTrainer):
+        """Takes rows in their order."""
+
+        def _get_train_sampler(self, dataset: Any = None) -> Any:
+            return SequentialSampler(dataset if dataset is not None else self.train_dataset)
+
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer._tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    settings = DPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=PER_UPDATE,
+        num_train_epochs=1,
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        beta=BETA,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+    )
+    asked = [{**row, "prompt": f"<bos>{row['prompt']}"} for row in rows]
+    trainer = InOrder(model=model, args=settings, train_dataset=Dataset.from_list(asked), processing_class=tokenizer)
+    begun = time.process_time()
+    trainer.train()
+    seconds = time.process_time() - begun
+    return seconds, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def _line(count: int, name: str, found: Mapping[str, float]) -> str:
-    ratio = f"{found['ratio']:.1f}x" if "ratio" in found else ""
-    return f"| {count:,} | {name} | {found['mib']:.0f} | {count / found['seconds']:,.0f} | {ratio} |"
+def table(folder: Path) -> str:
+    """Return both sides as Markdown."""
+    seconds, losses, base, rows = ours(folder)
+    (folder / "order.json").write_text(json.dumps(rows))
+    command = [sys.executable, "-m", "tools.benchmarks.given", "--peer", str(base), str(folder / "order.json")]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    peer_seconds, peer_losses = json.loads(printed.splitlines()[-1])
+    gap = max(abs(a - b) for a, b in zip(losses, peer_losses, strict=True))
+    shown = [0, UPDATES // 4, UPDATES // 2, UPDATES - 1]
+    head = f"| {UPDATES} updates of {PER_UPDATE} pairs | CPU s | " + " | ".join(f"loss {n + 1}" for n in shown) + " |"
+    lines = [head, "|---|--:|" + "--:|" * len(shown)]
+    for name, spent, values in (("flowmill", seconds, losses), ("TRL", peer_seconds, peer_losses)):
+        lines.append(f"| {name} | {spent:.2f} | " + " | ".join(f"{values[n]:.5f}" for n in shown) + " |")
+    return (
+        "\n".join(
+            [*lines, "", f"Largest difference of a loss: {gap:.1e}; ratio of CPU seconds {seconds / peer_seconds:.2f}."]
+        )
+        + "\n"
+    )
 
-
-def _in_process(name: str, *arguments: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "tools.benchmarks.given", "--one", name, *arguments]
-    output = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
-    found: dict[str, float] = json.loads(output.splitlines()[-1])
-    return found
-
-
-def _count(rows: Iterable[Any]) -> int:
-    return sum(1 for _ in rows)
-
-
-def _cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-_PARTS: dict[str, Callable[..., dict[str, float]]] = {
-    "reading": reading,
-    "preparing": preparing,
-    "ingesting": ingesting,
-    "streaming": streaming,
-}
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        sys.stdout.write(json.dumps(_PARTS[sys.argv[2]](*sys.argv[3:])) + "\n")
+    if sys.argv[1:2] == ["--peer"]:
+        sys.stdout.write(json.dumps(theirs(Path(sys.argv[2]), json.loads(Path(sys.argv[3]).read_text()))) + "\n")
     else:
-        sys.stdout.write(table(map(int, sys.argv[1:]) if sys.argv[1:] else ROWS))
+        with tempfile.TemporaryDirectory(prefix="flowmill-given-") as made:
+            sys.stdout.write(table(Path(made)))

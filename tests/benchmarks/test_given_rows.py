@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.benchmarks import given
+from tools.benchmarks import given_rows as given
 
 
 @pytest.mark.parametrize("form", given.FORMS)
