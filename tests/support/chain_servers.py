@@ -1,0 +1,60 @@
+"""A ``serve-rollout`` in a thread of the test, which lies on request."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+
+from models.engines.chain_wire import ChainRequest
+from models.engines.chains import Chain
+from models.engines.rollout_service import make_app
+from tasks.execution.serve_rollout import ServeRolloutRequest, served_policy
+from tasks.modalities.diffusion.served_chains import ServedChains
+
+
+@dataclass
+class ChainServer:
+    """A server; ``lie`` changes its chains, ``brought`` counts the policies it took."""
+
+    policy: ServedChains
+    url: str = ""
+    requests: list[ChainRequest] = field(default_factory=list)
+    brought: list[str] = field(default_factory=list)
+    lie: Callable[[list[Chain]], list[Chain]] = lambda chains: chains
+
+    def __post_init__(self) -> None:
+        draw, bring = self.policy.draw, self.policy.bring
+
+        def drawn(requests: Sequence[ChainRequest]) -> list[Chain]:
+            self.requests += requests
+            return self.lie(draw(requests))
+
+        def taken(name: str, tensors: object, *, last: bool) -> None:
+            bring(name, tensors, last=last)  # type: ignore[arg-type]
+            self.brought += [name] if last else []
+
+        self.policy.draw, self.policy.bring = drawn, taken  # type: ignore[method-assign]
+
+
+@contextmanager
+def chain_server(config: Path, *overrides: str, token: str | None = None) -> Iterator[ChainServer]:
+    """Serve the policy of a config on a free port of this machine inside."""
+    found = ChainServer(served_policy(ServeRolloutRequest(config=str(config), overrides=list(overrides))))
+    app = make_app(found.policy, token=token)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    found.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    try:
+        yield found
+    finally:
+        server.should_exit = True
+        thread.join()
