@@ -88,9 +88,30 @@ class ChainRequest(BaseModel):
     rollout_return_denoising_env: Literal[False] = False
     rollout_return_dit_trajectory: Literal[True]
     rollout_sde_step_indices: list[_Step] = Field(max_length=10_000)
-    rollout_return_step_indices: list[_Step] = Field(max_length=10_000)
+    rollout_return_step_indices: list[_Step] = Field(min_length=1, max_length=10_000)
     suppress_logs: bool = True
     extra_sampling_params: Extra | None = None
+
+    @property
+    def own(self) -> Extension | None:
+        """The extension."""
+        return None if self.extra_sampling_params is None else self.extra_sampling_params.flowmill
+
+    @property
+    def last(self) -> int:
+        """The last state, at which the chain may end."""
+        return self.rollout_return_step_indices[-1]
+
+    @property
+    def noise(self) -> dict[int, int]:
+        """The seed of the noise of each stochastic step; without the extension, from the seed of the chain."""
+        own = self.own
+        return own.noise if own else {step: self.seed ^ (step + 1) for step in self.rollout_sde_step_indices}
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """The steps whose log-probs are wanted."""
+        return tuple(self.own.trained if self.own else self.rollout_sde_step_indices)
 
 
 def request_of(call: Call, wanted: Wanted, *, weights: str | None) -> dict[str, Any]:
@@ -160,6 +181,9 @@ def chain_of(body: bytes, call: Call, wanted: Wanted) -> Chain:
         )
     latents = _floats(trajectory.get("latents"), "latents")
     states = _states(trajectory.get("latent_step_indices"), wanted, call.steps, len(latents) if latents.ndim else 0)
+    # Servers may keep a dimension of frames for images.
+    if [size for size in latents.shape[1:] if size > 1] == [size for size in call.shape if size > 1]:
+        latents = latents.reshape(len(states), *call.shape)
     if latents.shape != (len(states), *call.shape):
         raise Malformed(
             f"its latents have the shape {tuple(latents.shape)}, where {(len(states), *call.shape)} was asked for. The "

@@ -29,7 +29,7 @@ class Pool:
         """Return chains that one server drew; raise EngineError if none does for a while, or the last one gives what
         cannot be used."""
         try:
-            return self._patience.again(lambda: self._drawn(wanted))
+            return self._patience.again(lambda: self.attempt(wanted))
         except PassingError as error:
             raise EngineError(
                 f"rollout.engine: no server has answered for {self._patience.seconds:g} s; the last: {error}. See that "
@@ -37,7 +37,8 @@ class Pool:
                 "nothing of this batch was stored: give the same command again."
             ) from None
 
-    def _drawn(self, wanted: Sequence[Wanted]) -> list[Chain]:
+    def attempt(self, wanted: Sequence[Wanted]) -> list[Chain]:
+        """Return chains of the first server that answers; raise PassingError if none does, else as ``draw``."""
         failed: dict[int, PassingError] = {}
         while True:
             server = self._take(failed)

@@ -18,7 +18,7 @@ from configs.schema import RolloutSection
 from models.engines import chain_wire
 from models.engines.answers import Malformed
 from models.engines.chains import Chain, Drawing, Sde, Wanted
-from models.engines.openai import Address, write_once
+from models.engines.openai import write_once
 from models.engines.parallel import mapped
 from models.rewards.retry import PassingError, Patience
 from models.rewards.server_client import RefusedError, ServerClient
@@ -40,7 +40,11 @@ class Flowmill:
     """Servers that ``flowmill serve-rollout`` runs with the same config: they draw the samples that this process would
     draw, and get the weights over HTTP."""
 
-    servers: Annotated[tuple[Address, ...], Field(min_length=1)]
+    servers: Annotated[
+        tuple[Annotated[str, Field(pattern="^https?://")], ...],
+        Field(min_length=1),
+        "Give what 'flowmill serve-rollout' printed; addresses begin with http:// or https://.",
+    ]
     """Addresses; each draws a batch at a time, and the others take over if one fails."""
     timeout_s: PositiveFloat = 600.0
     """Seconds for a request and its whole answer."""

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from configs.command_options import CommandLine
-from configs.errors import ConfigError
 from configs.extras import require_extra
 from configs.load import load_config
 from tasks.execution.guard import App, OwnPagesOnly, access_token
 
 if TYPE_CHECKING:
-    from tasks.modalities.diffusion.served_chains import ServedChains
+    from models.engines.rollout_service import DrawsChains
 
 _MODULES = ("fastapi", "uvicorn", "msgpack", "prometheus_client")
 
@@ -54,12 +53,10 @@ def rollout_app(request: ServeRolloutRequest) -> App:
     return app if token else OwnPagesOnly(app)
 
 
-def served_policy(request: ServeRolloutRequest) -> ServedChains:
+def served_policy(request: ServeRolloutRequest) -> DrawsChains:
     """Load the models of a config; see ``rollout_app``."""
     from storage.artifacts.commit import ArtifactStore
     from storage.artifacts.lineage import RunFolder
-    from tasks.inputs.policy_kind import kind_name
-    from tasks.modalities.diffusion.served_chains import ServedChains
     from tasks.modalities.modality import make_kind
     from tasks.runs.context import RunContext
     from tasks.runs.locks import run_name
@@ -67,11 +64,6 @@ def served_policy(request: ServeRolloutRequest) -> ServedChains:
 
     root = [] if request.root is None else [f"store.root={request.root}"]
     config = load_config(request.config, [*request.overrides, *root])
-    if kind_name(config) != "diffusion":
-        raise ConfigError(
-            f"model.policy '{config.model.policy}' writes texts, and this command draws chains of denoisers. Serve it "
-            "with vLLM or another server of completions, and set rollout.tokens.engine."
-        )
     store = ArtifactStore(config.store)
     context = RunContext(store, config, RunFolder(store, run_name(config)))
-    return ServedChains(ModelHost(context), make_kind(config))
+    return make_kind(config).served(ModelHost(context))

@@ -13,16 +13,15 @@ import uvicorn
 
 from models.engines.chain_wire import ChainRequest
 from models.engines.chains import Chain
-from models.engines.rollout_service import make_app
+from models.engines.rollout_service import DrawsChains, make_app
 from tasks.execution.serve_rollout import ServeRolloutRequest, served_policy
-from tasks.modalities.diffusion.served_chains import ServedChains
 
 
 @dataclass
 class ChainServer:
     """A server; ``lie`` changes its chains, ``brought`` counts the policies it took."""
 
-    policy: ServedChains
+    policy: DrawsChains
     url: str = ""
     requests: list[ChainRequest] = field(default_factory=list)
     brought: list[str] = field(default_factory=list)

@@ -30,7 +30,7 @@ from tasks.modalities.diffusion.engine_calls import (
     wanted_states,
     weights_of,
 )
-from tasks.modalities.diffusion.rollout_sampling import Batch, RolloutSampler, initial_noise
+from tasks.modalities.diffusion.rollout_sampling import ChainBatch, RolloutSampler, initial_noise
 from tasks.modalities.samplers import SampleRequest, SamplingContext
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class EngineSampler(RolloutSampler):
 
     def each(self, parts: Sequence[Sequence[SampleRequest]]) -> Iterator[list[Sample]]:
         """Yield the samples of batches, in order: servers draw the next ones while the first is computed here."""
-        drawn: deque[tuple[Batch, Future[list[Chain]]]] = deque()
+        drawn: deque[tuple[ChainBatch, Future[list[Chain]]]] = deque()
         waiting, pool, servers = iter(parts), self._pool, len(self._servers)
         threads = ThreadPoolExecutor(servers, thread_name_prefix="rollout")
         try:
@@ -71,12 +71,12 @@ class EngineSampler(RolloutSampler):
                 batch, future = drawn.popleft()
                 chains = future.result()
                 with self._lock:
-                    samples = self._finished(batch, self._rescored(batch, chains))
+                    samples = self.finished(batch, self.rescored(batch, chains))
                 yield samples
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _wanted(self, batch: Batch) -> list[Wanted]:
+    def _wanted(self, batch: ChainBatch) -> list[Wanted]:
         """Return the chains of a batch, without copies."""
         steps, solver, wanted = self._config.rollout.steps, self._config.rollout.solver, []
         for job, seed, plan in zip(batch.jobs, batch.seeds, batch.plans, strict=False):
@@ -92,7 +92,7 @@ class EngineSampler(RolloutSampler):
             )
         return wanted
 
-    def _rescored(self, batch: Batch, chains: Sequence[Chain]) -> Rollout:
+    def rescored(self, batch: ChainBatch, chains: Sequence[Chain]) -> Rollout:
         """Return the log-probs of chains as the policy in this process computes them.
 
         Raises:
@@ -114,7 +114,7 @@ class EngineSampler(RolloutSampler):
         self._check_step(batch, latents, states)
         return rollout
 
-    def _check_log_probs(self, batch: Batch, chains: Sequence[Chain], rollout: Rollout) -> None:
+    def _check_log_probs(self, batch: ChainBatch, chains: Sequence[Chain], rollout: Rollout) -> None:
         rows = zip(chains, batch.plans, rollout.log_probs.cpu(), strict=False)
         gaps = torch.cat([(chain.log_probs[list(plan.trained)] - own).abs() for chain, plan, own in rows])
         limit = self._engine.log_prob_tolerance
@@ -125,7 +125,7 @@ class EngineSampler(RolloutSampler):
                 f"{limit:g}: it drew with other weights, or with another sampler than rollout.sampler. {_AGAIN}"
             )
 
-    def _check_step(self, batch: Batch, latents: Tensor, states: Sequence[Sequence[int]]) -> None:
+    def _check_step(self, batch: ChainBatch, latents: Tensor, states: Sequence[Sequence[int]]) -> None:
         """Compare a step without noise of every chain with the policy's."""
         steps, solver = self._config.rollout.steps, self._config.rollout.solver
         checked = [checked_step(plan, steps, solver) for plan in batch.plans]
@@ -142,7 +142,7 @@ class EngineSampler(RolloutSampler):
                 f"or it rounds otherwise. {_AGAIN}"
             )
 
-    def _gaps(self, batch: Batch, start: Tensor, end: Tensor, steps: Tensor) -> Tensor:
+    def _gaps(self, batch: ChainBatch, start: Tensor, end: Tensor, steps: Tensor) -> Tensor:
         """Return the relative distances of (B, ...) latents from the policy's own step, (B,)."""
         with torch.no_grad():
             grid = grid_at(batch.sigmas, steps.to(start.device))

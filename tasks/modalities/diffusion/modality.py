@@ -39,6 +39,7 @@ from tasks.modalities.diffusion.rendering import draw, drawing_memory
 from tasks.modalities.diffusion.reward_gradients import follow
 from tasks.modalities.diffusion.rollout_sampling import RolloutSampler
 from tasks.modalities.diffusion.scored import check_scored, heard, trial_media
+from tasks.modalities.diffusion.served_chains import ServedChains
 from tasks.modalities.diffusion.trained_rewards import HeldRewards, decoded_parts
 from tasks.modalities.diffusion.training_sets import training_set
 from tasks.modalities.forward_cost import Cost
@@ -106,6 +107,10 @@ class Diffusion(Kind):
         """Return the sampler of stochastic chains, drawn here or by an engine, or of branches of a trunk."""
         engine = make_chain_engine(making.config.rollout.engine)
         return RolloutSampler(making) if engine is None else EngineSampler(making, engine)
+
+    def served(self, host: ModelHost) -> ServedChains:
+        """Return the sampler of chains for other processes."""
+        return ServedChains(host, self.encode)
 
     def read_given(self, making: SamplingContext, sample: GivenSample) -> np.ndarray:
         """Return an image or clip of the configured size."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class ChainBatch:
     """A batch of chains to sample."""
 
     jobs: Sequence[SampleRequest]
@@ -89,7 +89,7 @@ class RolloutSampler(OneByOne):
     def _plan(self) -> Plan:
         return make_plan(self._config)
 
-    def _sample(self, batch: Batch) -> list[Sample]:
+    def _sample(self, batch: ChainBatch) -> list[Sample]:
         """Sample one batch."""
         latents = self._start(batch.policy, batch.padded, batch.seeds)
         latents = batch.policy.started(latents, batch.sigmas, batch.conditioning)
@@ -102,14 +102,14 @@ class RolloutSampler(OneByOne):
             plans=batch.plans,
             noise=lambda step: self._noise(batch.padded, step, latents),
         )
-        return self._finished(batch, rollout)
+        return self.finished(batch, rollout)
 
-    def _batch(self, jobs: Sequence[SampleRequest]) -> Batch:
+    def _batch(self, jobs: Sequence[SampleRequest]) -> ChainBatch:
         """Return a batch; padding to a fixed size makes the same kernels run for every shard."""
         padded = list(jobs) + [jobs[-1]] * (self._config.execution.rollout_batch_size - len(jobs))
         policy, velocities = self._models.held(reference=self._with_kl)
         steps = self._config.rollout.steps
-        return Batch(
+        return ChainBatch(
             jobs=jobs,
             padded=padded,
             seeds=[self._seed("initial", job, 0) for job in padded],
@@ -120,7 +120,7 @@ class RolloutSampler(OneByOne):
             conditioning=self._models.conditioning([job.prompt for job in padded]),
         )
 
-    def _finished(self, batch: Batch, rollout: Rollout) -> list[Sample]:
+    def finished(self, batch: ChainBatch, rollout: Rollout) -> list[Sample]:
         """Return the samples of a batch: decoded, and checked to be finite."""
         finals = Finals.of(batch.policy, rollout.final, self._config, batch.conditioning)
         finite(rollout.log_probs, "log-probs")

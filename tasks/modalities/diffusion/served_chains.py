@@ -7,32 +7,30 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 
-from configs.errors import ConfigError, EngineError, FlowmillError
+from configs.errors import EngineError, FlowmillError
 from models.engines.chain_wire import ChainRequest, TensorsDigest
 from models.engines.chains import BASE, Call, Chain
 from models.maths.conditioning import Conditioning
 from models.maths.sampling import Rollout, Sampler, sample
 from models.maths.schedules import Steps
-from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
+from models.policies.diffusion import TrainableDenoiser
 from models.policies.nan_checks import finite
 from models.weights.finite import check_tensors
 from tasks.inputs.components import make_kernel, make_solver
 from tasks.inputs.prompts import Prompt, uses_guidance
 from tasks.modalities.diffusion.engine_calls import call_of, sde_of, settings_of
 from tasks.modalities.diffusion.rollout_sampling import initial_noise, step_noise
-from tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tasks.modalities.modality import Kind
     from tasks.runtime.host import ModelHost
 
 #: Encoded prompts that stay in memory.
@@ -56,9 +54,9 @@ class ServedChains:
 
     lost: ClassVar[type[FlowmillError]] = OtherWeightsError
 
-    def __init__(self, host: ModelHost, kind: Kind) -> None:
-        """Load the models of a config."""
-        self._host, self._config, self._kind = host, host.config, kind
+    def __init__(self, host: ModelHost, encode: Callable[[ModelHost, Sequence[Prompt]], Mapping[str, Tensor]]) -> None:
+        """Load the models of a config. ``encode``: returns one row of each conditioning tensor per prompt."""
+        self._host, self._config, self._encode_prompts = host, host.config, encode
         self._lock = threading.Lock()
         self._name, self._incoming = BASE, _Incoming("")
         self._encoded: OrderedDict[str, Mapping[str, Tensor]] = OrderedDict()
@@ -132,41 +130,37 @@ class ServedChains:
         """Check that a request is for chains of this config; its weights are checked when they are drawn.
 
         Raises:
-            ConfigError: it is not.
+            EngineError: it is not.
         """
-        call, extra = self._call, request.extra_sampling_params
-        own = dict(self._settings)
-        if extra is not None:
-            asked = extra.flowmill.settings
-            other = [name for name in sorted({*own, *asked}) if own.get(name) != asked.get(name)]
-            if extra.flowmill.batch_size > self.size:
-                other = ["execution.rollout_batch_size"]
-                own, asked = {other[0]: self.size}, {other[0]: extra.flowmill.batch_size}
-            if other:
-                raise ConfigError(
-                    f"{other[0]} is {own.get(other[0])!r} here, but {asked.get(other[0])!r} in the run. Serve the "
-                    "config of the run"
-                )
         sde = sde_of(self._config.rollout.sampler.name, make_kernel(self._config))
-        stated = (request.rollout_sde_type, request.rollout_noise_level)
-        if request.rollout_sde_step_indices and stated != (sde.kind, sde.noise_level):
-            raise ConfigError(f"the sampler is {sde.kind} with noise level {sde.noise_level} here, not {stated}")
-        if request.num_inference_steps != call.steps:
-            raise ConfigError(f"rollout.steps is {call.steps} here, not {request.num_inference_steps}")
-        steps = [*request.rollout_sde_step_indices, *request.rollout_return_step_indices[:-1]]
-        if not request.rollout_return_step_indices or max(steps, default=0) >= call.steps:
-            raise ConfigError(f"states and steps are those of a chain of {call.steps} steps, and at least one state")
+        here: dict[str, object] = {"rollout.steps": self._call.steps}
+        asked: dict[str, object] = {"rollout.steps": request.num_inference_steps}
+        if request.rollout_sde_step_indices:
+            here["noise"] = (sde.kind, sde.noise_level)
+            asked["noise"] = (request.rollout_sde_type, request.rollout_noise_level)
+        if request.own is not None:
+            here, asked = {**self._settings, **here}, {**request.own.settings, **asked}
+            if request.own.batch_size > self.size:
+                here["execution.rollout_batch_size"] = self.size
+                asked["execution.rollout_batch_size"] = request.own.batch_size
+        for name in sorted({*here, *asked}):
+            if here.get(name) != asked.get(name):
+                raise EngineError(
+                    f"{name} is {here.get(name)!r} here, but {asked.get(name)!r} in the run. Serve the run's config"
+                )
+        states, steps = request.rollout_return_step_indices, self._call.steps
+        beyond = max(request.noise, default=0) >= steps or max(request.trained, default=-1) >= request.last
+        if states != sorted(set(states)) or request.last > steps or beyond:
+            raise EngineError(f"states ascend to at most {steps}, and steps come before the last of them")
 
     def alike(self, request: ChainRequest) -> tuple[object, ...]:
         """Return what a batch shares: the last state, the number of trained steps, weights and batch size."""
-        extra, last = request.extra_sampling_params, request.rollout_return_step_indices[-1]
-        if extra is None:
-            return last, len(request.rollout_sde_step_indices)
-        own = extra.flowmill
-        return last, len(own.trained), own.own is None, own.weights, own.batch_size
+        own = request.own
+        about = None if own is None else (own.weights, own.batch_size, own.own is None)
+        return request.last, len(request.trained), about
 
     def draw(self, requests: Sequence[ChainRequest]) -> list[Chain]:
-        """Return the chains of requests that share weights, batch size and last state.
+        """Return the chains of requests that are ``alike``.
 
         Raises:
             OtherWeightsError: the server has other weights.
@@ -175,54 +169,58 @@ class ServedChains:
         """
         with self._lock, torch.no_grad():
             self._host.use_threads()
-            extra = requests[0].extra_sampling_params
-            if extra is not None and extra.flowmill.weights != self._name:
+            own = requests[0].own
+            if own is not None and own.weights != self._name:
                 raise OtherWeightsError(
-                    f"it has the weights '{self._name}', not '{extra.flowmill.weights}': it was started again, or "
-                    "another run uses it too"
+                    f"it has the weights '{self._name}', not '{own.weights}': it was started again, or another run "
+                    "uses it too"
                 )
-            size = self.size if extra is None else extra.flowmill.batch_size
+            size = self.size if own is None else own.batch_size
             padded = [*requests, *[requests[-1]] * (size - len(requests))]
-            plans = [_plan_of(request) for request in padded]
-            rollout = self._sampled(padded, plans, until=requests[0].rollout_return_step_indices[-1])
+            rollout = self._sampled(padded, self._conditioning([request.prompt for request in padded]))
             finite(rollout.log_probs[: len(requests)], "log-probs")
             finite(rollout.final[: len(requests)], "latents")
-            return [self._chain(request, rollout, row, plans[row]) for row, request in enumerate(requests)]
+            return [self._chain(request, rollout, row) for row, request in enumerate(requests)]
 
-    def _sampled(self, padded: Sequence[ChainRequest], plans: Sequence[Steps], *, until: int) -> Rollout:
-        policy, rollout = self._policy, self._config.rollout
-        conditioning = self._conditioning([request.prompt for request in padded])
-        own = [_own_seed(request) for request in padded]
-        noise = [_noise_seeds(request) for request in padded]
-        latents = initial_noise(policy, [request.seed for request in padded], own, rollout.own_noise)
+    def _sampled(self, padded: Sequence[ChainRequest], conditioning: Conditioning) -> Rollout:
+        policy, section = self._held.policy, self._config.rollout
+        seeds, own = [request.seed for request in padded], [request.own and request.own.own for request in padded]
+        latents = initial_noise(policy, seeds, own, section.own_noise)
         sigmas = self._call.sigmas.to(latents.device)
         latents = policy.started(latents, sigmas, conditioning)
+        plans = [
+            Steps(
+                stochastic=tuple(request.rollout_sde_step_indices),
+                trained=request.trained,
+                kept=tuple(request.rollout_return_step_indices),
+            )
+            for request in padded
+        ]
         return sample(
             self._held,
             conditioning,
             latents,
             sigmas,
-            sampler=Sampler(kernel=make_kernel(self._config), solver=make_solver(rollout.solver, "rollout.solver")),
+            sampler=Sampler(kernel=make_kernel(self._config), solver=make_solver(section.solver, "rollout.solver")),
             plans=plans,
-            noise=lambda step: step_noise([seeds.get(step) for seeds in noise], latents),
-            until=until,
+            noise=lambda step: step_noise([request.noise.get(step) for request in padded], latents),
+            until=padded[0].last,
         )
 
-    def _chain(self, request: ChainRequest, rollout: Rollout, row: int, plan: Steps) -> Chain:
+    def _chain(self, request: ChainRequest, rollout: Rollout, row: int) -> Chain:
         assert rollout.states is not None
         log_probs = torch.zeros(self._call.steps)
-        for step, value in zip(plan.trained, rollout.log_probs[row].cpu(), strict=False):
-            log_probs[step] = value
-        kept = {state: place for place, state in enumerate(plan.states)}
+        log_probs[list(request.trained)] = rollout.log_probs[row].cpu()
         states = tuple(request.rollout_return_step_indices)
-        latents = rollout.states[row, [kept[state] for state in states]].cpu()
+        stored = sorted({*states, *(state for step in request.trained for state in (step, step + 1))})
+        latents = rollout.states[row, [stored.index(state) for state in states]].cpu()
         return Chain(latents=latents, states=states, sigmas=self._call.sigmas, log_probs=log_probs)
 
     def _conditioning(self, prompts: Sequence[str]) -> Conditioning:
         negative = [self._config.model.negative_prompt] if uses_guidance(self._config) else []
         wanted = [text for text in dict.fromkeys([*prompts, *negative]) if text not in self._encoded]
         for text in wanted:
-            self._encoded[text] = self._encode(text)
+            self._encoded[text] = self.encoded(text)
 
         def rows(texts: Sequence[str]) -> dict[str, Tensor]:
             found = [self._encoded[text] for text in texts]
@@ -233,10 +231,10 @@ class ServedChains:
             self._encoded.popitem(last=False)
         return made
 
-    def _encode(self, text: str) -> Mapping[str, Tensor]:
+    def encoded(self, text: str) -> Mapping[str, Tensor]:
         """Return the row of a prompt, from a batch of the size that the stage ``encode`` uses."""
         size, host = self._config.execution.encode_batch_size, self._host
-        encoded = self._kind.encode(host, [Prompt(text=text)] * size)
+        encoded = self._encode_prompts(host, [Prompt(text=text)] * size)
         for name, rows in encoded.items():
             finite(rows[:1], f"embeddings '{name}'")
         # Positions, lengths and masks stay integers.
@@ -245,13 +243,9 @@ class ServedChains:
             for name, rows in encoded.items()
         }
 
-    @property
-    def _policy(self) -> DiffusionPolicy:
-        return self._held.policy
-
     @cached_property
     def _call(self) -> Call:
-        return call_of(self._config, self._policy)
+        return call_of(self._config, self._held.policy)
 
     @cached_property
     def _settings(self) -> Mapping[str, object]:
@@ -260,20 +254,3 @@ class ServedChains:
     @cached_property
     def _shapes(self) -> Mapping[str, torch.Size]:
         return self._held.shapes()
-
-
-def _plan_of(request: ChainRequest) -> Steps:
-    extra, stochastic = request.extra_sampling_params, tuple(request.rollout_sde_step_indices)
-    trained = stochastic if extra is None else tuple(extra.flowmill.trained)
-    return Steps(stochastic=stochastic, trained=trained, kept=tuple(request.rollout_return_step_indices))
-
-
-def _own_seed(request: ChainRequest) -> int | None:
-    return None if request.extra_sampling_params is None else request.extra_sampling_params.flowmill.own
-
-
-def _noise_seeds(request: ChainRequest) -> Mapping[int, int]:
-    """Return the seed of the noise of each stochastic step; without the extension, from the seed of the chain."""
-    if request.extra_sampling_params is not None:
-        return request.extra_sampling_params.flowmill.noise
-    return {step: derive(request.seed, "noise", step) for step in request.rollout_sde_step_indices}
