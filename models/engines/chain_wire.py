@@ -182,7 +182,8 @@ def chain_of(body: bytes, call: Call, wanted: Wanted) -> Chain:
     latents = _floats(trajectory.get("latents"), "latents")
     states = _states(trajectory.get("latent_step_indices"), wanted, call.steps, len(latents) if latents.ndim else 0)
     # Servers may keep a dimension of frames for images.
-    if [size for size in latents.shape[1:] if size > 1] == [size for size in call.shape if size > 1]:
+    shapes = [[size for size in shape if size > 1] for shape in (latents.shape, (len(states), *call.shape))]
+    if shapes[0] == shapes[1]:
         latents = latents.reshape(len(states), *call.shape)
     if latents.shape != (len(states), *call.shape):
         raise Malformed(

@@ -1,4 +1,4 @@
-"""A ``serve-rollout`` in a thread of the test, which lies on request."""
+"""A ``serve-rollout`` in a thread of the test, which lies on request, and loads weights from folders as SGLang does."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from safetensors.torch import load_file
 
-from models.engines.chain_wire import ChainRequest
+from models.engines.chain_wire import FROM_DISK, ChainRequest
 from models.engines.chains import Chain
 from models.engines.rollout_service import DrawsChains, make_app
 from tasks.execution.serve_rollout import ServeRolloutRequest, served_policy
@@ -25,6 +27,8 @@ class ChainServer:
     url: str = ""
     requests: list[ChainRequest] = field(default_factory=list)
     brought: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
+    loads: bool = True
     lie: Callable[[list[Chain]], list[Chain]] = lambda chains: chains
 
     def __post_init__(self) -> None:
@@ -46,6 +50,18 @@ def chain_server(config: Path, *overrides: str, token: str | None = None) -> Ite
     """Serve the policy of a config on a free port of this machine inside."""
     found = ChainServer(served_policy(ServeRolloutRequest(config=str(config), overrides=list(overrides))))
     app = make_app(found.policy, token=token)
+
+    @app.post(FROM_DISK)
+    def from_disk(body: dict[str, Any]) -> dict[str, Any]:
+        """Load whole denoisers, as SGLang does."""
+        held = found.policy._held  # type: ignore[attr-defined]
+        for name in body["target_modules"]:
+            files = sorted((Path(body["model_path"]) / name).glob("*.safetensors"))
+            stored = {key: value for file in files for key, value in load_file(file).items()}
+            held.policy.trained[name].load_state_dict(stored)
+        found.loaded.append(body["model_path"])
+        return {"success": found.loads, "message": ""}
+
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -303,6 +303,44 @@ def test_what_sglang_lacks_is_refused_by_check(make_config: ConfigFactory) -> No
             check_config(make_config(engine, setting))
 
 
+def test_sglang_draws_with_its_own_noise_and_loads_merged_weights_from_a_folder(
+    server: ChainServer, make_config: ConfigFactory, tmp_path: Path
+) -> None:
+    lora = ("model.lora={rank: 2, alpha: 4}", "optimize.learning_rate=0.01")
+    engine = served_by(server.url, name="sglang", folder=str(tmp_path / "weights"), tolerance=1e-3)
+    config = make_config(engine, *lora)
+    check_config(config)
+    context, local = prepare(config), make_config(*lora)
+    identity = modality_spec(config).rollout_options
+    assert identity(config) == {**identity(local), "engine": {"name": "sglang"}}
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+        updates = context.store.require(context.policy_ref(epoch)).summary["updates"]
+        assert updates[0]["ratio_mean"] == 1.0
+        assert updates[0]["replay_gap_max"] == 0.0
+    assert len(set(server.loaded)) == 2
+    assert all(each.extra_sampling_params is None for each in server.requests)
+    steps = [each for each in server.requests if each.rollout_return_step_indices != PROOF]
+    assert {(each.rollout_sde_type, each.rollout_noise_level) for each in steps} == {("sde", 0.7)}
+    assert len({each.seed for each in steps}) == 32
+
+
+def test_an_adapter_that_sglang_did_not_load_is_found(
+    server: ChainServer, make_config: ConfigFactory, tmp_path: Path
+) -> None:
+    lora = ("model.lora={rank: 2, alpha: 4}", "optimize.learning_rate=0.01")
+    context = prepare(make_config(served_by(server.url, name="sglang"), *lora))
+    run_epoch(context, 1)
+    with pytest.raises(EngineError, match="does not have the weights of the policy"):
+        rollout(context, 2)
+    assert committed(context, 2) == 0
+    server.loads = False
+    folder = str(tmp_path / "weights")
+    config = make_config(served_by(server.url, name="sglang", folder=folder), *lora)
+    with pytest.raises(EngineError, match="did not load the weights of the policy"):
+        rollout(RunContext(context.store, config, context.run), 2)
+
+
 @pytest.mark.slow
 def test_a_restart_of_a_real_process_in_the_middle_changes_nothing(
     make_config: ConfigFactory, config_file: Path, tmp_path: Path
