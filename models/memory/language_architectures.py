@@ -10,7 +10,7 @@ import torch
 from configs.errors import ConfigError
 from models.memory.published import published
 from models.policies.critic_lm import ValueModel
-from models.policies.language_classes import attention_of, check_causal
+from models.policies.language_classes import attention_of, check_causal, check_shares_prompts
 from models.policies.language_model_folders import load_language_config
 from models.weights.pretrained_loading import auto_from_config
 from models.weights.stored_weights import on_meta
@@ -57,13 +57,14 @@ def meta_critic(config: Any, *, own: bool) -> ValueModel:
     return ValueModel(backbone, int(config.hidden_size), torch.device("meta"))
 
 
-def check_class(folder: Path, attention: str | None, *, critic: bool = False) -> None:
+def check_class(folder: Path, attention: str | None, *, critic: bool = False, shared: bool = False) -> None:
     """Check that the class of a folder's model can be sampled and trained, without its weights.
 
     Args:
         folder: folder of the model.
         attention: ``model.attention``.
         critic: it is the backbone of a critic.
+        shared: ``optimize.shared_prompts``.
 
     Raises:
         ConfigError: it cannot, or it cannot be made from its config; see ``language_classes``.
@@ -82,3 +83,5 @@ def check_class(folder: Path, attention: str | None, *, critic: bool = False) ->
             "Save the model with save_pretrained(), or choose another one."
         ) from error
     check_causal(folder, made, label=label, draws=not critic)
+    if shared:
+        check_shares_prompts(made, label=label)

@@ -7,10 +7,12 @@ from functools import cache
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 HEIGHT, WIDTH = 16, 32
+#: Channels of the autoencoder that compresses them, and of its latents.
+VAE_CHANNELS = (8, 16)
+VAE_FACTOR = 2 ** (len(VAE_CHANNELS) - 1)
+LATENT_CHANNELS = 4
 LETTERS = "ACDEGINOPRST"
 _SUPERSAMPLING = 3
 
@@ -18,6 +20,9 @@ _SUPERSAMPLING = 3
 @cache
 def real_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return 70 % of scikit-learn's handwritten digits: (N, 8, 8) float in [0, 1], ink 1, and (N,) labels."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     digits = load_digits()
     images, _, labels, _ = train_test_split(
         digits.images / 16.0, digits.target, test_size=0.3, random_state=0, stratify=digits.target

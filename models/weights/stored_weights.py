@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from configs.errors import ConfigError, CorruptError
 from models.library_loading import read_weight_index
 from models.weights.finite import check_tensors
-from models.weights.tensor_files import TensorFiles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +43,8 @@ class StoredWeights:
     def read(self, targets: Mapping[str, Tensor]) -> None:
         """Fill tensors, whole or sharded, with the stored weights, rounded to the dtype they were loaded in; raise
         ConfigError if the files lack a weight, or hold one that is not finite."""
+        from models.weights.tensor_files import TensorFiles
+
         rounded = {
             name: target if target.dtype == self.dtypes[name] else torch.empty_like(target, dtype=self.dtypes[name])
             for name, target in targets.items()
@@ -150,6 +150,8 @@ def stored_name(name: str) -> str:
 
 def _allocate(empty: Tensor, device: torch.device) -> Tensor:
     """Return uninitialized memory for a tensor on the meta device, sharded like it."""
+    from torch.distributed.tensor import DTensor
+
     if not isinstance(empty, DTensor):
         return torch.empty_like(empty, device=device)
     own = torch.empty_like(empty.to_local(), device=device)

@@ -39,6 +39,7 @@ from tasks.inputs.clip_settings import check_clips
 from tasks.inputs.components import as_evaluated
 from tasks.inputs.model_source import check_source
 from tasks.inputs.prompts import Prompt
+from tasks.inputs.quantize_settings import check_quantize
 
 #: Width of a token in latents, in the models that builders make.
 _BUILT_PATCH = 2
@@ -64,6 +65,7 @@ def check_model(config: RunConfig) -> None:
     _check_guidance(config)
     _check_attention(config)
     _check_placement(config)
+    check_quantize(config)
     _check_precision(config)
 
 

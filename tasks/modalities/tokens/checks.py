@@ -146,7 +146,7 @@ def _check_base(config: RunConfig) -> None:
     if config.model.path is not None and folder.is_dir():
         check_folder(folder)
         check_vocabulary(folder)
-        check_class(folder, config.model.attention)
+        check_class(folder, config.model.attention, shared=config.optimize.shared_prompts)
 
 
 def _check_prompts(config: RunConfig) -> None:
@@ -176,7 +176,7 @@ def _check_critic(config: RunConfig) -> None:
     if section.path is not None:
         folder, base = critic_folder(section.path), Path(str(config.model.path)).expanduser()
         check_folder(folder, label="critic.path")
-        check_class(folder, config.model.attention, critic=True)
+        check_class(folder, config.model.attention, critic=True, shared=config.optimize.shared_prompts)
         if config.model.path is not None and base.is_dir():
             check_critic(folder, base)
 

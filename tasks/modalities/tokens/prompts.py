@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from configs.errors import ConfigError
 from configs.tokens import TokensSection
+from models.maths.shared_prompts import SharedWidths
 from models.maths.tokens import Widths
 from models.policies.language_model_folders import CONTEXT, context_length_of, load_tokenizer
 from models.text.chat_templates import render_chat, told_dates
@@ -16,6 +17,7 @@ from models.text.control_tokens import chat_ids, first_mark, marked, plain_ids
 from tasks.inputs.components import tokens_of
 
 if TYPE_CHECKING:
+    from configs.schema import RunConfig
     from models.policies.causal_lm import CausalLM
     from tasks.runs.context import RunContext
 
@@ -33,11 +35,26 @@ class RunPrompts:
     """Tokens of the longest prompt."""
     context: int | None
     """Maximum tokens of the model."""
+    members: int | None
+    """Texts of a group that share the tokens of their prompt; None: they do not."""
+
+    @property
+    def shared(self) -> SharedWidths | None:
+        """Widths of the run's packed rows, if texts share prompts."""
+        if self.members is None:
+            return None
+        most = self.prompts.section.max_new
+        return SharedWidths(prompt=self.longest, completion=most, members=self.members)
 
     @property
     def widths(self) -> Widths:
         """Widths of the run's batches."""
         return Widths(most=self.longest + self.prompts.section.max_new, limit=self.context)
+
+
+def shared_members(config: RunConfig) -> int | None:
+    """Return the texts of a group that share the tokens of their prompt; None: they do not."""
+    return config.samples_per_group if config.optimize.shared_prompts else None
 
 
 #: Cache of the prompts of each run in this process.
@@ -61,7 +78,7 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
         limit = context_length_of(folder)
         prompts = Prompts(tokenizer, tokens_of(context.config), limit)
         everything = {split: [prompt.text for prompt in context.prompts[split]] for split in ("train", "heldout")}
-        found = _READ[context] = RunPrompts(prompts, prompts.longest(everything), limit)
+        found = _READ[context] = RunPrompts(prompts, prompts.longest(everything), limit, shared_members(context.config))
     return found
 
 
