@@ -54,6 +54,9 @@ def check_engine(found: Combination) -> None:
         "execution.sampling 'spread' has all ranks make every forward together, and the check of a server is one of a "
         "rank alone. Set that to 'whole'": config.execution.sampling == "spread",
     }
+    if not engine.draws_alike:
+        quantized = "model.quantize changes the base model, and it has another. Remove model.quantize"
+        cannot[quantized] = config.model.quantize is not None
     lacking = engine.lacks(rollout, sde_of(config.rollout.sampler.name, found.kernel))
     reason = next((reason for reason, holds in cannot.items() if holds), None) or lacking
     if reason is not None:
