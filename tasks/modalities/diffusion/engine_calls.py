@@ -171,4 +171,5 @@ def step_gap(found: Tensor, own: Tensor, start: Tensor) -> Tensor:
 
     It is the relative distance of velocities, as a step without noise is proportional to the velocity.
     """
-    return torch.linalg.norm((found - own).flatten(1), dim=1) / torch.linalg.norm((own - start).flatten(1), dim=1)
+    distance, length = ((one - own).flatten(1).square().sum(1).sqrt() for one in (found, start))
+    return distance / length

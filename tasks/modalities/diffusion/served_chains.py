@@ -184,7 +184,10 @@ class ServedChains:
 
     def _sampled(self, padded: Sequence[ChainRequest], conditioning: Conditioning) -> Rollout:
         policy, section = self._held.policy, self._config.rollout
-        seeds, own = [request.seed for request in padded], [request.own and request.own.own for request in padded]
+        seeds, own = (
+            [request.seed for request in padded],
+            [request.own.own if request.own else None for request in padded],
+        )
         latents = initial_noise(policy, seeds, own, section.own_noise)
         sigmas = self._call.sigmas.to(latents.device)
         latents = policy.started(latents, sigmas, conditioning)
