@@ -12,6 +12,7 @@ from configs.fingerprint import canonical_json
 from storage.artifacts.records import ShardRecord
 from tasks.inputs.components import decode_rows, media_format, open_trajectory_store
 from tasks.inputs.data_rows import DataRow, GivenData, data_of, given_data
+from tasks.metrics.given import REFUSED
 from tasks.modalities.given import GivenSample
 from tasks.modalities.samplers import SamplingContext
 from tasks.runs.sharding import cover
@@ -21,9 +22,6 @@ from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
     from models.policies.parts import Part
-
-#: File of a shard with the rows that were left out.
-REFUSED = "refused.json"
 
 
 class IngestStage(Stage):

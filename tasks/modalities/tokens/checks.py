@@ -46,7 +46,7 @@ _FOREIGN: Mapping[str, tuple[type[Section], tuple[str, ...]]] = {
     ),
     "rollout": (
         RolloutSection,
-        ("steps", "sampler", "solver", "plan", "same_noise", "own_noise", "latents_dtype", "unconditional", "media"),
+        tuple("steps sampler solver plan same_noise own_noise latents_dtype unconditional media engine".split()),
     ),
     "optimize": (OptimizeSection, ("guidance_gradient",)),
     "evaluate": (EvaluateSection, ("steps", "solver", "height", "width", "frames")),
