@@ -19,7 +19,7 @@ from models.policies.language_model_folders import context_length, load_tokenize
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import lora_spec, tokens_of
-from tasks.inputs.prompts import source_prompts
+from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.memory import BYTES, Memory, OptimizerSizes, Role, Sizes, host_memory
 from tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes, settings_of
 from tasks.modalities.tokens.prompts import Prompts, shared_members

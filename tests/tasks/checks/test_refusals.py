@@ -49,6 +49,7 @@ UNREACHED = {
     "models/policies/wan_i2v.py:decode_smoothly": "tasks/modalities/diffusion/setting_rules.py refuses it",
     "models/policies/nan_checks.py:noise_levels": "check reads the scheduler's fields; levels need a pipeline",
     "models/policies/diffusion.py:encode_media": "tasks/checks/check_data.py refuses it",
+    "tasks/modalities/modality.py:served": "a command of its own, which has no other check",
     "tasks/modalities/modality.py:read_given": "a kind of one's own, whose samples cannot be given",
     "models/policies/ltx2.py:__init__": "tasks/inputs/model_settings.py refuses it",
     "models/policies/modular.py:assembled": "tasks/inputs/model_settings.py refuses it",
