@@ -46,13 +46,9 @@ def _preferences(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]
         return
     found = rating_report(context)
     names = {"winner": "preferred", "loser": "over", "source": "prompts of", "prompts": "prompts", "answers": "answers"}
-    yield (
-        "Preferences, win rates",
-        [
-            {**{name: row[key] for key, name in names.items()}, "rate, 95 % interval": rate_text(row)}
-            for row in found["wins"]
-        ],
-    )
+    rate = "rate, 95 % interval"
+    wins = [{**{name: row[key] for key, name in names.items()}, rate: rate_text(row)} for row in found["wins"]]
+    yield "Preferences, win rates", wins
     warned = any(row["warning"] for row in found["raters"])
     shown = [key for key in found["raters"][0] if warned or key != "warning"]
     yield "Preferences, raters", [{key: row[key] for key in shown} for row in found["raters"]]

@@ -86,7 +86,8 @@ class LanguageModelExport:
         epoch, config = self._exporting.epoch, self._config
         start = self._context.starts_from
         lora, section = self._exporting.format == "lora", tokens_of(config)
-        stops, given = ", ".join(map(in_python, section.stop)), RunView(self._context).given()
+        stops = ", ".join(map(in_python, section.stop))
+        given = None if config.data is None else RunView(self._context).given()
         head = {
             "library_name": "peft" if lora else "transformers",
             "pipeline_tag": "text-generation",
