@@ -46,7 +46,7 @@ def test_a_stream_has_the_samples_of_the_table(run: flowmill.Run) -> None:
 
 
 def test_tars_of_a_run_are_given_data_of_another(run: flowmill.Run) -> None:
-    tars = sorted(Path(run.store.removeprefix("file://")).rglob("trajectories/**/samples.tar"))
+    tars = sorted(Path(run.store.root.removeprefix("file://")).rglob("samples.tar"))
     found = read_given(DataSection(train="::".join(map(str, tars))))
     files = {row.samples[0].name.rpartition(" ")[2]: row for row in found.rows}
     for sample in run.stream(1):
