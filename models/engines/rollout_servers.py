@@ -50,8 +50,6 @@ class Flowmill:
     """Seconds for a request and its whole answer."""
     patience_s: NonNegativeFloat = 120.0
     """Seconds of failures of all servers, which are retried, after which the run stops."""
-    concurrency: PositiveInt = 64
-    """Maximum parallel requests to a server."""
     tolerance: PositiveFloat | None = None
     """Relative distance of velocities from the policy's above which samples are refused; when absent 1e-3 in float32,
     else 0.05."""
@@ -146,7 +144,7 @@ class RolloutServer:
         self._client = ServerClient(
             Patience(0),
             timeout_s=engine.timeout_s,
-            concurrency=engine.concurrency,
+            concurrency=drawing.call.batch_size,
             base_url=url,
             headers={} if token is None else {"authorization": f"Bearer {token}"},
         )
@@ -162,8 +160,8 @@ class RolloutServer:
         self._proved = True
 
     def chains(self, wanted: Sequence[Wanted]) -> list[Chain]:
-        """Return chains, one request each, as seeds belong to requests; see ``ChainServer``."""
-        return mapped(self._chain, wanted, self._engine.concurrency)
+        """Return chains, one request each, all at once: a server waits only briefly for the others of a batch."""
+        return mapped(self._chain, wanted, len(wanted))
 
     def held(self) -> str | None:
         """Return the name of the weights that a ``serve-rollout`` draws with."""
@@ -186,7 +184,6 @@ class RolloutServer:
     def _chain(self, wanted: Wanted) -> Chain:
         call = self.drawing.call
         body = chain_wire.request_of(call, wanted, weights=self._engine.name(self))
-        numbers = (len(wanted.states) + 1) * math.prod(call.shape)
 
         def read(answer: httpx.Response) -> Chain:
             stated = answer.headers.get(wire.CHECKSUM)
@@ -198,7 +195,7 @@ class RolloutServer:
                 raise PassingError(f"its answer is malformed: {error}") from None
 
         # Servers that do not know which states are wanted return all.
-        most = _MOST + _MOST_PER_NUMBER * max(numbers, (call.steps + 2) * math.prod(call.shape))
+        most = _MOST + _MOST_PER_NUMBER * (call.steps + 2) * math.prod(call.shape)
         return self._send(chain_wire.GENERATE, read, most=most, json=body)
 
     @property

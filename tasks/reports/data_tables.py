@@ -47,8 +47,11 @@ def _preferences(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]
     found = rating_report(context)
     names = {"winner": "preferred", "loser": "over", "source": "prompts of", "prompts": "prompts", "answers": "answers"}
     yield (
-        "Preferences, win rates with 95 % intervals",
-        [{**{name: row[key] for key, name in names.items()}, "rate": rate_text(row)} for row in found["wins"]],
+        "Preferences, win rates",
+        [
+            {**{name: row[key] for key, name in names.items()}, "rate, 95 % interval": rate_text(row)}
+            for row in found["wins"]
+        ],
     )
     warned = any(row["warning"] for row in found["raters"])
     shown = [key for key in found["raters"][0] if warned or key != "warning"]

@@ -8,7 +8,6 @@ does not support addresses relative to a store.
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import tempfile
@@ -17,20 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, uuid5
 
-import numpy as np
 from PIL import Image
 
 from configs.escaping import visible
-from tasks.metrics.image_grids import grid, squared
+from tasks.metrics.image_grids import squared
 from tasks.metrics.points import Point
 from tasks.metrics.texts import Text
 from tasks.tracking.names import epoch_digits, mlflow_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-    from tasks.reports.data_tables import Tables
-    from tasks.reports.report.samples import Shot
 
 _FOLDER = "images"
 _QUALITY = 80
@@ -80,27 +75,6 @@ def log_table(
     tables = json.loads(client.get_run(run_id).data.tags.get(_TAG, "[]"))
     if (table := {"path": path, "type": "table"}) not in tables:
         client.set_tag(run_id, _TAG, json.dumps([*tables[-_MOST:], table]))
-
-
-def log_data(client: MlflowClient, run_id: str, tables: Tables, shots: Sequence[Shot], time_ms: int) -> None:
-    """Log the tables of a run's data, and a grid of its first given images.
-
-    Args:
-        client: the client.
-        run_id: the MLflow run.
-        tables: tables by title.
-        shots: given samples.
-        time_ms: commit time of the given samples, in milliseconds since 1970.
-    """
-    for title, rows in tables.items():
-        path = f"data/{mlflow_name('folder', title.replace('/', ' '))}.json"
-        log_table(client, run_id, path, list(rows[0]), [list(row.values()) for row in rows])
-    images = [(shot, Image.open(io.BytesIO(shot.image)).convert("RGB")) for shot in shots if shot.image is not None]
-    if images:
-        captions = [(shot.prompt, shot.verdict) for shot, _ in images]
-        with tempfile.TemporaryDirectory() as folder:
-            grid([np.asarray(image) for _, image in images], captions, columns=6).save(Path(folder) / "given.png")
-            log_picture(client, run_id, Path(folder) / "given.png", key="given", step=0, time_ms=time_ms)
 
 
 def metric_of(point: Point, time_ms: int, *, model: str | None = None, dataset: tuple[str, str] | None = None) -> Any:

@@ -26,9 +26,7 @@ from tasks.inputs.weight_sources import exported_folder
 from tasks.metrics import tracked
 from tasks.metrics.alerts import TAG, alert_tag
 from tasks.metrics.evaluations import finished_evaluations, named_evaluations
-from tasks.metrics.speed import committed_at
 from tasks.metrics.tracked import Content, EvaluationContent
-from tasks.metrics.view import RunView
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.staleness import is_complete
@@ -142,29 +140,14 @@ class Tracker:
         done = status == "FINISHED"
         text = description(self.context, link(self._orchestrator), done=True) if done else None
         if done and self._attends:
-            self._log_data()
+            from tasks.tracking.data_logging import data_logger
+
+            log = data_logger(self.context)
+            self._jobs.put(lambda: log(self._client, str(self.run_id)))
         self._jobs.put(lambda: self._end(status, text))
         self._jobs.put(None)
         self._thread.join()
         return self.failure
-
-    def _log_data(self) -> None:
-        """Log tables and images of the run's data; they are read here, as the thread only talks to MLflow."""
-        from tasks.reports.data_tables import data_tables
-        from tasks.reports.report.samples import given_shots
-
-        chain, tables = self.context.chain, data_tables(self.context)
-        if not tables:
-            return
-        given = chain.find(*chain.plan.samples_of(0)) if chain.plan.given else None
-        shots, time_ms = given_shots(RunView(self.context)), committed_at(chain, [given.ref] if given else [])
-
-        def log() -> None:
-            from tasks.tracking.logged import log_data
-
-            log_data(self._client, str(self.run_id), tables, shots, time_ms)
-
-        self._jobs.put(log)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -72,6 +72,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
         "rollout.steps": rollout.steps,
         "rollout.own_noise": rollout.own_noise,
         "model.policy": config.model.policy,
+        "model.quantize": config.model.quantizer,
         **{f"model.{name}": value for name, value in call_options(config).items()},
     }
 

@@ -98,7 +98,7 @@ class ServedChains:
                     raise EngineError(
                         f"'{key[:100]}' of shape {list(tensor.shape)} is no trained tensor of the served model, which "
                         f"has {'none of this name' if shape is None else f'one of shape {list(shape)}'}. Serve the "
-                        "config of the run."
+                        "run's config."
                     )
             self._incoming.tensors.update(tensors)
             if last:
@@ -108,6 +108,8 @@ class ServedChains:
     def _take(self, brought: _Incoming) -> None:
         if brought.name == BASE:
             if self._name != BASE:
+                if self._held.lora is not None:
+                    raise EngineError("a policy with adapters has no weights without a name. Serve the run's config.")
                 self._held.read(None)
             self._name = BASE
             return

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from mlflow import MlflowClient
 
 import flowmill
 from configs.load import load_config
@@ -22,6 +23,7 @@ from tasks.reports.data_tables import data_tables
 from tasks.reports.report import run_report
 from tasks.reports.report.samples import given_shots
 from tasks.runs.context import RunContext
+from tasks.tracking.data_logging import data_logger
 from tests.support.given import pairs, write_jsonl
 from tests.support.inside import evaluate, prepare, run_epoch
 from tests.tasks.reports.test_published import rate
@@ -85,11 +87,24 @@ def test_answers_and_fitted_rewards_are_shown(context: RunContext, tmp_path: Pat
     fitted = context.config.rewards[0].model_copy(update={"name": "fitted", "options": {"path": str(tmp_path)}})
     context.config = context.config.model_copy(update={"rewards": (fitted,)})
     tables = data_tables(context)
-    (win,) = (row for row in tables["Preferences, win rates with 95 % intervals"] if row["over"].endswith("epoch 0"))
-    assert (win["preferred"], win["answers"], win["rate"]) == ("evaluation of epoch 1", 2, "0.500")
+    (win,) = (row for row in tables["Preferences, win rates"] if row["over"].endswith("epoch 0"))
+    assert (win["preferred"], win["answers"], win["rate, 95 % interval"]) == ("evaluation of epoch 1", 2, "0.500")
     assert tables["Preferences, agreement of raters"][0]["share"] == 0
     label = fitted.slot
     result = tables[f"Fitted reward {label}"][0]["result"]
     assert result == "held-out accuracy 0.750 (95 %: 0.500 to 0.900) over 4 judgments"
     assert tables[f"Fitted reward {label}, calibration on held-out judgments"][0]["observed"] == 0.5
     assert tables[f"Fitted reward {label}, raters"] == [{"rater": "ann", "judgments": 4, "agreement": 0.75}]
+
+
+def test_mlflow_gets_the_tables_and_a_grid(context: RunContext, tmp_path: Path) -> None:
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.create_experiment("data", artifact_location=str(tmp_path / "artifacts"))
+    run_id = client.create_run(experiment).info.run_id
+    for _ in range(2):
+        data_logger(context)(client, run_id)
+    table = json.loads((tmp_path / "artifacts" / run_id / "artifacts" / "data" / "Given data.json").read_text())
+    assert table["columns"][:2] == ["source", "rows"]
+    assert table["data"][0][:2] == ["rows.jsonl", "5 pairs"]
+    pictures = [path for path in (tmp_path / "artifacts").rglob("*.png") if "given+step+0" in path.name]
+    assert len(pictures) == 1, "logged again, it is the same"
