@@ -20,7 +20,6 @@ from models.policies import IMAGE_CONDITIONED
 from models.policies.diffusion import DiffusionPolicy
 from models.policies.nan_checks import noise_levels
 from models.weights.merging import merged_state
-from models.weights.tensor_files import TensorFiles
 from tasks.inputs.components import call_options, make_kernel
 from tasks.inputs.prompts import uses_guidance
 from tasks.inputs.weight_sources import Weights, weight_files
@@ -29,6 +28,7 @@ from tasks.runs.seeds import derive, generator
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from models.weights.tensor_files import TensorFiles
     from storage.layout import ArtifactRef
     from tasks.modalities.diffusion.setting_combination import Combination
     from tasks.runtime.host import ModelHost
@@ -127,6 +127,7 @@ def checked_step(plan: Steps, steps: int, solver: str) -> int | None:
 def weights_of(host: ModelHost, ref: ArtifactRef, weights: Weights) -> PolicyWeights:
     """Return the weights of a policy for an engine."""
     from models.engines.chain_wire import TensorsDigest
+    from models.weights.tensor_files import TensorFiles
 
     files = weight_files(host.context.store, ref, weights)
 
