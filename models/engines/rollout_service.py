@@ -66,7 +66,7 @@ class _Update(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     serialized_named_tensors: list[str] = Field(min_length=1, max_length=1)
-    """A safetensors file in base64, or an empty text."""
+    """Tensors in base64, as safetensors has them, or an empty text."""
     load_format: Literal["safetensors"]
     weights: str = Field(pattern="^[0-9a-z]{1,64}$")
     """Digest of all parts."""

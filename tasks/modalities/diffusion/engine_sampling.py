@@ -31,7 +31,7 @@ from tasks.modalities.diffusion.engine_calls import (
     weights_of,
 )
 from tasks.modalities.diffusion.rollout_sampling import ChainBatch, RolloutSampler, initial_noise
-from tasks.modalities.samplers import SampleRequest, SamplingContext
+from tasks.modalities.samplers import SampleRequest, SamplingContext, WorksAhead
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ _TOLERANCE, _ROUNDED = 1e-3, 0.05
 _AGAIN = "Nothing of this batch was stored, committed results stay: give the same command again."
 
 
-class EngineSampler(RolloutSampler):
+class EngineSampler(RolloutSampler, WorksAhead):
     """Makes the samples of an epoch from chains of an engine."""
 
     def __init__(self, making: SamplingContext, engine: ChainEngine) -> None:
