@@ -153,8 +153,7 @@ class RolloutSection(Section):
     tokens: TokensSection | None = None
     """Sampling of texts; only for causal language models."""
     engine: Annotated[Component, Later()] = Component(name="local")
-    """Sampler of the chains of denoisers in rollouts: the policy itself, or servers (`flowmill`, `sglang`); evaluations
-    always use the policy."""
+    """Draws the chains of denoisers in rollouts: the policy itself, or servers (`flowmill`, `sglang`)."""
 
 
 class OptimizeSection(Section):

@@ -34,6 +34,12 @@ EIGHT = ("execution.processes=8", "execution.strategy=fsdp")
 INSIDE, BETWEEN = 450e9, 50e9
 #: Presets whose traffic is listed: one of each size.
 TRAFFIC = ("sd35_medium", "flux1_dev", "qwen_image", "wan22_a14b")
+#: Presets with quantized weights, and the batches with which they take least.
+QUANTIZED = ("sd35_medium", "flux1_dev", "qwen_image", "wan22_a14b", "qwen_7b_grpo")
+_LEAST = (
+    *(f"execution.{name}_batch_size=1" for name in ("encode", "rollout", "decode", "micro")),
+    *("execution.processes=1", "execution.strategy=ddp", "model.gradient_checkpointing=true"),
+)
 
 
 def gigabytes(number: float) -> str:
@@ -63,6 +69,18 @@ def language_row(preset: str) -> str:
     found = memory_of(config, reference=make_algorithm(config).requires.reference)
     phases = [gigabytes(found.phases[name]) if name in found.phases else "" for name in LANGUAGE_PHASES]
     return "| " + " | ".join([f"`{preset}`", f"{found.parameters / 1e9:.1f}", *phases, smallest(found)]) + " |"
+
+
+def quantized_row(preset: str) -> str:
+    """Return a preset's row of the table of quantizers: GB of the largest phase, and the smallest GPU it fits."""
+    path, texts = ROOT / "configs" / f"{preset}.yaml", preset in LANGUAGE
+    cells = [f"`{preset}`"]
+    for name in ("null", "int8", "int4", "nf4"):
+        both = f"model.quantize={{name: {name}{'' if texts else f', text_encoders: {name}'}}}"
+        config = load_config(path, (*_LEAST, both, *(["model.lora={}"] if texts else [])))
+        found = memory_of(config, reference=texts and make_algorithm(config).requires.reference)
+        cells.append(f"{gigabytes(max(found.phases.values()))}: {smallest(found)}")
+    return "| " + " | ".join(cells) + " |"
 
 
 def smallest(memory: Memory) -> str:
@@ -100,7 +118,9 @@ def tables(rows: Sequence[str]) -> dict[str, list[str]]:
     phases = ["preset", "billion parameters", *LANGUAGE_PHASES, "one GPU of"]
     third = ["| " + " | ".join(phases) + " |", "|" + "---|" * len(phases), *map(language_row, LANGUAGE)]
     second = ["| " + " | ".join(links) + " |", "|" + "---|" * len(links), *(traffic_row(preset) for preset in TRAFFIC)]
-    return {"memory": first, "language": third, "traffic": second}
+    quantized = ["preset", "dtype of the preset", "int8, float8", "int4", "nf4"]
+    fourth = ["| " + " | ".join(quantized) + " |", "|" + "---|" * len(quantized), *map(quantized_row, QUANTIZED)]
+    return {"memory": first, "language": third, "quantized": fourth, "traffic": second}
 
 
 def main() -> None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
-from torchao.core.config import AOBaseConfig  # type: ignore[import-untyped]
-from torchao.quantization import MappingType  # type: ignore[import-untyped]
+from torchao.core.config import AOBaseConfig
+from torchao.quantization import MappingType
 from torchao.quantization import quant_primitives as primitives
-from torchao.quantization.transform_module import register_quantize_module_handler  # type: ignore[import-untyped]
-from torchao.utils import TorchAOBaseTensor  # type: ignore[import-untyped]
+from torchao.quantization.transform_module import register_quantize_module_handler
+from torchao.utils import TorchAOBaseTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,11 +29,11 @@ _RANGE: dict[str, Any] = {"quant_min": 0, "quant_max": 15}
 
 
 @dataclass
-class PackedInt4WeightConfig(AOBaseConfig):  # type: ignore[misc]
+class PackedInt4WeightConfig(AOBaseConfig):
     """Quantizes linear layers whose number of inputs is a multiple of ``GROUP``; others stay as they are."""
 
 
-class PackedInt4(TorchAOBaseTensor):  # type: ignore[misc]
+class PackedInt4(TorchAOBaseTensor):
     """A (O, I) weight, two numbers per byte."""
 
     tensor_data_names: ClassVar = ["pairs", "scale", "zero"]
@@ -41,8 +41,8 @@ class PackedInt4(TorchAOBaseTensor):  # type: ignore[misc]
 
     def __new__(cls, pairs: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> PackedInt4:
         """Return a tensor that computes in ``dtype``; of (O, I / 2) uint8 pairs, and (O, G) scales and zero points."""
-        shape, about = (pairs.shape[0], 2 * pairs.shape[1]), {"device": pairs.device, "dtype": dtype}
-        return torch.Tensor._make_wrapper_subclass(cls, shape, **about)  # type: ignore[attr-defined,no-any-return]
+        shape = (pairs.shape[0], 2 * pairs.shape[1])
+        return torch.Tensor._make_wrapper_subclass(cls, shape, device=pairs.device, dtype=dtype)  # type: ignore[no-any-return]
 
     def __init__(self, pairs: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> None:
         self.pairs, self.scale, self.zero = pairs, scale, zero

@@ -136,7 +136,7 @@ def compute_dequantized(modules: Iterable[nn.Module], quantizer: str) -> None:
             f"linear layers have up to {most} inputs{why}, or its model.policy does not read the setting. Remove it."
         )
     for layer in found:
-        layer.forward = partial(_forward, layer)
+        vars(layer)["forward"] = partial(_forward, layer)
 
 
 def _forward(layer: nn.Linear, inputs: Tensor) -> Tensor:

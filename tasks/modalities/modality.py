@@ -196,6 +196,10 @@ class Kind(ABC):
             f"data: samples of the kind '{kind_name(making.config)}' cannot be given. Remove the section."
         )
 
+    def same_given(self, first: Any, second: Any) -> bool:
+        """Return whether two contents of given samples are equal."""
+        return bool(first == second)
+
     def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
         """Return given samples in the form of a rollout's: with final latents or tokens, without behavior log-probs.
 

@@ -116,6 +116,10 @@ class Diffusion(Kind):
         """Return an image or clip of the configured size."""
         return read_media(making, sample)
 
+    def same_given(self, first: np.ndarray, second: np.ndarray) -> bool:
+        """Return whether two images or clips have the same pixels."""
+        return np.array_equal(first, second)
+
     def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
         """Encode images or clips."""
         return given_media(making, samples, contents)

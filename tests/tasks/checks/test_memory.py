@@ -31,10 +31,12 @@ from pages.gpu_page import (
     LANGUAGE,
     PAGE,
     PRESETS,
+    QUANTIZED,
     TRAFFIC,
     language_row,
     memory_of,
     memory_row,
+    quantized_row,
     traffic_row,
 )
 from tasks.checks.memory import estimate_memory, memory_advice
@@ -203,13 +205,41 @@ def test_what_to_change_comes_in_an_order_that_helps() -> None:
     assert first(200) == []
     assert first(80, "execution.micro_batch_size=64", kept)[0].startswith("optimize: set execution.micro_batch_size=")
     assert first(31, "execution.rollout_batch_size=8") == ["decode: set execution.decode_batch_size=7"]
-    assert first(20)[0].startswith("rollout: one row does not fit: lower model.height and model.width, or take")
+    assert first(20)[0].startswith("rollout: set model.quantize={name: int8}")
+    full = first(9, "model.compile=true")[0]
+    assert full.startswith("rollout: one row does not fit: lower model.height and model.width, or take")
     ranks = "execution.processes=8"
     both = "rollout: set execution.strategy=fsdp, execution.sampling=spread"
     assert first(20, ranks)[0].startswith(both)
     assert first(20, ranks, "execution.strategy=fsdp")[0].startswith("rollout: set execution.sampling=spread")
     two = ("execution.processes=2", "execution.rollout_batch_size=1", "execution.decode_batch_size=1")
     assert first(28.5, *two) == ["optimize: set execution.micro_batch_size=1"]
+
+
+def test_quantized_weights_are_counted_and_advised() -> None:
+    plain, both = estimate("flux1_dev", row=NONE), "model.quantize={name: int8, text_encoders: nf4}"
+    small = estimate("flux1_dev", both, row=NONE)
+    adapters = 4 * plain.trained
+    halved = (plain.details["sampling_weights"] - adapters) / 2
+    assert small.details["sampling_weights"] - adapters == pytest.approx(halved, rel=0.04)
+    assert small.details["sampling_weights"] - adapters > halved + 6 * 3072 * 5 * 3072, "and a layer is dequantized"
+    assert small.details["text"] == pytest.approx(2 * 132e6 + (4885 - 132) * 1e6 * 4.5 / 8, rel=0.001)
+    config = load_config(ROOT / "configs" / "flux1_dev.yaml", ["rewards=[ocr]", "evaluate.judges=[]"])
+    with batches_of(NONE):
+        advised = memory_advice(config, 9 * 10**9, reference=False)
+        assert [line.split(",")[0] for line in advised] == [
+            "encode: set model.quantize={text_encoders: int8}",
+            *(f"{name}: set model.quantize={{name: int8}}" for name in ("rollout", "decode", "optimize")),
+        ]
+        assert "{name: int8}, model.quantize={name: nf4}" in advised[1].replace("set ", "")
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [pytest.param(name, marks=() if name == "sd35_medium" else pytest.mark.campaign) for name in QUANTIZED],
+)
+def test_presets_with_quantized_weights_take_what_the_page_says(preset: str) -> None:
+    assert quantized_row(preset) in PAGE.read_text()
 
 
 #: Models whose blocks are of one kind and of several, with text beside the image and across it; one keeps everything.

@@ -44,6 +44,7 @@ UNREACHED = {
     "models/policies/language_classes.py:check_installed": "needs packages and devices of the machine that samples",
     "tasks/stages/choose.py:run": "a sampler of one's own has to choose first",
     "tasks/modalities/diffusion/modality.py:encode": "check_marks refuses the prompts of a local folder",
+    "tasks/stages/policy.py:_started": "commits of a hub id are compared once it is downloaded; check_start compares ids",
     "models/policies/base.py:load_critic": "a family without critics; check refuses the algorithm",
     "models/policies/diffusion.py:decode_smoothly": "tasks/modalities/diffusion/setting_rules.py refuses it",
     "models/policies/wan_i2v.py:decode_smoothly": "tasks/modalities/diffusion/setting_rules.py refuses it",

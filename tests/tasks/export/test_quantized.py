@@ -11,6 +11,7 @@ import torch
 import yaml
 from diffusers import DiffusionPipeline
 from peft import PeftModel
+from torch.nn import Linear
 from transformers import AutoModelForCausalLM
 
 from configs.errors import ConfigError
@@ -26,7 +27,7 @@ from tasks.stages.stage_run import StageRun
 from tasks.training import epoch as training
 from tests.conftest import ConfigFactory
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
-from tests.support.language_models import texts_data
+from tests.support.language_models import drawn_texts_data, texts_data
 from tests.tasks.training.test_training_stage import stopping_after
 
 LORA = "model.lora={rank: 2, alpha: 4}"
@@ -123,6 +124,24 @@ def test_a_restart_within_an_epoch_changes_nothing(
         context = trained(load_config(texts, own))
         digests.append(context.store.require(context.policy_ref(1)).digest)
     assert digests[0] == digests[1]
+
+
+def test_a_quantized_image_model_draws_texts(tmp_path: Path, tiny_base: Path) -> None:
+    drawn = []
+    for section in ({"name": "int8", "text_encoders": "int8"}, None):
+        data = drawn_texts_data(tmp_path, tiny_base)
+        data["render"]["model"]["quantize"] = section
+        data["run"]["name"] = f"quantized-{section is not None}"
+        (tmp_path / "drawn.yaml").write_text(yaml.safe_dump(data))
+        context = trained(load_config(tmp_path / "drawn.yaml"))
+        drawn.append(context.chain.require(1, "render").ref)
+        rendering = execution_of(context).host.renderer
+        assert rendering is not None
+        layers = [
+            layer.weight for layer in rendering.policy().denoisers["transformer"].modules() if isinstance(layer, Linear)
+        ]
+        assert {is_quantized(weight) for weight in layers} == {section is not None}
+    assert drawn[0] != drawn[1]
 
 
 INT8 = (LORA, "model.quantize.name=int8")
