@@ -59,7 +59,7 @@ class EngineSampler(RolloutSampler, WorksAhead):
     def each(self, parts: Sequence[Sequence[SampleRequest]]) -> Iterator[list[Sample]]:
         """Yield the samples of batches, in order: servers draw the next ones while the first is computed here."""
         drawn: deque[tuple[ChainBatch, Future[list[Chain]]]] = deque()
-        waiting, pool, servers = iter(parts), self._pool, len(self._servers)
+        waiting, pool, servers = iter(parts), self._server_pool, len(self._servers)
         threads = ThreadPoolExecutor(servers, thread_name_prefix="rollout")
         try:
             while True:
@@ -185,7 +185,7 @@ class EngineSampler(RolloutSampler, WorksAhead):
         return self._engine.open(drawing)
 
     @cached_property
-    def _pool(self) -> Pool:
+    def _server_pool(self) -> Pool:
         return Pool(self._servers, self._engine.patience_s, self._making.context.reporter.message)
 
     @property
