@@ -50,7 +50,7 @@ class DrawsChains(Protocol):
     def bring(self, name: str, tensors: Mapping[str, Tensor], *, last: bool) -> None:
         """Take a part of its trained tensors; after the last one, draw with them. Raises FlowmillError."""
 
-    def check(self, request: ChainRequest) -> None:
+    def admit(self, request: ChainRequest) -> None:
         """Check that it can draw a chain; raise FlowmillError."""
 
     def alike(self, request: ChainRequest) -> Hashable:
@@ -66,7 +66,7 @@ class _Update(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     serialized_named_tensors: list[str] = Field(min_length=1, max_length=1)
-    """A safetensors file in base64, or an empty text."""
+    """Tensors in base64, as safetensors has them, or an empty text."""
     load_format: Literal["safetensors"]
     weights: str = Field(pattern="^[0-9a-z]{1,64}$")
     """Digest of all parts."""
@@ -111,7 +111,7 @@ def make_app(policy: DrawsChains, *, token: str | None = None, max_bytes: int = 
         """Draw a chain."""
         with door.room(request):
             asked = await _answered(policy, asyncio.to_thread(chain_wire.read_request, await door.body(request)))
-            await _answered(policy, asyncio.to_thread(policy.check, asked))
+            await _answered(policy, asyncio.to_thread(policy.admit, asked))
             chain = await _answered(policy, door.answered(batcher, asked))
             body = await asyncio.to_thread(chain_wire.pack_chain, asked, chain)
         metrics.requests.labels("200").inc()

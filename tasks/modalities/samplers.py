@@ -57,20 +57,13 @@ class Sampler(Protocol):
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
         """Return the samples of at most ``execution.rollout_batch_size`` jobs, computed at one fixed size."""
 
-    def each(self, parts: Sequence[Sequence[SampleRequest]]) -> Iterator[list[Sample]]:
-        """Yield the samples of parts like those of ``make``, in order; a sampler may work ahead."""
-
     def rest(self) -> None:
         """Take part in collective calls of other ranks, with no job left."""
 
 
-class OneByOne(ABC):
-    """Base of samplers that make one part after the other."""
+class WorksAhead(ABC):
+    """A sampler that begins with later parts while it makes one."""
 
     @abstractmethod
-    def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
-        """Return the samples of jobs; see ``Sampler``."""
-
     def each(self, parts: Sequence[Sequence[SampleRequest]]) -> Iterator[list[Sample]]:
-        """Yield the samples of parts; see ``Sampler``."""
-        return map(self.make, parts)
+        """Yield the samples of parts like those of ``Sampler.make``, in order."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample, TrajectoryStore
 from tasks.inputs.components import media_format, open_trajectory_store, sampling_sizes
-from tasks.modalities.samplers import Sampler, SampleRequest, SamplingContext
+from tasks.modalities.samplers import Sampler, SampleRequest, SamplingContext, WorksAhead
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ class Sampling(Stage):
         recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
         with ShardWriter(self.trajectory_store.writer(folder, form), recent) as writer:
             parts, done = [jobs[start : start + batch] for start in range(0, len(jobs), batch)], shard.start
-            for part, samples in zip(parts, self.maker.each(parts), strict=True):
+            maker = self.maker
+            made_ones = maker.each(parts) if isinstance(maker, WorksAhead) else map(maker.make, parts)
+            for part, samples in zip(parts, made_ones, strict=True):
                 writer.add(samples)
                 first += samples[: kept - len(first)]
                 done += len(part)

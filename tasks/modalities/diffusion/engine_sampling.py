@@ -31,7 +31,7 @@ from tasks.modalities.diffusion.engine_calls import (
     weights_of,
 )
 from tasks.modalities.diffusion.rollout_sampling import ChainBatch, RolloutSampler, initial_noise
-from tasks.modalities.samplers import SampleRequest, SamplingContext
+from tasks.modalities.samplers import SampleRequest, SamplingContext, WorksAhead
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ _TOLERANCE, _ROUNDED = 1e-3, 0.05
 _AGAIN = "Nothing of this batch was stored, committed results stay: give the same command again."
 
 
-class EngineSampler(RolloutSampler):
+class EngineSampler(RolloutSampler, WorksAhead):
     """Makes the samples of an epoch from chains of an engine."""
 
     def __init__(self, making: SamplingContext, engine: ChainEngine) -> None:
@@ -59,7 +59,7 @@ class EngineSampler(RolloutSampler):
     def each(self, parts: Sequence[Sequence[SampleRequest]]) -> Iterator[list[Sample]]:
         """Yield the samples of batches, in order: servers draw the next ones while the first is computed here."""
         drawn: deque[tuple[ChainBatch, Future[list[Chain]]]] = deque()
-        waiting, pool, servers = iter(parts), self._pool, len(self._servers)
+        waiting, pool, servers = iter(parts), self._server_pool, len(self._servers)
         threads = ThreadPoolExecutor(servers, thread_name_prefix="rollout")
         try:
             while True:
@@ -185,7 +185,7 @@ class EngineSampler(RolloutSampler):
         return self._engine.open(drawing)
 
     @cached_property
-    def _pool(self) -> Pool:
+    def _server_pool(self) -> Pool:
         return Pool(self._servers, self._engine.patience_s, self._making.context.reporter.message)
 
     @property

@@ -26,7 +26,7 @@ from tasks.inputs.components import make_algorithm, make_kernel, make_plan, make
 from tasks.inputs.weight_sources import Weights
 from tasks.modalities.diffusion.final_samples import Finals
 from tasks.modalities.diffusion.velocities import SamplingModels
-from tasks.modalities.samplers import OneByOne, SampleRequest, SamplingContext
+from tasks.modalities.samplers import SampleRequest, SamplingContext
 from tasks.runs.seeds import derive, generator
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ChainBatch:
     """B rows."""
 
 
-class RolloutSampler(OneByOne):
+class RolloutSampler:
     """Makes the samples of an epoch with the rollout policy."""
 
     def __init__(self, making: SamplingContext) -> None:

@@ -128,7 +128,7 @@ class ServedChains:
         self._held.changed()
         self._name = brought.name
 
-    def check(self, request: ChainRequest) -> None:
+    def admit(self, request: ChainRequest) -> None:
         """Check that a request is for chains of this config; its weights are checked when they are drawn.
 
         Raises:

@@ -33,7 +33,7 @@ class Policy:
     def bring(self, name: str, tensors: Mapping[str, torch.Tensor], *, last: bool) -> None:
         self.brought |= tensors
 
-    def check(self, request: ChainRequest) -> None: ...
+    def admit(self, request: ChainRequest) -> None: ...
 
     def alike(self, request: ChainRequest) -> int:
         return 0
