@@ -12,6 +12,7 @@ _PLACE = re.compile(r"[/?#\s]")
 #: The alternative to a password in a setting or a component's option.
 _INSTEAD = {
     "uri": "MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, a database PGPASSWORD",
+    "servers": "the token is in FLOWMILL_ROLLOUT_TOKEN",
     "url": "the token is in FLOWMILL_REWARD_TOKEN",
     "endpoint": "the key is in the variable that 'key_variable' names, OPENAI_API_KEY by default",
 }

@@ -19,6 +19,7 @@ def components(config: RunConfig) -> Iterator[tuple[str, Component]]:
     yield "rollout.plan", rollout.plan
     yield "rollout.solver", Component(name=rollout.solver)
     yield "rollout.store", Component(name=rollout.store)
+    yield "rollout.engine", rollout.engine
     if rollout.tokens is not None:
         yield "rollout.tokens.engine", rollout.tokens.engine
     if config.render is not None:

@@ -21,8 +21,9 @@ class DataSection(Section):
 
     train: str
     """The rows: a file (.jsonl, .parquet, or .csv and .tsv with a header), a folder written by `save_to_disk` of
-    datasets, a Hugging Face dataset id, WebDataset tars ("pairs-{000..015}.tar"), or a folder of images with a text
-    file of the same name next to each. Paths are relative to the config file."""
+    datasets, a Hugging Face dataset id, WebDataset tars ("pairs-{000..015}.tar", "pairs-*.tar",
+    "a.tar::s3://bucket/b.tar"), or a folder of images with a text file of the same name next to each. Paths are
+    relative to the config file."""
     prompt: str = "prompt"
     """Column of the prompt; in tars the extension of its member, such as txt."""
     sample: str = "image"
@@ -31,6 +32,9 @@ class DataSection(Section):
     """Column of the better sample of a pair; instead of 'sample'."""
     rejected: str | None = None
     """Column of the worse sample of a pair."""
+    messages: Annotated[str | None, Later()] = None
+    """Column of chats, instead of 'prompt' and 'sample': lists of messages with role (system, user, assistant) and
+    content. Every answer of the assistant is trained on."""
     rating: str | None = None
     """Column of the rating of a sample."""
     scale: tuple[float, float] = (0.0, 1.0)
@@ -55,6 +59,8 @@ class DataSection(Section):
     def _whole(self) -> DataSection:
         if (self.chosen is None) != (self.rejected is None):
             raise ValueError("data.chosen and data.rejected belong together: name both columns, or neither")
+        if self.paired and self.messages is not None:
+            raise ValueError("data.messages names chats and data.chosen pairs: remove one of the two")
         if self.paired and self.rating is not None:
             raise ValueError(
                 "data.rating belongs to single samples, and data.chosen names pairs: remove one of the two"

@@ -6,6 +6,7 @@ start-up time.
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +17,9 @@ _USUALLY = gc.get_threshold()
 
 
 def collect_rarely() -> None:
-    """Collect garbage rarely from now on."""
+    """Collect garbage rarely from now on, and not at exit, where that takes a second with torch's modules."""
     gc.set_threshold(*RARELY)
+    atexit.register(gc.freeze)
 
 
 def collect_as_usual() -> None:

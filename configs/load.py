@@ -30,6 +30,7 @@ FREE_TO_CHANGE = (
     "evaluate",
     "monitors",
     "rollout.groups_per_shard",
+    "rollout.engine",
     "rewards.*.on_failure",
     "rewards.*.device",
     "rewards.*.batch_size",

@@ -47,9 +47,17 @@ def _resolve(section: object, parts: Sequence[str], folder: Path) -> None:
 def _absolute(value: object, folder: Path) -> object:
     if isinstance(value, dict):
         return {name: _absolute(each, folder) for name, each in value.items()}
+    if isinstance(value, str) and value.endswith(".tar"):
+        # Several tars, with ranges and patterns: places, not files.
+        return "::".join(_below(each, folder) for each in value.split("::"))
     if isinstance(value, str) and "://" not in value and (folder / Path(value).expanduser()).exists():
         return str((folder / Path(value).expanduser()).resolve())
     return value
+
+
+def _below(tar: str, folder: Path) -> str:
+    path = Path(tar).expanduser()
+    return str(folder.resolve() / path) if "://" not in tar and (folder / path).parent.is_dir() else tar
 
 
 def portable(value: Any) -> Any:

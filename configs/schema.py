@@ -152,6 +152,8 @@ class RolloutSection(Section):
     """Storage of images and clips."""
     tokens: TokensSection | None = None
     """Sampling of texts; only for causal language models."""
+    engine: Annotated[Component, Later()] = Component(name="local")
+    """Draws the chains of denoisers in rollouts: the policy itself, or servers (`flowmill`, `sglang`)."""
 
 
 class OptimizeSection(Section):

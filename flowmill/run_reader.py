@@ -165,6 +165,12 @@ class RunReader:
         """Return the curves that MLflow shows: key, step (the epoch; of 'optimize/' the update), value, list."""
         return self._view.curves()
 
+    def data(self) -> dict[str, list[dict[str, Any]]]:
+        """Return tables of its data by title: given samples and rows left out, preferences, fitted rewards."""
+        from tasks.reports.data_tables import data_tables
+
+        return data_tables(self._context)
+
     def stream(self, epoch: int, *, evaluation: bool = False, start: int = 0) -> Any:
         """Return an epoch's samples as a ``webdataset.DataPipeline`` over the committed tars, with rewards joined.
 

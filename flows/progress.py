@@ -80,7 +80,7 @@ class Bars:
         """Move a bar."""
         detail = visible(detail)
         if stage in ("pipeline", "found"):
-            self._progress.update(self._epochs, completed=done)
+            self._progress.update(self._epochs, completed=done, detail=detail)
         elif stage == "score":
             self._progress.update(self._epochs, detail=f"reward {detail}")
         else:
@@ -120,7 +120,7 @@ class Lines:
             self._found.append(done)
             return
         if stage == "pipeline":
-            self.message(f"epoch {done}/{total}  reward {detail}  {self._left(done, total)}")
+            self.message(f"epoch {done}/{total}  {detail}  {self._left(done, total)}")
         elif stage in ("base", "evaluate") and done == total and (stage, epoch, detail) not in self._said:
             self._said.add((stage, epoch, detail))
             self.message(f"{stage}: {detail} done" if epoch == 0 else f"epoch {epoch} {stage}: {detail} done")

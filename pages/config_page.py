@@ -23,7 +23,7 @@ from pydantic_core import PydanticUndefined
 from configs.base import Section
 from configs.registry import resolve
 from configs.schema import RunConfig
-from models.engines import ENGINES
+from models.engines import CHAIN_ENGINES, ENGINES
 from models.maths import KERNELS, PLANS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
@@ -43,6 +43,7 @@ COMPONENTS: dict[str, tuple[str, Mapping[str, str]]] = {
     "Plans": ("rollout.plan", PLANS),
     "Algorithms": ("optimize.algorithm", ALGORITHMS),
     "Algorithms of language models": ("optimize.algorithm", TOKEN_ALGORITHMS),
+    "Engines of image models": ("rollout.engine", CHAIN_ENGINES),
     "Engines of language models": ("rollout.tokens.engine", ENGINES),
     "Estimators of advantages": ("advantage.estimator", ESTIMATORS),
     "Rewards": ("rewards", REWARDS),

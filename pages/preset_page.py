@@ -120,6 +120,7 @@ _DERIVED = {
     "monitors": lambda config: _names(config.monitors),
     "evaluate.judges": lambda config: _names(config.evaluate.judges),
     "prompts.sources": lambda config: " + ".join(f"{each.weight:g} {each.name}" for each in config.prompts.sources),
+    "data.train": lambda config: Path(config.data.train).name,
     "prompts.train": lambda config: Path(config.prompts.train).name,
     "rewards.frames": lambda config: config.rewards[0].frames,
     "model.lora": lambda config: None if config.model.lora is None else f"rank {config.model.lora.rank}",

@@ -49,10 +49,14 @@ def below(folder: Path, name: str) -> Path:
     """Return the path of a name below a folder, after checking its target with links resolved.
 
     Raises:
-        ValueError: the target is outside the folder.
+        ValueError: the target is outside the folder, or a link to itself.
     """
     found = folder / inside(PurePosixPath(name).as_posix())
-    if not found.resolve().is_relative_to(folder.resolve()):
+    try:
+        target = found.resolve()
+    except RuntimeError as error:
+        raise ValueError(f"{name!r} is a link that leads to itself ({error})") from None
+    if not target.is_relative_to(folder.resolve()):
         raise ValueError(f"{name!r} is a link that leads out of '{folder}'")
     return found
 

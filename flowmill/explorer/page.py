@@ -66,14 +66,16 @@ def main(root: str, run_name: str | None, *, trust_store: bool) -> None:
         st.subheader(in_markdown(f"{title}: {len(shown)} of {len(everything)} samples"))
         view = st.segmented_control(
             "View",
-            ("Samples", "Table"),
+            ("Samples", "Table", "Data"),
             default="Samples",
             required=True,
             key="view",
             bind="query-params",
             label_visibility="collapsed",
         )
-        if everything.empty:
+        if view == "Data":
+            _data(samples.run)
+        elif everything.empty:
             st.info("No sample of one has the noise of a sample of the other: prompt, replica and seed.")
         elif shown.empty:
             st.info("No sample passes the filters on the left.")
@@ -82,6 +84,16 @@ def main(root: str, run_name: str | None, *, trust_store: bool) -> None:
         else:
             gallery(samples, shown, pair)
         opened(samples, shown, everything, pair)
+
+
+def _data(run: flowmill.Run) -> None:
+    """Show the tables of a run's data."""
+    tables = run.data()
+    for title, rows in tables.items():
+        st.markdown(f"**{in_markdown(title)}**")
+        st.dataframe([{name: in_cell(value) for name, value in row.items()} for row in rows], hide_index=True)
+    if not tables:
+        st.info("The run has no given samples, no answers of raters and no fitted reward.")
 
 
 @st.cache_resource

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Columns that identify the noise of a sample: the same prompt and replica, drawn from the same seed.
 NOISE = ["prompt_id", "replica", "seed"]
-_EVALUATION, _ROLLOUT = "evaluation of epoch ", "rollout of epoch "
+_EVALUATION, _ROLLOUT, _GIVEN = "evaluation of epoch ", "rollout of epoch ", "given samples of epoch "
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class Samples:
 
 
 def labels(run: flowmill.Run) -> list[str]:
-    """Return the labels of a run's rollouts and evaluations, newest first."""
-    made = [(epoch, f"{_ROLLOUT}{epoch}") for epoch in run.rollouts]
+    """Return the labels of a run's rollouts, or given samples, and evaluations, newest first."""
+    made = [(epoch, f"{_ROLLOUT if run.config.data is None else _GIVEN}{epoch}") for epoch in run.rollouts]
     made += [(epoch, f"{_EVALUATION}{epoch}") for epoch in run.evaluations]
     return [label for _, label in sorted(made, reverse=True)]
 

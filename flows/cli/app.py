@@ -22,6 +22,7 @@ COMMANDS = {
     "resumes.",
     "stage": "Run one stage of one epoch alone, optionally with other settings; nothing else is computed.",
     "serve-reward": "Serve one reward over HTTP until stopped, for runs in other processes.",
+    "serve-rollout": "Draw rollouts over HTTP until stopped, for runs in other processes.",
     "deploy": "Create Prefect deployments of the pipeline and the stages; settings not given stay unchanged "
     "on the server.",
     "worker": "Run a Prefect worker that executes deployments until stopped.",

@@ -159,7 +159,7 @@ def _print_idle(config: RunConfig, found: Sequence[Idle]) -> None:
 def _changed(config: RunConfig) -> list[str] | None:
     """Return local files of the model and of options that changed with equal size and time; None if none is local."""
     from tasks.inputs.option_paths import changed_places
-    from tasks.inputs.prompts import source_prompts
+    from tasks.inputs.source_prompts import source_prompts
     from tasks.inputs.weight_sources import changed_files
 
     prompts = source_prompts(config).values()

@@ -53,6 +53,9 @@ def print_run(run: Mapping[str, Any], listed: EntryFilter) -> None:
         console.print(
             f"{stale} artifacts are stale; '{why}' says why, 'flowmill run' with the run's config computes them again."
         )
+    if run["data"] is not None:
+        rows, samples, refused = (run["data"][name] for name in ("rows", "samples", "refused"))
+        console.print(f"data: {samples} samples of {rows} rows, {refused} rows left out")
     for branch in run["branches"]:
         console.print(f"branch: {branch}")
     for warning in run["warnings"]:

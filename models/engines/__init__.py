@@ -1,8 +1,9 @@
-"""Engines, which draw the tokens of rollouts, one file each.
+"""Engines, which draw the tokens or chains of rollouts, one file each.
 
-A new engine is one file here with a class that implements ``base.Engine``, and one line in the table. Options of the
-engines in the table set their address, calls and checks and never change the policy's log-probs, so a server can move
-within a rollout. Options of a custom engine are part of the rollout's identity.
+A new engine is one file here with a class that implements ``base.Engine`` (tokens) or ``chains.ChainEngine`` (chains of
+denoisers), and one line in the table. Options of the engines in the tables set their address, calls and checks and
+never change the policy's log-probs, so a server can move within a rollout. Options of a custom engine are part of the
+rollout's identity.
 """
 
 from __future__ import annotations
@@ -15,8 +16,18 @@ from configs.registry import Table, chosen
 ENGINES = Table(
     {"local": "models.engines.local:Local", "openai": "models.engines.openai:OpenAI"}, like="models.engines.base:Engine"
 )
+CHAIN_ENGINES = Table(
+    {
+        "local": "models.engines.in_process:InProcess",
+        "flowmill": "models.engines.rollout_servers:Flowmill",
+        "sglang": "models.engines.rollout_servers:SGLang",
+    },
+    like="models.engines.chains:ChainEngine",
+)
 #: The default engine.
 LOCAL = "local"
+#: Engines that draw the same samples, from the same seeds: none is part of a rollout's identity.
+_SAME = (LOCAL, "flowmill")
 
 
 def make_engine(section: Component) -> Any:
@@ -25,9 +36,16 @@ def make_engine(section: Component) -> Any:
     return chosen(ENGINES, section, label="rollout.tokens.engine")
 
 
+def make_chain_engine(section: Component) -> Any:
+    """Return the engine of chains that a config names, None if the policy in this process draws them; no request is
+    sent yet. Raises ConfigError if there is none of this name, or an option is invalid."""
+    engine = chosen(CHAIN_ENGINES, section, label="rollout.engine")
+    return None if section.name == LOCAL else engine
+
+
 def engine_identity(section: Component) -> dict[str, Any]:
     """Return the options of an engine that are part of a rollout's identity; the local engine has none."""
-    if section.name == LOCAL:
+    if section.name in _SAME:
         return {}
-    options = {} if section.name in ENGINES else {"options": section.options}
+    options = {} if section.name in (*ENGINES, *CHAIN_ENGINES) else {"options": section.options}
     return {"engine": {"name": section.name, **options}}

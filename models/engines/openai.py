@@ -8,10 +8,8 @@ that neither the server nor a model's ``generation_config`` adds defaults.
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
@@ -24,6 +22,7 @@ from configs.errors import EngineError
 from configs.fingerprint import hash_text
 from models.engines.answers import Malformed, completion_of, prompt_log_probs_of
 from models.engines.base import Asked
+from models.engines.parallel import mapped
 from models.maths.generation import Completion
 from models.rewards.retry import PassingError, Patience
 from models.rewards.server_client import RefusedError, ServerClient, openai_headers
@@ -89,7 +88,7 @@ class OpenAI:
         name = f"policy-{hash_text(policy)[:16]}"
         target = Path(self.folder).expanduser().absolute() / name
         try:
-            _write_once(target, write)
+            write_once(target, write)
         except OSError as error:
             raise EngineError(
                 f"{self._place}: the policy cannot be written into its option 'folder', '{self.folder}': {error}. "
@@ -136,24 +135,8 @@ class OpenAI:
         an answer does not match its request, or the server does not answer."""
         if asked.uniforms is None:
             raise EngineError(f"{self._place}: the likeliest tokens are taken by the engine 'local' alone.")
-        pool = ThreadPoolExecutor(min(self.concurrency, len(asked.prompts)), thread_name_prefix="engine")
-        stopped = threading.Event()
-
-        def one(prompt: Sequence[int], seed: int) -> Completion | None:
-            if stopped.is_set():
-                return None
-            try:
-                return self._completed(asked, prompt, seed)
-            except Exception:
-                stopped.set()
-                raise
-
-        try:
-            # If one was skipped, the error of another is raised here.
-            found = list(pool.map(one, asked.prompts, asked.seeds))
-        finally:
-            pool.shutdown(cancel_futures=True)
-        return [each for each in found if each is not None]
+        asked_for = list(zip(asked.prompts, asked.seeds, strict=True))
+        return mapped(lambda each: self._completed(asked, *each), asked_for, self.concurrency)
 
     def _completed(self, asked: Asked, prompt: Sequence[int], seed: int) -> Completion:
         sampling = asked.sampling
@@ -228,7 +211,7 @@ def _json(answer: httpx.Response) -> Any:
         raise PassingError(f"its answer is no JSON: {text_of(answer.content)[:80]!r}") from None
 
 
-def _write_once(target: Path, write: Callable[[Path], None]) -> None:
+def write_once(target: Path, write: Callable[[Path], None]) -> None:
     """Write a folder atomically; remove those older than the previous one."""
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -65,6 +65,7 @@ def sample(
     sampler: Sampler,
     plans: Sequence[Steps],
     noise: Callable[[int], Tensor],
+    until: int | None = None,
 ) -> Rollout:
     """Denoise a batch; steps outside a row's plan are ODE steps.
 
@@ -77,39 +78,75 @@ def sample(
         sigmas: (T + 1,) float32 from 1 to 0.
         plans: B plans with equally many trained steps.
         noise: step -> (B, ...) float32 standard normal noise; called only for steps that are stochastic in some row.
+        until: the last state, whose latents are then the final ones; None: T.
     """
     with torch.no_grad():
         steps, storage_dtype, noted = len(sigmas) - 1, sampler.storage_dtype, _Noted()
+        last = steps if until is None else until
         stores = _flags([plan.states for plan in plans], steps, latents)
         moves = _flags([plan.stochastic for plan in plans], steps, latents)
         for step in range(steps + 1):
             if any(step in plan.states for plan in plans):
                 latents = torch.where(stores[step], latents.to(storage_dtype).float(), latents)
                 noted.states[step] = latents.to(storage_dtype)
-            if step == steps:
+            if step == last:
                 break
-            grid = grid_at(sigmas, torch.full((len(latents),), step, device=latents.device))
+            grid = _grid_of(sigmas, step, latents)
             moving = any(step in plan.stochastic for plan in plans)
-            if sampler.unconditional and moving:
-                velocity, known = policy.guided_velocity(latents, grid.sigma, conditioning)
-                assert known is not None, "the model is called without guidance"
-                noted.unconditional[step] = known
-            else:
-                velocity = policy.velocity(latents, grid.sigma, conditioning)
+            velocity = noted.velocity(policy, step, latents, grid, conditioning, keep=sampler.unconditional and moving)
             following = sampler.solver.advance(latents, velocity, grid)
             if moving:
                 distribution = sampler.kernel.step(latents, velocity, grid)
                 drawn = distribution.sample(moved(noise(step), latents.device)).to(storage_dtype).float()
                 following = torch.where(moves[step], drawn, following)
                 sampler.solver.forget()
-                noted.log_probs[step], noted.means[step] = distribution.log_prob(following), distribution.mean
-                if sampler.modalities:
-                    noted.modality_log_probs[step] = distribution.log_probs(following, sampler.modalities)
-                if sampler.reference is not None:
-                    base = sampler.kernel.step(latents, sampler.reference(latents, grid.sigma, conditioning), grid)
-                    noted.reference_kl[step] = gaussian_kl(distribution, base)
+                noted.transition(sampler, step, distribution, latents, following, grid, conditioning)
             latents = following
         return noted.rollout(latents, plans)
+
+
+def rescore(
+    policy: GivesVelocity,
+    conditioning: Conditioning,
+    chains: Tensor,
+    states: Sequence[Sequence[int]],
+    sigmas: Tensor,
+    *,
+    sampler: Sampler,
+    plans: Sequence[Steps],
+) -> Rollout:
+    """Return what ``sample`` returns for chains that were drawn before, here or elsewhere, from their trained steps.
+
+    Bitwise equal to the result of ``sample`` if it drew the chains in a batch of the same size.
+
+    Args:
+        policy: the policy.
+        conditioning: B rows.
+        chains: (B, N, ...) float32 latents.
+        states: the steps of each row's latents, [N]; those that its plan stores, and T.
+        sigmas: (T + 1,) float32 from 1 to 0.
+        sampler: how steps were taken.
+        plans: B plans with equally many trained steps.
+    """
+    with torch.no_grad():
+        noted, places = _Noted(), [{step: place for place, step in enumerate(row)} for row in states]
+
+        def at(step: int) -> Tensor:
+            # Rows without this step are computed, and not used.
+            return torch.stack([chain[row.get(step, 0)] for chain, row in zip(chains, places, strict=True)])
+
+        for step in sorted({step for plan in plans for step in plan.trained}):
+            latents, following = at(step), at(step + 1)
+            grid = _grid_of(sigmas, step, latents)
+            velocity = noted.velocity(policy, step, latents, grid, conditioning, keep=sampler.unconditional)
+            distribution = sampler.kernel.step(latents, velocity, grid)
+            noted.transition(sampler, step, distribution, latents, following, grid, conditioning)
+        noted.states.update({step: at(step) for step in sorted({step for plan in plans for step in plan.states})})
+        return noted.rollout(at(len(sigmas) - 1), plans)
+
+
+def _grid_of(sigmas: Tensor, step: int, latents: Tensor) -> Grid:
+    return grid_at(sigmas, torch.full((len(latents),), step, device=latents.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +159,35 @@ class _Noted:
     reference_kl: dict[int, Tensor] = field(default_factory=dict)
     unconditional: dict[int, Tensor] = field(default_factory=dict)
     modality_log_probs: dict[int, Tensor] = field(default_factory=dict)
+
+    def velocity(
+        self, policy: GivesVelocity, step: int, latents: Tensor, grid: Grid, conditioning: Conditioning, *, keep: bool
+    ) -> Tensor:
+        """Return the velocities of a step; ``keep``: note the predictions for the negative prompt."""
+        if not keep:
+            return policy.velocity(latents, grid.sigma, conditioning)
+        velocity, known = policy.guided_velocity(latents, grid.sigma, conditioning)
+        assert known is not None, "the model is called without guidance"
+        self.unconditional[step] = known
+        return velocity
+
+    def transition(
+        self,
+        sampler: Sampler,
+        step: int,
+        distribution: Gaussian,
+        latents: Tensor,
+        following: Tensor,
+        grid: Grid,
+        conditioning: Conditioning,
+    ) -> None:
+        """Note a stochastic step."""
+        self.log_probs[step], self.means[step] = distribution.log_prob(following), distribution.mean
+        if sampler.modalities:
+            self.modality_log_probs[step] = distribution.log_probs(following, sampler.modalities)
+        if sampler.reference is not None:
+            base = sampler.kernel.step(latents, sampler.reference(latents, grid.sigma, conditioning), grid)
+            self.reference_kl[step] = gaussian_kl(distribution, base)
 
     def rollout(self, final: Tensor, plans: Sequence[Steps]) -> Rollout:
         trained = [plan.trained for plan in plans]

@@ -79,6 +79,19 @@ class SharedPrompts:
         return torch.where(self._places > 0, tails.gather(1, self._places), 0.0)
 
 
+#: Number of a prompt among the texts of packed tokens; that of padding is -1.
+_PROMPT = 1 << 30
+
+
+def _visible(texts: Tensor) -> Tensor:
+    """Return the (G, 1, L, L) tokens to which each token attends, from the number of each token's text, (G, L)."""
+    order = torch.arange(texts.shape[1], device=texts.device)
+    same = (texts[:, :, None] == texts[:, None, :]) | (texts == _PROMPT)[:, None, :]
+    earlier = (order <= order[:, None]) & (texts >= 0)[:, :, None] & (texts >= 0)[:, None, :]
+    # Padding attends to itself, as a softmax over no token is not a number.
+    return ((same & earlier) | (order == order[:, None]))[:, None]
+
+
 def share_prompts(
     ids: Tensor, prompts: Sequence[int], texts: Sequence[int], groups: Sequence[int], widths: SharedWidths
 ) -> SharedPrompts:
@@ -116,18 +129,11 @@ def share_prompts(
     back = torch.arange(prompt, device=device) - (prompt - own[heads])[:, None]
     packed[:, :prompt] = torch.where(back >= 0, ids[heads].gather(1, back.clamp(min=0)), 0)
     positions[:, :prompt] = back.clamp(min=0)
+    text_of[:, :prompt] = torch.where(back >= 0, _PROMPT, -1)
     at = prompt + member[:, None] * completion + places
     packed[group[:, None], at] = completions
     positions[group[:, None], at] = own[:, None] + places
     text_of[group[:, None], at] = torch.where(real, member[:, None], -1)
-
-    order = torch.arange(total, device=device)
-    earlier = order <= order[:, None]
-    in_prompt = torch.cat([back >= 0, torch.zeros(len(sizes), total - prompt, dtype=torch.bool, device=device)], 1)
-    same_text = (text_of[:, :, None] == text_of[:, None, :]) & (text_of >= 0)[:, :, None]
-    # Padding attends to itself, as a softmax over no token is not a number.
-    itself = (order == order[:, None])[None]
-    visible = (((in_prompt[:, None, :] | same_text) & earlier) | itself)[:, None]
 
     last = torch.full_like(own, prompt - 1)[:, None]
     inner = torch.arange(ids.shape[1], device=device) - own[:, None] + 1
@@ -135,7 +141,7 @@ def share_prompts(
     return SharedPrompts(
         ids=packed,
         positions=positions,
-        visible=visible,
+        visible=_visible(text_of),
         tail_ids=torch.cat([ids[rows, own - 1][:, None], completions], 1),
         _groups=group,
         _tails=torch.cat([last, at], 1),

@@ -151,15 +151,17 @@ class Trainable:
         """True if ``set_reference`` must be called; with LoRA, the reference is the policy with other adapters."""
         return self.lora is None and self._reference is None
 
-    def set_reference(self, base: Policy, start: Sequence[Path] | None = None) -> None:
-        """Set the frozen base model as the reference of full weights; equal weights give equal velocities. ``start``:
-        files of the weights that training started from, which replace those of the base model."""
-        self._reference = self._add(base, _computed_as_trained, start)
-        self._measure(self._reference)
-
-    def set_reference_adapters(self, start: Sequence[Path]) -> None:
-        """Set the adapters that training started from as those of the reference; without, it has none."""
+    def give_reference(self, base: Callable[[], Policy], start: Sequence[Path] | None) -> None:
+        """Make the reference, unless it is there. ``base``: loads the base model; ``start``: files of the weights or
+        adapters that training started from, which those of the reference are then; None: those of the base model."""
         self._start = start
+        if self.needs_reference:
+            self.set_reference(base())
+
+    def set_reference(self, base: Policy) -> None:
+        """Set the frozen base model as the reference of full weights; equal weights give equal velocities."""
+        self._reference = self._add(base, _computed_as_trained, self._start)
+        self._measure(self._reference)
 
     @property
     def teachers(self) -> tuple[str, ...]:

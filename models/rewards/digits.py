@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
-from sklearn.ensemble import ExtraTreesClassifier
-from sklearn.svm import SVC
 
+from configs.lazy_import import deferred
 from models.quickstart.corpus import real_digits
 from models.rewards.base import Bounds, Metadata, Needs, Scores, quoted_text
+
+# Data frames are not read here, and pandas takes as long to import as the rest of scikit-learn.
+with deferred("pandas"):
+    from sklearn.ensemble import ExtraTreesClassifier
+    from sklearn.svm import SVC
 
 
 @dataclass(slots=True, kw_only=True)

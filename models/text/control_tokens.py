@@ -71,14 +71,15 @@ def marked(tokenizer: Any, texts: Sequence[str]) -> tuple[list[str], tuple[str, 
     return [_pattern(tokenizer).sub(lambda found: f"{first}{found[0]}{last}", text) for text in texts], (first, last)
 
 
-def chat_ids(tokenizer: Any, chat: str, between: tuple[str, str]) -> list[int] | None:
-    """Return the ids of a chat that was rendered from marked texts: marked parts are encoded as plain text.
+def chat_ids(tokenizer: Any, chat: str, between: tuple[str, str], *, begins: bool = True) -> list[int] | None:
+    """Return the ids of a chat, or a part of one, rendered from marked texts: marked parts are encoded as plain text.
 
     As ``sanitize_control_tokens`` of transformers 5.23 (``encode_marked_chat``): pieces are encoded after a line break,
     which is removed again, so that SentencePiece puts no space before them.
 
     Args:
         between: the characters around marked parts, see ``marked``.
+        begins: nothing comes before.
 
     Returns:
         Its ids, without the tokenizer's added tokens; None: the tokenizer does not support that.
@@ -88,7 +89,8 @@ def chat_ids(tokenizer: Any, chat: str, between: tuple[str, str]) -> list[int] |
     found: list[int] = []
     for place, piece in enumerate(pieces):
         plain = piece.startswith(first) and piece.endswith(last)
-        ids = _piece_ids(tokenizer, piece.replace(first, "").replace(last, ""), begins=place == 0, plain=plain)
+        bare, at_start = piece.replace(first, "").replace(last, ""), begins and place == 0
+        ids = _piece_ids(tokenizer, bare, begins=at_start, plain=plain)
         if ids is None or (plain and _ids(tokenizer).intersection(ids)):
             return None
         found += ids

@@ -147,3 +147,15 @@ def adapter_gradients(inputs: Tensor, gradient: Tensor, down: Tensor, up: Tensor
         whole = gradient.T @ inputs
         return up.T @ whole, whole @ down.T
     return (gradient @ up).T @ inputs, gradient.T @ (inputs @ down.T)
+
+
+def merged_state(module: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of a module by the names they have without adapters, which are merged into them."""
+    from peft.tuners.lora import LoraLayer
+
+    found = {name.replace(".base_layer.", "."): value for name, value in module.state_dict().items()}
+    found = {name: value for name, value in found.items() if ".lora_" not in name}
+    for name, part in module.named_modules():
+        if isinstance(part, LoraLayer):
+            found[f"{name}.weight"] = part.base_layer.weight.detach() + part.get_delta_weight(_NAME)
+    return found

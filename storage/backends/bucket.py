@@ -49,12 +49,14 @@ _probe_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """Version and age of an object."""
+    """Version, age and size of an object."""
 
     version: str
     """Its ETag."""
     age_s: float
     """Seconds since it was written, by the server's clock."""
+    size: int
+    """Bytes."""
 
 
 class Bucket:
@@ -100,13 +102,14 @@ class Bucket:
         return True
 
     def about(self, path: str) -> About | None:
-        """Return the version of an object and its age by the server's clock; None if it does not exist."""
+        """Return the version of an object, its size, and its age by the server's clock; None if it does not exist."""
         try:
             found = self._steady(self._fs.call_s3, "head_object", Bucket=self.bucket, Key=self._name(path))
         except FileNotFoundError:
             return None
         now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
-        return About(version=str(found["ETag"]), age_s=(now - found["LastModified"]).total_seconds())
+        age_s = (now - found["LastModified"]).total_seconds()
+        return About(version=str(found["ETag"]), age_s=age_s, size=int(found["ContentLength"]))
 
     def replace(self, path: str, data: bytes, version: str) -> str | None:
         """Replace a known version of an object; return the new version, None if the known one is no longer current.
@@ -185,8 +188,8 @@ class Bucket:
         return data
 
     def names(self, path: str) -> list[str]:
-        """Return the sorted names directly below ``path``."""
-        top = f"{self._name(path)}/"
+        """Return the sorted names directly below ``path``; '' is the prefix itself."""
+        top = f"{self._name(path).rstrip('/')}/".lstrip("/")
         found = set()
         for page in self._pages(Prefix=top, Delimiter="/"):
             found |= {entry["Prefix"] for entry in page.get("CommonPrefixes", ())}

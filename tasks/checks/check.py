@@ -22,8 +22,9 @@ from tasks.choices import SAMPLERS
 from tasks.inputs.components import make_algorithm
 from tasks.inputs.model_settings import check_model, check_reference_images
 from tasks.inputs.policy_kind import kind_name
-from tasks.inputs.prompts import SOURCE, Prompt, source_prompts
+from tasks.inputs.prompts import SOURCE, Prompt
 from tasks.inputs.quantize_settings import check_frozen
+from tasks.inputs.source_prompts import source_prompts
 from tasks.inputs.trained_weights import check_teachers, check_trained
 from tasks.metrics.alerts import NAMES
 from tasks.modalities.forward_cost import Cost

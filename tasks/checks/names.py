@@ -20,7 +20,7 @@ from configs.registry import missing_attribute, missing_module, unknown_option
 from configs.rewards import RewardSection
 from configs.schema import PROMPT_FILES, RunConfig
 from configs.suggestions import did_you_mean, near_path, nearest
-from models.engines import ENGINES
+from models.engines import CHAIN_ENGINES, ENGINES
 from models.maths import KERNELS, PLANS, SOLVERS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
@@ -87,6 +87,7 @@ def _tables(config: RunConfig) -> dict[str, Mapping[str, str]]:
         "rollout.plan": PLANS,
         "rollout.solver": solvers,
         "rollout.store": TRAJECTORY_STORES,
+        "rollout.engine": CHAIN_ENGINES,
         "rollout.tokens.engine": ENGINES,
         "advantage.estimator": introspection.table("tasks.advantages.estimators:ESTIMATORS"),
         "evaluate.solver": solvers,

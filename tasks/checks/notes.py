@@ -12,7 +12,8 @@ from models.policies.tokenization import cut_notes as cut_of
 from models.policies.tokenization import load_tokenizers
 from models.rewards.factory import needs_of
 from tasks.inputs.components import make_algorithm
-from tasks.inputs.prompts import source_prompts, uses_guidance
+from tasks.inputs.prompts import uses_guidance
+from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.rows import padded
 from tasks.runs.sharding import costs, rollout_cuts
 from tasks.training.learning_rates import learning_rate

@@ -18,8 +18,9 @@ from models.rewards.remote import RemoteReward
 from tasks.checks.check_rewards import asked_of
 from tasks.execution.runners import score_workers
 from tasks.inputs.prompt_rows import read_picture
-from tasks.inputs.prompts import Prompt, source_prompts, stored_metadata
+from tasks.inputs.prompts import Prompt, stored_metadata
 from tasks.inputs.renderer import reads_images, renderer_config
+from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.modality import make_kind
 

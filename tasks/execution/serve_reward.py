@@ -57,7 +57,8 @@ def reward_app(request: ServeRequest) -> App:
         options=options,
         token=token,
         max_bytes=request.max_mb * 1_000_000,
-        limits=Limits(batch_size=request.batch_size, waiting=request.waiting),
+        batch_size=request.batch_size,
+        limits=Limits(waiting=request.waiting),
     )
     app = make_app(served)
     # Without a token callers are on this machine, and may be web pages in a browser.

@@ -18,6 +18,7 @@ from tasks.export.usage import Usage, snippet
 from tasks.inputs.base_model import BaseModel
 from tasks.inputs.prompts import prompt_set
 from tasks.metrics.evaluations import Figures
+from tasks.metrics.given import GivenFigures
 
 if TYPE_CHECKING:
     from models.weights.lora import LoraSpec
@@ -45,6 +46,8 @@ class CardContent:
     """Figures of the base model."""
     after: Figures
     """Figures of this model; empty if it was not evaluated."""
+    given: GivenFigures | None = None
+    """The given samples it was trained on; None with rollouts."""
     picture: str | None
     """File with images before and after training, relative to the card."""
     lora: LoraSpec | None
@@ -77,7 +80,12 @@ def front(about: CardContent) -> dict[str, Any]:
         **{key: value for key, value in stated.items() if value is not None},
         "library_name": "diffusers",
         "pipeline_tag": _pipeline_tag(config),
-        "tags": ["flowmill", "reinforcement-learning", config.optimize.algorithm.name, *_kind_tags(config)],
+        "tags": [
+            "flowmill",
+            *(["reinforcement-learning"] if about.given is None else []),
+            config.optimize.algorithm.name,
+            *_kind_tags(config),
+        ],
         "flowmill": {
             "base_model": base.plain(),
             **({} if config.model.quantize is None else {"quantize": config.model.quantize.model_dump()}),
@@ -85,6 +93,7 @@ def front(about: CardContent) -> dict[str, Any]:
             "epochs": about.epoch,
             "prompts": {"train": prompt_set(config.prompts, "train"), "heldout": prompt_set(config.prompts, "heldout")},
             "prompts_artifact": about.prompts,
+            **({} if about.given is None else {"data": {"source": about.given.source, "rows": about.given.rows}}),
             "rewards": [plain_reward(section) for section in config.rewards],
             "policy": about.policy,
             "digest": about.digest,
@@ -119,13 +128,15 @@ def _summary(about: CardContent) -> str:
         "file": f"{in_code(base.name)}, a local file",
     }
     named = sources.get(base.source, f"{in_code(base.name)}, a small model that flowmill built")
-    prompts = str(prompt_set(config.prompts, "train"))
     epochs = "1 epoch" if about.epoch == 1 else f"{about.epoch} epochs"
+    how, data = " by reinforcement learning", f"the prompts of {in_code(str(prompt_set(config.prompts, 'train')))}"
+    if about.given is not None:
+        how, data = "", f"{in_markdown(str(about.given))} ({in_markdown(about.given.license_text)})"
+    aim = "with the rewards" if about.given is None else "judged by"
     averaged = " The weights are the moving average of those trained." if config.optimize.ema else ""
     return (
-        f"{label} {named}, post-trained by reinforcement learning with flowmill: {epochs} of "
-        f"{in_code(config.optimize.algorithm.name)} on the prompts of {in_code(prompts)}, "
-        f"with the rewards {rewards}.{averaged}"
+        f"{label} {named}, post-trained{how} with flowmill: {epochs} of "
+        f"{in_code(config.optimize.algorithm.name)} on {data}, {aim} {rewards}.{averaged}"
     )
 
 

@@ -27,7 +27,7 @@ from tasks.export.copying import new_folder
 from tasks.fitting.figures import card, figures_of_preferences, figures_of_ratings
 from tasks.fitting.judgments import Judgment, Judgments, read_judgments
 from tasks.fitting.splits import check_leaks, check_sizes, held_out
-from tasks.fitting.training import Examples, Fit, Inputs, scores_of, train_head
+from tasks.fitting.training import Examples, Fit, JudgedInputs, scores_of, train_head
 from tasks.inputs.option_paths import held, places
 
 if TYPE_CHECKING:
@@ -141,12 +141,12 @@ def _write(folder: Path, config: FitConfig, found: Judgments, apart: list[bool])
     return about
 
 
-def _inputs(backbone: RewardBackbone, pairs: list[tuple[Any, str]], device: torch.device) -> Inputs:
+def _inputs(backbone: RewardBackbone, pairs: list[tuple[Any, str]], device: torch.device) -> JudgedInputs:
     """Return the inputs of media and their prompts, computed in small batches."""
     media, prompts = map(list, zip(*pairs, strict=True))
     known, step = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}, 16
     found = [backbone.inputs(media[at : at + step], prompts[at : at + step]) for at in range(0, len(media), step)]
-    return Inputs(
+    return JudgedInputs(
         media=torch.cat(found).to(device),
         prompts=torch.tensor([known[prompt] for prompt in prompts], device=device),
         shares=backbone.shares(list(known)).to(device),

@@ -20,7 +20,8 @@ from storage.layout import ArtifactRef
 from storage.trajectories.tables import read_rows
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.data_rows import read_given
-from tasks.inputs.data_sources import GivenFile, source_rows
+from tasks.inputs.data_sources import source_rows
+from tasks.inputs.given_file import GivenFile
 from tasks.inputs.prompt_rows import size_of, too_large
 
 if TYPE_CHECKING:

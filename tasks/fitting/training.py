@@ -25,7 +25,7 @@ _PASSES, _POINTS, _CHUNK = 10, 20, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+class JudgedInputs:
     """The media, and the prompts for which they are scored."""
 
     media: Tensor
@@ -72,7 +72,9 @@ class Fit:
     """Mean losses of all judgments by update."""
 
 
-def train_head(backbone: RewardBackbone, inputs: Inputs, judged: Examples, heldout: Examples, config: FitConfig) -> Fit:
+def train_head(
+    backbone: RewardBackbone, inputs: JudgedInputs, judged: Examples, heldout: Examples, config: FitConfig
+) -> Fit:
     """Return a head trained on judgments; held-out ones are measured only.
 
     Preferences: mean negative log-likelihood. Ratings: mean squared error, in standard deviations.
@@ -129,7 +131,7 @@ def train_head(backbone: RewardBackbone, inputs: Inputs, judged: Examples, heldo
 
 
 @torch.no_grad()
-def scores_of(layers: nn.Sequential, inputs: Inputs) -> Tensor:
+def scores_of(layers: nn.Sequential, inputs: JudgedInputs) -> Tensor:
     """Return (N,) scores, without a gradient."""
     rows = torch.arange(len(inputs.media), device=inputs.media.device)
     return torch.cat([inputs.scores(layers, each) for each in rows.split(_CHUNK)])

@@ -5,7 +5,10 @@ The identity of the data depends on no path, and nothing is decoded to compute i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,14 +16,21 @@ from typing import Any
 
 from configs.data import DataSection
 from configs.errors import DataError, PromptError
-from configs.fingerprint import canonical_json, fingerprint, hash_text
+from configs.fingerprint import canonical_json, hash_text
 from configs.schema import RunConfig
 from storage.backends.checksums import hash_data
 from storage.backends.file_hash_cache import file_hashes
-from tasks.inputs.data_sources import MEDIA, GivenFile, source_files, source_rows
-from tasks.inputs.prompt_rows import RowLocation, check_metadata, file_below, text_of
+from tasks.inputs.chats import read_chat
+from tasks.inputs.data_sources import Row, TableCells, bytes_of, source_files, source_rows
+from tasks.inputs.data_spool import Spool
+from tasks.inputs.given_file import MEDIA, Cells, GivenFile, is_unicode, too_many_bytes
+from tasks.inputs.prompt_rows import RowLocation, as_read, check_metadata, file_below, text_of
+from tasks.inputs.prompts import Prompt, listed_prompts
 
 _SETTING = "data.train"
+#: Rows that are kept together, and more of them up to so many files, which are hashed together: each time the cache of
+#: hashes of a folder is read and written.
+_ROWS, _FILES = 1 << 10, 1 << 14
 #: What a column 'tie' holds for a pair of which neither sample is better.
 _TRUE = ("true", "1", "1.0", "yes")
 
@@ -41,24 +51,30 @@ class DataRow:
     """Rating of each sample on the section's scale; 1 and 0 for a pair, 0.5 for a tie; None if rows have no ratings."""
 
     @property
-    def identity(self) -> list[Any]:
-        """Everything that training depends on, without paths."""
-        return [self.text, dict(self.metadata), [sample.key for sample in self.samples], list(self.ratings)]
+    def prompt(self) -> Prompt:
+        """The prompt, with the other columns."""
+        return Prompt(text=self.text, metadata=self.metadata)
+
+    @staticmethod
+    def restored(values: list[Any], cells: Cells) -> DataRow:
+        """Return a row from the plain values of ``_checked``."""
+        text, metadata, place, samples, ratings = values
+        files = tuple(GivenFile.restored(sample, cells) for sample in samples)
+        return DataRow(place=place, text=text, metadata=metadata, samples=files, ratings=tuple(ratings))
 
 
 @dataclass(frozen=True, slots=True)
 class GivenData:
-    """All usable rows, and the others with reasons."""
+    """All usable rows, and the others with reasons; both are read from disk on demand."""
 
-    rows: tuple[DataRow, ...]
+    rows: Sequence[DataRow]
     """Usable rows, in order."""
-    refused: tuple[tuple[str, str], ...]
+    prompts: Sequence[Prompt]
+    """Their distinct prompts, in order of first appearance."""
+    refused: Sequence[tuple[str, str]]
     """Place and reason of each row that is left out."""
-
-    @property
-    def identity(self) -> str:
-        """Identity of the data by content and order."""
-        return fingerprint([row.identity for row in self.rows])
+    identity: str
+    """Identity of the data by content and order: the fingerprint of the list of identities of rows."""
 
 
 def data_of(config: RunConfig) -> DataSection:
@@ -73,7 +89,7 @@ def data_of(config: RunConfig) -> DataSection:
 
 
 def given_data(config: RunConfig) -> GivenData:
-    """Return the rows that a config names; one command reads them several times, so the last ones stay in memory.
+    """Return the rows that a config names; one command reads them several times, so the last ones stay on disk.
 
     Raises:
         DataError: the source cannot be read, a row cannot be used and ``bad_rows`` is 'stop', or none is left.
@@ -81,12 +97,16 @@ def given_data(config: RunConfig) -> GivenData:
     section = data_of(config)
     stats = ((path, path.stat()) for path in source_files(section.train))
     stamps = tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats)
-    return _unchanged(section.model_dump_json(), stamps)
+    heldout = frozenset(as_read(prompt.text) for prompt in listed_prompts(config.prompts, "heldout"))
+    # A forked process must not share the open database.
+    return _unchanged(section.model_dump_json(), stamps, heldout, os.getpid())
 
 
 @lru_cache(maxsize=4)
-def _unchanged(section: str, stamps: tuple[tuple[str, int, int], ...]) -> GivenData:
-    return read_given(DataSection.model_validate_json(section))
+def _unchanged(
+    section: str, stamps: tuple[tuple[str, int, int], ...], heldout: frozenset[str], process: int
+) -> GivenData:
+    return read_given(DataSection.model_validate_json(section), heldout)
 
 
 def given_per_epoch(config: RunConfig) -> int:
@@ -99,54 +119,99 @@ def given_per_epoch(config: RunConfig) -> int:
     return min(rows, section.groups_per_epoch or rows) * (2 if section.paired else 1)
 
 
-def read_given(section: DataSection) -> GivenData:
-    """Return the rows of a section; see ``given_data``."""
-    refused = list[tuple[str, str]]()
+def read_given(section: DataSection, heldout: frozenset[str] = frozenset()) -> GivenData:
+    """Return the rows of a section; see ``given_data``.
 
-    def refuse(place: str, error: Exception) -> None:
-        if section.bad_rows == "stop":
-            raise DataError(f"{error} Or set data.bad_rows to 'leave_out'.") from None
-        refused.append((place, str(error)))
-
-    rows = list[DataRow]()
+    Args:
+        section: names the rows.
+        heldout: held-out prompts, as ``as_read`` returns them, which no row may have.
+    """
+    reading, cells = _Reading(section), TableCells(section).read
+    rows, files = list[DataRow](), 0
     for place, folder, row in source_rows(section):
         try:
-            rows.append(_row(row, section, place, folder))
+            made = _row(row, section, place, folder, cells)
+            _check_held_out(made, heldout)
         except (PromptError, DataError) as error:
-            refuse(str(place), error)
-    first, kept = dict[str, str](), list[DataRow]()
-    for made in _keyed(rows):
-        try:
-            _check_content(made, first)
-            kept.append(made)
-        except DataError as error:
-            refuse(made.place, error)
-    if not kept:
-        reason = f" The first: {refused[0][1]}" if refused else ""
-        raise DataError(f"{_SETTING}: '{section.train}' holds no usable row; {len(refused)} were refused.{reason}")
-    return GivenData(tuple(kept), tuple(refused))
+            reading.refuse(str(place), error)
+            continue
+        rows.append(made)
+        files += sum(not sample.key for sample in made.samples)
+        if files >= _FILES or (len(rows) >= _ROWS and not files):
+            reading.keep(rows)
+            rows, files = [], 0
+    reading.keep(rows)
+    return reading.read(cells)
 
 
-def _row(row: Mapping[str, Any], section: DataSection, place: RowLocation, folder: Path) -> DataRow:
-    if section.prompt not in row:
+class _Reading:
+    """Rows on their way to the disk, and their identity."""
+
+    def __init__(self, section: DataSection) -> None:
+        self._section, self._spool = section, Spool()
+        self._digest = hashlib.blake2b(b"[", digest_size=16)
+
+    def refuse(self, place: str, error: Exception) -> None:
+        if self._section.bad_rows == "stop":
+            raise DataError(f"{error} Or set data.bad_rows to 'leave_out'.") from None
+        self._spool.add("refused", json.dumps([place, str(error)]))
+
+    def keep(self, rows: list[DataRow]) -> None:
+        for row in _keyed(rows):
+            try:
+                self._digest.update(_checked(row, self._spool))
+            except DataError as error:
+                self.refuse(row.place, error)
+
+    def read(self, cells: Cells) -> GivenData:
+        rows = self._spool.items("rows", lambda row: DataRow.restored(row, cells))
+        refused = self._spool.items("refused", lambda each: (each[0], each[1]))
+        if not rows:
+            reason = f" The first: {refused[0][1]}" if refused else ""
+            raise DataError(
+                f"{_SETTING}: '{self._section.train}' holds no usable row; {len(refused)} were refused.{reason}"
+            )
+        prompts = self._spool.items("prompts", lambda each: Prompt(text=each[0], metadata=each[1]))
+        self._digest.update(b"]")
+        return GivenData(rows, prompts, refused, self._digest.hexdigest())
+
+
+def _check_held_out(row: DataRow, heldout: frozenset[str]) -> None:
+    if heldout and as_read(row.text) in heldout:
+        raise DataError(
+            f"{row.place}: the prompt {row.text[:60]!r} is in prompts.heldout too, whose evaluation would not be of "
+            "held-out prompts. Remove it from one of the two."
+        )
+
+
+def _row(row: Row, section: DataSection, place: RowLocation, folder: Path, cells: Cells) -> DataRow:
+    if isinstance(row, DataError):
+        raise row
+    if section.messages is not None:
+        columns: tuple[str, ...] = (section.messages,)
+        asked, sample = read_chat(row.get(section.messages), f"{place}, {section.messages}")
+        samples = (sample,)
+    elif section.prompt not in row:
         raise DataError(f"{place} has no '{section.prompt}'; it has {', '.join(row) or 'nothing'}. Name another.")
-    asked = row[section.prompt]
+    else:
+        asked = row[section.prompt]
+        columns = (str(section.chosen), str(section.rejected)) if section.paired else (section.sample,)
+        samples = tuple(_sample(row, name, place, folder, cells) for name in columns)
     text = asked if asked == "" and not section.trained else text_of(asked, place)
-    columns = (str(section.chosen), str(section.rejected)) if section.paired else (section.sample,)
-    samples = tuple(_sample(row, name, place, folder) for name in columns)
     used = {section.prompt, *columns, section.rating} - {*section.keep}
-    metadata = {str(name): value for name, value in row.items() if name not in used}
+    # Other members of a tar, such as arrays, are no columns.
+    others = (name for name, value in row.items() if name not in used and not isinstance(value, GivenFile))
+    metadata = {str(name): row[name] for name in others}
     tie = section.paired and str(row.get("tie", "")).strip().lower() in _TRUE
     if not section.trained:
         # Several raters, or one who has no name, may judge the same samples.
         metadata = {"rater": str(row.get("rater") or ""), "row": place.number}
     elif tie:
         raise DataError(f"{place} is a tie: neither sample is better, so there is nothing to learn. Remove the row.")
-    check_metadata(metadata, place)
     try:
-        canonical_json(metadata)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{place}: columns must be plain JSON values: {error}.") from None
+        check_metadata(metadata, place)
+    except RecursionError:
+        raise DataError(f"{place}: its columns are nested too deeply. Flatten them.") from None
     ratings = ((0.5, 0.5) if tie else (1.0, 0.0)) if section.paired else (_rating(row, section, place),)
     return DataRow(place=str(place), text=text, metadata=metadata, samples=samples, ratings=ratings)
 
@@ -158,7 +223,7 @@ def _rating(row: Mapping[str, Any], section: DataSection, place: RowLocation) ->
     try:
         # CSV files hold texts.
         value = float(given) if isinstance(given, str | int | float) and not isinstance(given, bool) else None
-    except ValueError:
+    except (ValueError, OverflowError):
         value = None
     if value is None or not low <= value <= high:
         raise DataError(
@@ -168,28 +233,32 @@ def _rating(row: Mapping[str, Any], section: DataSection, place: RowLocation) ->
     return value
 
 
-def _sample(row: Mapping[str, Any], column: str, place: RowLocation, folder: Path) -> GivenFile:
+def _sample(row: Mapping[str, Any], column: str, place: RowLocation, folder: Path, cells: Cells) -> GivenFile:
     value = row.get(column)
     if isinstance(value, GivenFile):
         return value
-    if isinstance(value, Mapping):
-        # An image or clip of datasets.
-        value = value.get("bytes") or value.get("path")
-    if isinstance(value, bytes):
-        return GivenFile(name=f"{place}, {column}", key=hash_data(value), data=value)
-    if isinstance(value, list):
-        value = _reply(value, place)
+    name = f"{place}, {column}"
+    if (data := bytes_of(value)) is not None:
+        if large := too_many_bytes(len(data)):
+            raise DataError(f"{name} {large}. Scale it down.")
+        return GivenFile(name=name, key=hash_data(data), path=column, offset=place.number, cells=cells)
+    # An image or clip of datasets has a path.
+    value = value.get("path") if isinstance(value, Mapping) else value
+    value = _reply(value, place) if isinstance(value, list) else value
     if not isinstance(value, str) or not value.strip():
         raise DataError(
             f"{place} has no '{column}', the path of an image or clip, or a text. Add it, or name another column."
         )
-    if Path(value).suffix.lower() not in MEDIA:
-        return GivenFile(name=f"{place}, {column}", key=hash_text(value), text=value)
+    if not is_unicode(value):
+        raise DataError(f"{name} has half a character, which is no Unicode text. Write it again.")
+    if not (value[-5:].lower().endswith(MEDIA) and Path(value).suffix):
+        return GivenFile(name=name, key=hash_text(value), text=value)
     try:
-        file_below(folder, value)
-    except ValueError as error:
+        if large := too_many_bytes(file_below(folder, value).stat().st_size):
+            raise ValueError(f"'{value}' {large}. Scale it down")
+    except (ValueError, OSError) as error:
         raise DataError(f"{place}: {error}.") from None
-    return GivenFile(name=f"{place}: {value}", folder=folder, path=value)
+    return GivenFile(name=f"{place}: {value}", folder=str(folder), path=value)
 
 
 def _reply(messages: Sequence[Any], place: RowLocation) -> str:
@@ -199,22 +268,45 @@ def _reply(messages: Sequence[Any], place: RowLocation) -> str:
     raise DataError(f"{place} holds a chat of {len(messages)} messages; one of the assistant can be trained on.")
 
 
-def _keyed(rows: Iterable[DataRow]) -> Iterable[DataRow]:
-    """Yield rows with the content keys of their files, which are hashed once, and from a cache if unchanged."""
-    listed = list(rows)
-    names: dict[Path, dict[str, None]] = {}
-    for sample in (sample for row in listed for sample in row.samples if not sample.key):
+def _keyed(rows: list[DataRow]) -> Iterator[DataRow]:
+    """Yield rows with the content keys of their files, which are hashed once, and from a cache if unchanged; files that
+    cannot be read have none."""
+    names: dict[str, dict[str, None]] = {}
+    for sample in (sample for row in rows for sample in row.samples if not sample.key):
         names.setdefault(sample.folder, {})[sample.path] = None
-    keys = {folder: file_hashes(folder, list(paths)) for folder, paths in names.items()}
-    for row in listed:
+    keys = {folder: _hashes(Path(folder), list(paths)) for folder, paths in names.items()}
+    for row in rows:
         samples = (each if each.key else replace(each, key=keys[each.folder][each.path]) for each in row.samples)
         yield replace(row, samples=tuple(samples))
 
 
-def _check_content(row: DataRow, first: dict[str, str]) -> None:
-    """Refuse a pair of equal samples, and a row with the prompt and samples of an earlier one."""
+def _hashes(folder: Path, names: list[str]) -> dict[str, str]:
+    try:
+        return file_hashes(folder, names)
+    except OSError:
+        if len(names) == 1:
+            return {names[0]: ""}
+    return {name: key for each in names for name, key in _hashes(folder, [each]).items()}
+
+
+def _checked(row: DataRow, spool: Spool) -> bytes:
+    """Keep a row, and return its part of the identity; refuse a pair of equal samples, and a row with the prompt and
+    samples of an earlier one."""
+    for sample in row.samples:
+        if not sample.key:
+            raise DataError(f"{sample.name} cannot be read. Make it readable, or remove the row.")
     if len(row.samples) == 2 and row.samples[0].key == row.samples[1].key:
         raise DataError(f"{row.place}: chosen and rejected sample are equal, so the pair says nothing. Remove the row.")
-    place = first.setdefault(fingerprint(row.identity[:3]), row.place)
-    if place != row.place:
-        raise DataError(f"{row.place} repeats {place}: the same prompt with the same sample. Remove one of the two.")
+    try:
+        prompt = canonical_json([row.text, dict(row.metadata)])
+        prompt.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{row.place}: columns must be plain JSON values: {error}.") from None
+    content = f"{prompt[:-1]},{canonical_json([sample.key for sample in row.samples])}"
+    if first := spool.seen(hash_text(f"{content}]")):
+        raise DataError(f"{row.place} repeats {first[2]}: the same prompt with the same sample. Remove one of the two.")
+    if spool.seen(hash_text(prompt)) is None:
+        spool.add("prompts", prompt)
+    stored = json.dumps([row.place, [sample.stored() for sample in row.samples], row.ratings])
+    count = spool.add("rows", f"{prompt[:-1]},{stored[1:]}")
+    return f"{',' if count > 1 else ''}{content},{canonical_json(row.ratings)}]".encode()

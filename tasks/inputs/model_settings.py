@@ -213,7 +213,9 @@ def _check_steps(config: RunConfig) -> None:
     if family not in FIXED_STEPS:
         return
     fixed = config.model.options.get("steps", FIXED_STEPS[family])
-    for where, steps in (("rollout.steps", config.rollout.steps), ("evaluate.steps", config.evaluate.steps)):
+    # Given samples begin with no noise: there the steps are the levels of training alone.
+    sampled = config.rollout.steps if config.data is None else None
+    for where, steps in (("rollout.steps", sampled), ("evaluate.steps", config.evaluate.steps or config.rollout.steps)):
         if steps is not None and steps != fixed:
             raise ConfigError(
                 f"{where} is {steps}, but model.options.steps of model.policy '{family}' is {fixed}, which fixes the "

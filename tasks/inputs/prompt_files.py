@@ -1,12 +1,16 @@
-"""Reads rows of prompt files (``configs.schema.PROMPT_FILES``), ``save_to_disk`` folders and hub datasets."""
+"""Reads rows of prompt files (``configs.schema.PROMPT_FILES``), ``save_to_disk`` folders and hub datasets.
+
+Rows are read one after the other, so memory does not grow with their number.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,77 +21,108 @@ from configs.errors import PromptError
 from configs.schema import PROMPT_FILES, PromptsSection
 from tasks.inputs.saved_datasets import read_table, saved_files
 
-_LINE_END = re.compile("\r\n|\n|\r")
+_LINE_END = re.compile("[\r\n]+$")
+#: Bytes and rows of a table that are in memory at once, about.
+_BATCH_BYTES, _BATCH_ROWS = 1 << 24, 1 << 12
+#: Seconds in which the hub has to answer.
+_ANSWER_S = 10.0
 #: Rows of a source, each with the number of its line or row.
 Rows = Iterable[tuple[int, Mapping[str, Any]]]
+#: The same, with an error in the place of a row that cannot be read.
+ReadRows = Iterable[tuple[int, Mapping[str, Any] | PromptError]]
 
 
-def _text_rows(path: str, column: str) -> Rows:
-    lines = list(_lines(path))
-    while lines and not lines[-1].strip():
-        lines.pop()
-    for number, line in enumerate(lines, 1):
-        yield number, {column: line.strip()}
+def _text_rows(path: str, column: str) -> ReadRows:
+    blank: list[tuple[int, Mapping[str, Any] | PromptError]] = []
+    for number, line in _lines(path):
+        row = line if isinstance(line, PromptError) else {column: line.strip()}
+        blank.append((number, row))
+        if isinstance(row, PromptError) or row[column]:
+            yield from blank
+            blank = []
 
 
-def _jsonl_rows(path: str, column: str) -> Rows:
-    for number, line in enumerate(_lines(path), 1):
+def _jsonl_rows(path: str, column: str) -> ReadRows:
+    for number, line in _lines(path):
+        if isinstance(line, PromptError):
+            yield number, line
+            continue
         if not line.strip():
             continue
         place = f"{path}, line {number}"
         try:
             row = json.loads(line, parse_constant=_no_number)
         except (ValueError, RecursionError) as error:
-            raise PromptError(f"{place} is not JSON: {error}. Each line must hold one object.") from None
-        if not isinstance(row, dict):
-            raise PromptError(f"{place} holds {type(row).__name__}; each line must hold one object.")
-        yield number, row
+            yield number, PromptError(f"{place} is not JSON: {error}. Each line must hold one object.")
+            continue
+        kind = type(row).__name__
+        yield number, row if kind == "dict" else PromptError(f"{place} holds {kind}; each line must hold one object.")
 
 
-def _lines(path: str) -> list[str]:
-    """Return the lines of a text file; only a line feed, a carriage return or both end a line."""
-    return _LINE_END.split(_text(path))
+def _lines(path: str) -> Iterator[tuple[int, str | PromptError]]:
+    """Yield the lines of a text file; only a line feed, a carriage return or both end a line."""
+    with _opened(path) as file:
+        for number, line in enumerate(file, 1):
+            yield number, _bad_text(line, f"{path}, line {number}") or _LINE_END.sub("", line)
 
 
-def _text(path: str) -> str:
-    """Return the text of a file; raise PromptError if it is not UTF-8 or holds NUL characters."""
-    data = Path(path).read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = len(_LINE_END.findall(data[: error.start].decode("utf-8-sig"))) + 1
-        raise PromptError(f"{path}, line {line} is not UTF-8 text: {error.reason}. Save the file as UTF-8.") from None
+def _opened(path: str) -> Any:
+    # Bytes that are no UTF-8 become halves of characters, which ``_bad_text`` finds, so that other lines are read.
+    return Path(path).open(encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _bad_text(text: str, place: str) -> PromptError | None:
+    """Return the complaint about text of a file that is not UTF-8 or holds NUL characters."""
     if "\0" in text:
-        line = len(_LINE_END.findall(text[: text.index("\0")])) + 1
-        raise PromptError(
-            f"{path}, line {line} holds NUL characters, as files in UTF-16 do that are read as UTF-8. Save the file as "
-            "UTF-8."
+        return PromptError(
+            f"{place} holds NUL characters, as files in UTF-16 do that are read as UTF-8. Save the file as UTF-8."
         )
-    return text
-
-
-def _separated_rows(path: str, delimiter: str) -> Rows:
-    """Yield the rows of a CSV or TSV file with a header, by the line each begins in; all values are texts."""
-    reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter=delimiter, strict=True)
-    names: list[str] = []
-    begins = 1
+    if text.isascii():
+        return None
     try:
-        for values in reader:
+        text.encode("utf-8", "surrogateescape").decode()
+    except UnicodeDecodeError as error:
+        return PromptError(f"{place} is not UTF-8 text: {error.reason}. Save the file as UTF-8.")
+    return None
+
+
+def _separated_rows(path: str, delimiter: str) -> ReadRows:
+    """Yield the rows of a CSV or TSV file with a header, by the line each begins in; all values are texts."""
+    with _opened(path) as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        names: list[str] = []
+        while True:
+            begins = reader.line_num + 1
+            place = f"{path}, line {begins}"
+            try:
+                values = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                bad = PromptError(
+                    f"{place} cannot be read: {error}. A value that begins with a double quote ends with one, and "
+                    "those inside are written twice; a value has "
+                    f"{csv.field_size_limit():,} characters at most."
+                )
+                yield begins, bad
+                continue
+            wrong = _bad_text("".join(values), place)
             if values and not names:
+                if wrong:
+                    raise wrong
                 names = _columns(values, path, begins)
+            elif wrong:
+                yield begins, wrong
             elif values and len(values) != len(names):
-                raise PromptError(
-                    f"{path}, line {begins} has {len(values)} values, but the header names {len(names)} columns: "
-                    f"{', '.join(names)[:200]}. Put a value that holds {delimiter!r} between double quotes."
+                yield (
+                    begins,
+                    PromptError(
+                        f"{place} has {len(values)} values, but the header names {len(names)} columns: "
+                        f"{', '.join(names)[:200]}. Put a value that holds {delimiter!r} between double quotes."
+                    ),
                 )
             elif values:
                 yield begins, dict(zip(names, values, strict=True))
-            begins = reader.line_num + 1
-    except csv.Error as error:
-        raise PromptError(
-            f"{path}, line {begins} cannot be read: {error}. A value that begins with a double quote ends with one, "
-            f"and those inside are written twice; a value has {csv.field_size_limit():,} characters at most."
-        ) from None
 
 
 def _columns(names: list[str], path: str, line: int) -> list[str]:
@@ -98,11 +133,11 @@ def _columns(names: list[str], path: str, line: int) -> list[str]:
     return names
 
 
-def _comma_rows(path: str, column: str) -> Rows:
+def _comma_rows(path: str, column: str) -> ReadRows:
     return _separated_rows(path, ",")
 
 
-def _tab_rows(path: str, column: str) -> Rows:
+def _tab_rows(path: str, column: str) -> ReadRows:
     return _separated_rows(path, "\t")
 
 
@@ -110,26 +145,53 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _parquet_rows(path: str, column: str) -> Rows:
+def parquet_rows(path: str, column: str, start: int = 0) -> Rows:
+    """Yield the rows of a Parquet file, from the one after the first ``start``.
+
+    Raises:
+        PromptError: the file is not a Parquet file, or a column cannot be read.
+    """
     from pyarrow import parquet
 
     try:
-        table = parquet.read_table(path)
+        with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
+            for group in range(file.num_row_groups):
+                about = file.metadata.row_group(group)
+                if start >= about.num_rows:
+                    start -= about.num_rows
+                    continue
+                rows = _batch_rows(about.total_byte_size, about.num_rows)
+                yield from _group_rows(file.iter_batches(rows, [group]), file.metadata, group, path, start)
+                start = 0
     except (pa.ArrowException, OSError) as error:
         raise PromptError(f"'{path}' is not a Parquet file: {_first_line(error)}") from None
-    yield from _table_rows(table, path)
 
 
-def saved_rows(path: str, section: PromptsSection | DataSection, where: str) -> Rows:
-    """Yield the rows of a folder that ``save_to_disk`` of datasets wrote.
+def _group_rows(batches: Iterable[pa.RecordBatch], metadata: Any, group: int, path: str, start: int) -> Rows:
+    number = sum(metadata.row_group(each).num_rows for each in range(group))
+    for batch in batches:
+        if start < batch.num_rows:
+            yield from _table_rows(pa.table(batch.slice(start)), path, number + start)
+        number, start = number + batch.num_rows, max(0, start - batch.num_rows)
+
+
+def _batch_rows(size: int, rows: int) -> int:
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * rows // max(size, 1)))
+
+
+def saved_rows(path: str, section: PromptsSection | DataSection, where: str, start: int = 0) -> Rows:
+    """Yield the rows of a folder that ``save_to_disk`` of datasets wrote, from the one after the first ``start``.
 
     Raises:
         PromptError: the folder cannot be read, or has no such split.
     """
-    yield from _table_rows(read_table(saved_files(Path(path), section.split, where)), path)
+    table = read_table(saved_files(Path(path), section.split, where))
+    size = _batch_rows(table.nbytes, table.num_rows)
+    for first in range(start, table.num_rows, size):
+        yield from _table_rows(table.slice(first, size), path, first)
 
 
-def _table_rows(table: pa.Table, path: str) -> Rows:
+def _table_rows(table: pa.Table, path: str, before: int) -> Rows:
     values: dict[str, list[Any]] = {}
     for name, cells in zip(table.column_names, table.columns, strict=True):
         try:
@@ -138,15 +200,15 @@ def _table_rows(table: pa.Table, path: str) -> Rows:
         except (pa.ArrowException, ValueError, OverflowError) as error:
             raise PromptError(f"'{path}', column '{name}' cannot be read: {_first_line(error)}") from None
     for number in range(table.num_rows):
-        yield number + 1, {name: cells[number] for name, cells in values.items()}
+        yield before + number + 1, {name: cells[number] for name, cells in values.items()}
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def hub_rows(source: str, section: PromptsSection | DataSection, where: str) -> Rows:
-    """Yield the rows of a hub dataset.
+def hub_rows(source: str, section: PromptsSection | DataSection, where: str, start: int = 0) -> Rows:
+    """Yield the rows of a hub dataset, from the one after the first ``start``.
 
     Raises:
         PromptError: the source is no dataset id, or the dataset cannot be loaded.
@@ -157,21 +219,45 @@ def hub_rows(source: str, section: PromptsSection | DataSection, where: str) -> 
             "datasets wrote, nor a dataset id like 'owner/name'."
         )
     import datasets
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
 
     try:
+        # The library itself would ask a hub that does not answer for many minutes.
+        with contextlib.suppress(OfflineModeIsEnabled):
+            HfApi().dataset_info(source, timeout=_ANSWER_S)
         rows = datasets.load_dataset(source, split=section.split)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (HTTPError, OSError, ValueError, RuntimeError) as error:
         raise PromptError(
-            f"{where}: dataset '{source}' (split '{section.split}') cannot be loaded: {error}. "
-            f"Use a dataset id that can be reached, or a file that exists ({', '.join(PROMPT_FILES)})."
+            f"{where}: dataset '{source}' (split '{section.split}') cannot be loaded: {_first_line(error)}. "
+            f"Use a dataset id that can be reached, or a file that exists ({', '.join(PROMPT_FILES)}). With "
+            "HF_HUB_OFFLINE=1 the hub is not asked, and a downloaded copy is used."
         ) from None
-    yield from enumerate(rows, 1)
+    yield from islice(enumerate(rows, 1), start, None)
 
 
-READERS: Mapping[str, Callable[[str, str], Rows]] = {
+def read_rows(path: str, column: str) -> ReadRows:
+    """Yield the rows of a file, and an error for each that cannot be read, after which the others follow.
+
+    Raises:
+        PromptError: the file as a whole cannot be read.
+    """
+    return _ROWS[Path(path).suffix.lower()](path, column)
+
+
+def _all_readable(path: str, column: str) -> Rows:
+    for number, row in read_rows(path, column):
+        if isinstance(row, PromptError):
+            raise row
+        yield number, row
+
+
+_ROWS: Mapping[str, Callable[[str, str], ReadRows]] = {
     ".txt": _text_rows,
     ".jsonl": _jsonl_rows,
-    ".parquet": _parquet_rows,
+    ".parquet": parquet_rows,
     ".csv": _comma_rows,
     ".tsv": _tab_rows,
 }
+READERS: Mapping[str, Callable[[str, str], Rows]] = dict.fromkeys(_ROWS, _all_readable)
+"""Readers of files by suffix, which raise PromptError at the first row that cannot be read."""

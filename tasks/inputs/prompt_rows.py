@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -31,7 +32,7 @@ class RowLocation(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        unit = "line" if Path(self.source).suffix.lower() in _OF_LINES else "row"
+        unit = "line" if self.source.lower().endswith(_OF_LINES) else "row"
         return f"{self.where}: {self.source}, {unit} {self.number}"
 
 
@@ -56,6 +57,11 @@ def text_of(value: Any, place: RowLocation) -> str:
             "Write the prompt again."
         ) from None
     return value
+
+
+def as_read(text: str) -> str:
+    """Return a prompt as it counts in comparisons of held-out with train prompts: without case and spaces."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def _kind_of(value: Any) -> str:

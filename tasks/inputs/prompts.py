@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,7 +15,6 @@ from configs.fingerprint import canonical_json, fingerprint, hash_text
 from configs.gc_tuning import without_collecting
 from configs.schema import PROMPT_FILES, PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
-from tasks.inputs.data_rows import DataRow, given_data
 from tasks.inputs.prompt_files import READERS, Rows, hub_rows, saved_rows
 from tasks.inputs.prompt_rows import RowLocation, check_metadata, images_of, split_keys, text_of
 from tasks.inputs.saved_datasets import is_saved_dataset, saved_files
@@ -99,56 +97,7 @@ def uses_guidance(config: RunConfig) -> bool:
     return config.model.guidance_scale > 1 and config.model.policy not in EMBEDDED_GUIDANCE
 
 
-def source_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
-    """Return the prompts the config names, by split: train, heldout, and negative when guidance needs it.
-
-    Raises:
-        PromptError: a source cannot be used, or a held-out prompt is also a train prompt.
-        DataError: given data cannot be used.
-    """
-    train = _listed(config.prompts, "train") if config.data is None else given_prompts(config)
-    heldout = _listed(config.prompts, "heldout")
-    _check_held_out(train, heldout)
-    negative = _negative(config, [*train, *heldout]) if uses_guidance(config) else []
-    return {"train": train, "heldout": heldout, "negative": negative}
-
-
-def given_prompts(config: RunConfig) -> list[Prompt]:
-    """Return the distinct prompts of given data, in order of first appearance.
-
-    Raises:
-        DataError: the data cannot be used, see ``given_data``.
-    """
-    prompts = (prompt_of(row) for row in given_data(config).rows)
-    return list({prompt.id: prompt for prompt in prompts}.values())
-
-
-def prompt_of(row: DataRow) -> Prompt:
-    """Return the prompt of a row of given data."""
-    return Prompt(text=row.text, metadata=row.metadata)
-
-
-def _check_held_out(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> None:
-    """Refuse held-out prompts that are also train prompts, ignoring case and spaces."""
-    trained = {_as_read(prompt): prompt.text for prompt in train} if heldout else {}
-    shared = sorted((prompt.text, trained[_as_read(prompt)]) for prompt in heldout if _as_read(prompt) in trained)
-    if not shared:
-        return
-    text, like = shared[0]
-    written = "" if text == like else f", written {like!r} there"
-    raise PromptError(
-        f"prompts.heldout: {len(shared)} prompts are in prompts.train too, the first is {text!r}{written}. Their "
-        "evaluation would not be of held-out prompts. Remove them from one of the two."
-    )
-
-
-def _as_read(prompt: Prompt) -> tuple[str, str | None]:
-    """Return the normalized text of a prompt and its start images, for comparison."""
-    text = unicodedata.normalize("NFKC", prompt.text).casefold()
-    return " ".join(text.split()), prompt.metadata.get(IMAGE)
-
-
-def _listed(section: PromptsSection, split: Literal["train", "heldout"]) -> list[Prompt]:
+def listed_prompts(section: PromptsSection, split: Literal["train", "heldout"]) -> list[Prompt]:
     """Return the prompts of all sources of a split; with several sources the metadata name the source."""
     found: list[Prompt] = []
     for setting, source in section.lists(split).items():
@@ -181,15 +130,6 @@ def _taking_turns(prompts: Sequence[Prompt]) -> list[Prompt]:
         keyed.append((places.setdefault(name, 0), len(keyed), prompt))
         places[name] += 1
     return [prompt for _, _, prompt in sorted(keyed, key=lambda one: one[:2])]
-
-
-def _negative(config: RunConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return the negative prompt, once for each set of start images if prompts have some."""
-    text = config.model.negative_prompt
-    images = {prompt.metadata[IMAGE]: prompt.images for prompt in prompts if prompt.images}
-    if not images:
-        return [Prompt(text=text)]
-    return [Prompt(text=text, metadata={IMAGE: key}, images=paths) for key, paths in images.items()]
 
 
 def read_prompts(source: str, section: PromptsSection, *, where: str) -> list[Prompt]:
@@ -242,11 +182,6 @@ def _prompts(rows: Rows, source: str, section: PromptsSection, where: str) -> li
         raise PromptError(f"{where}: '{source}' holds no prompts.")
     _check_distinct(numbered, where, source)
     return [prompt for _, prompt in numbered]
-
-
-def prompts_fingerprint(prompts: Mapping[str, list[Prompt]]) -> str:
-    """Return the identity of named lists of prompts, by content and order."""
-    return fingerprint({split: [prompt.id for prompt in items] for split, items in prompts.items()})
 
 
 def _prompt(row: Mapping[str, Any], section: PromptsSection, place: RowLocation, folder: Path) -> Prompt:

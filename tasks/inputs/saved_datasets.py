@@ -63,7 +63,7 @@ def read_table(files: list[Path]) -> pa.Table:
     tables = []
     for file in files:
         try:
-            with pa.OSFile(str(file)) as opened, pa.ipc.open_stream(opened) as stream:
+            with pa.memory_map(str(file)) as opened, pa.ipc.open_stream(opened) as stream:
                 tables.append(stream.read_all())
             found = pa.concat_tables(tables)
         except (pa.ArrowException, OSError, ValueError) as error:

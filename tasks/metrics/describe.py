@@ -50,6 +50,7 @@ def describe_run(context: RunContext) -> dict[str, Any]:
             {"epoch": epoch, "name": name, "figures": named_figures(chain, epoch, name)}
             for epoch, name in sorted(named_evaluations(chain))
         ],
+        "data": next((summary for _, _, summary in view.summaries("ingest")), None),
         "rewards": rewards,
         "warnings": [alert.text for alert in alerts(chain)],
         "branches": [str(made["reason"]) for _, _, made in view.summaries("steer") if made["reason"]],

@@ -26,7 +26,7 @@ def earned(chain: Chain, epoch: int) -> str:
     mean = chain.store.require(chain.require(epoch, "advantage").ref).summary["reward_mean"]
     rewards = chain.config.rewards
     plain = len(rewards) == 1 and rewards[0].weight == 1
-    return f"{rewards[0].slot if plain else 'sum'} {mean:.3f}"
+    return f"reward {rewards[0].slot if plain else 'sum'} {mean:.3f}"
 
 
 def optimized_parts(sections: Sequence[RewardSection], tables: Sequence[pa.Table]) -> list[Tensor]:

@@ -156,7 +156,9 @@ def paragraphs(context: RunContext, *, done: bool) -> list[str]:
     sources = config.prompts.lists("train").values() if config.data is None else [config.data.train]
     prompts = " + ".join(Path(source).name for source in sources)
     aim = "for" if config.data is None else "judged by"
-    size = f" ({counts.summary['train']} prompts, {counts.summary['heldout']} held out)" if counts else ""
+    given = None if config.data is None else context.store.manifest(chain.ref(chain.plan.samples_of(0)))
+    data = f"{given.summary['samples']} samples, {given.summary['refused']} rows left out, " if given else ""
+    size = f" ({data}{counts.summary['train']} prompts, {counts.summary['heldout']} held out)" if counts else ""
     lines = [
         f"trains {base} ({model.policy}) with {config.optimize.algorithm.name} on {prompts}{size} {aim} {rewards}, "
         f"{config.run.epochs} epochs."

@@ -25,6 +25,7 @@ from tasks.metrics.evaluations import (
     flat,
     split_of,
 )
+from tasks.metrics.given import GivenFigures, given_figures
 from tasks.metrics.samples import artifact_table, film_of, joined, rows_of
 from tasks.metrics.speed import seconds_of
 from tasks.metrics.tracked import epoch_content, evaluation_content
@@ -114,6 +115,13 @@ class RunView:
             manifest = self.store.manifest(entry.ref) if entry.stage == stage else None
             if manifest is not None:
                 yield entry.epoch, entry.slot, dict(manifest.summary)
+
+    def given(self) -> GivenFigures | None:
+        """Return the figures of the given samples; None without any, or before they are ingested."""
+        ref = None if self.config.data is None else self._complete(self.chain.plan.samples_of(0))
+        if ref is None or self.config.data is None:
+            return None
+        return given_figures(self.store, ref, self.config.data)
 
     # Samples
 

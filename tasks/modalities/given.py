@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.inputs.data_sources import GivenFile
+from tasks.inputs.given_file import GivenFile
 from tasks.inputs.prompts import Prompt
 
 

@@ -30,6 +30,7 @@ from tasks.modalities.samplers import Sampler, SamplingContext
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from models.engines.rollout_service import DrawsChains
     from models.policies.parts import Part
     from models.policies.trainable import Trainable
     from tasks.algorithms.base import Models, Requirements
@@ -172,6 +173,18 @@ class Kind(ABC):
     def rollout(self, making: SamplingContext) -> Sampler:
         """Return the sampler of rollouts, with log-probs."""
 
+    def served(self, host: ModelHost) -> DrawsChains:
+        """Return the policy for a server that draws rollouts for other processes.
+
+        Raises:
+            ConfigError: samples of this kind have no such server.
+        """
+        raise ConfigError(
+            f"model.policy '{host.config.model.policy}' is of the kind '{kind_name(host.config)}', and "
+            "'flowmill serve-rollout' draws chains of denoisers. Serve a language model with vLLM or another server of "
+            "completions, and set rollout.tokens.engine."
+        )
+
     def read_given(self, making: SamplingContext, sample: GivenSample) -> Any:
         """Return the content of a given sample, in the form that ``given`` takes.
 
@@ -182,6 +195,10 @@ class Kind(ABC):
         raise ConfigError(
             f"data: samples of the kind '{kind_name(making.config)}' cannot be given. Remove the section."
         )
+
+    def same_given(self, first: Any, second: Any) -> bool:
+        """Return whether two contents of given samples are equal."""
+        return bool(first == second)
 
     def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
         """Return given samples in the form of a rollout's: with final latents or tokens, without behavior log-probs.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,5 +57,20 @@ class Sampler(Protocol):
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
         """Return the samples of at most ``execution.rollout_batch_size`` jobs, computed at one fixed size."""
 
+    def each(self, parts: Sequence[Sequence[SampleRequest]]) -> Iterator[list[Sample]]:
+        """Yield the samples of parts like those of ``make``, in order; a sampler may work ahead."""
+
     def rest(self) -> None:
         """Take part in collective calls of other ranks, with no job left."""
+
+
+class OneByOne(ABC):
+    """Base of samplers that make one part after the other."""
+
+    @abstractmethod
+    def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
+        """Return the samples of jobs; see ``Sampler``."""
+
+    def each(self, parts: Sequence[Sequence[SampleRequest]]) -> Iterator[list[Sample]]:
+        """Yield the samples of parts; see ``Sampler``."""
+        return map(self.make, parts)

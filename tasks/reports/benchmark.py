@@ -27,7 +27,8 @@ from storage.layout import ArtifactRef
 from tasks.checks.check_execution import check_devices
 from tasks.checks.check_rewards import check_rewards
 from tasks.inputs.model_settings import check_model
-from tasks.inputs.prompts import read_prompts, source_prompts
+from tasks.inputs.prompts import read_prompts
+from tasks.inputs.source_prompts import source_prompts
 from tasks.inputs.store_trust import check_trusted
 from tasks.metrics.describe import BENCHMARK
 from tasks.metrics.evaluations import scores_by_prompt

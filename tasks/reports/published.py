@@ -22,6 +22,7 @@ from storage.backends.disk_errors import named_disk
 from storage.layout import ArtifactRef
 from tasks.export.request import Part
 from tasks.metrics.evaluations import split_of
+from tasks.metrics.given import license_of
 from tasks.metrics.samples import rows_of
 from tasks.metrics.view import RunView
 from tasks.ratings.answers import answers_of
@@ -117,16 +118,11 @@ def write_files(context: RunContext, folder: Path, parts: Mapping[Part, Sequence
                         name=name,
                         path=folder / name,
                         rows=len(rows),
-                        licenses=Counter(_license(row) for row in rows),
+                        licenses=Counter(license_of(row.get("metadata", "{}")) for row in rows),
                         content=content,
                     )
                 )
     return made
-
-
-def _license(row: Row) -> str:
-    about = json.loads(row.get("metadata", "{}"))
-    return str(about.get("license", about.get("licence", "")))
 
 
 def tables_of(context: RunContext, part: Part, epoch: int) -> Iterator[tuple[str, str, list[Row]]]:

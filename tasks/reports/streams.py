@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError, StoreError
 from storage.artifacts.records import ShardRecord
 from storage.trajectories.base import TrajectoryShard
-from storage.trajectories.tables import read_rows
+from storage.trajectories.tables import read_shard
 from storage.trajectories.webdataset import TAR
 from tasks.inputs.components import open_trajectory_store
 from tasks.metrics.view import RunView
 from tasks.runs.context import RunContext
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 #: Key of a sample's rewards and advantage in a stream.
 SCORES = "scores"
+_Scores = Mapping[str, Mapping[str, float | None]]
 _COLUMNS = ("sample_id", "prompt_id", "group_id", "prompt", "metadata", "epoch", "seed", "policy")
 
 
@@ -57,11 +61,12 @@ def stream_of(context: RunContext, epoch: int, *, evaluation: bool, start: int) 
             if left >= record.rows:
                 left -= record.rows
                 continue
+            known = samples.scores(record)
             with (context.store.folder(samples.ref, record) / TAR).open("rb") as tar:
                 found = group_by_keys(tar_file_expander([{"url": shard["url"], "stream": tar}]))
                 for number, sample in enumerate(found):
                     if number >= left:
-                        yield {**sample, SCORES: samples.scores.get(str(sample["__key__"]), {})}
+                        yield {**sample, SCORES: known.get(str(sample["__key__"]), {})}
             left = 0
 
     return wds.DataPipeline(wds.SimpleShardList(list(records)), wds.split_by_node, wds.split_by_worker, opened)
@@ -111,19 +116,26 @@ class SampleRows:
     def of_shard(self, record: ShardRecord) -> Iterator[dict[str, Any]]:
         """Yield the rows of one shard."""
         store, opener = self._context.store, open_trajectory_store(self._context.config.rollout.store)
-        shard = opener.open(store.files(self.ref, record))
+        shard, known = opener.open(store.files(self.ref, record)), self.scores(record)
         for number, row in enumerate(shard.table.select(list(_COLUMNS)).to_pylist()):
-            yield {**row, **content_of(shard, number), **self.scores.get(row["sample_id"], {})}
+            yield {**row, **content_of(shard, number), **known.get(row["sample_id"], {})}
         shard.close()
 
+    def scores(self, record: ShardRecord) -> _Scores:
+        """Return the rewards and the advantage of the samples of one shard by name; the rating of given samples, of
+        which there may be more than memory holds."""
+        if self._context.plan.given and not self._evaluation:
+            return _by_sample(read_shard(self._context.store, self.ref, record, "rewards"))
+        return self._scores
+
     @cached_property
-    def scores(self) -> dict[str, dict[str, float | None]]:
-        """The rewards and the advantage of each sample by name; the rating of given samples."""
-        given = self._context.plan.given and not self._evaluation
-        table = read_rows(self._context.store, self.ref, "rewards") if given else None
-        table = RunView(self._context).scores(self._epoch, evaluation=self._evaluation) if table is None else table
-        names = [name for name in table.column_names if name.split(".")[0] in ("sample_id", "reward", "advantage")]
-        return {str(row.pop("sample_id")): row for row in table.select(names).to_pylist()}
+    def _scores(self) -> _Scores:
+        return _by_sample(RunView(self._context).scores(self._epoch, evaluation=self._evaluation))
+
+
+def _by_sample(table: pa.Table) -> _Scores:
+    names = [name for name in table.column_names if name.split(".")[0] in ("sample_id", "reward", "advantage")]
+    return {str(row.pop("sample_id")): row for row in table.select(names).to_pylist()}
 
 
 def content_of(shard: TrajectoryShard, row: int) -> dict[str, Any]:

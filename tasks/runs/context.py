@@ -18,7 +18,7 @@ from storage.layout import ArtifactRef
 from storage.trajectories.tables import read_rows
 from tasks.inputs.prompts import StoredPrompt, image_files, image_keys
 from tasks.inputs.renderer import render_of
-from tasks.inputs.weight_sources import PIPELINE, source_folder
+from tasks.inputs.weight_sources import PIPELINE, Weights, source_folder, weight_files
 from tasks.runs.chain import Chain
 from tasks.runs.media_cache import Recent
 from tasks.runs.moves import as_given, moved
@@ -82,6 +82,13 @@ class RunContext(RunInputs):
     def find_start(self) -> Mapping[str, Any]:
         """Return the policy to start from, of a run that has not begun."""
         return started_from(self.store, self.config)
+
+    @property
+    def start_files(self) -> list[Path] | None:
+        """The files of the weights that the run starts from, in its own first policy; None: those of the base model."""
+        if self.config.model.start is None:
+            return None
+        return weight_files(self.store, self.policy_ref(0), Weights.TRAINED)
 
     def policy_ref(self, epoch: int) -> ArtifactRef:
         """Return the policy after an epoch; epoch 0 is the base policy."""

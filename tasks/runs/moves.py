@@ -16,8 +16,8 @@ from configs.schema import RunConfig
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import RunFolder
 from tasks.inputs.option_paths import config_places, held
-from tasks.inputs.prompts import prompts_fingerprint
 from tasks.inputs.renderer import render_of
+from tasks.inputs.source_prompts import prompts_fingerprint
 from tasks.inputs.store_trust import pattern
 from tasks.specs.graph import RENDERER, Node
 from tasks.specs.run_inputs import RunInputs

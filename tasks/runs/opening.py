@@ -19,7 +19,7 @@ from storage import layout
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import RunFolder, list_runs
 from storage.layout import ArtifactRef
-from tasks.inputs.prompts import prompts_fingerprint, source_prompts
+from tasks.inputs.source_prompts import prompts_fingerprint, source_prompts
 from tasks.inputs.store_trust import READ, check_trusted, remember
 from tasks.inputs.weight_sources import model_identity
 from tasks.runs.component_requirements import knowing_needs, note_needs

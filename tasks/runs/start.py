@@ -22,7 +22,6 @@ from tasks.inputs.store_trust import READ, check_trusted
 from tasks.inputs.weight_sources import Weights, chosen_weights
 from tasks.runs.chain import Chain
 from tasks.runs.component_requirements import knowing_needs
-from tasks.runs.locks import run_name
 from tasks.specs.graph import Node, policy_after
 from tasks.specs.run_inputs import RunInputs
 
@@ -69,7 +68,7 @@ def check_start(config: RunConfig) -> None:
             "same store."
         )
     store = ArtifactStore(config.store)
-    if "start" not in (RunFolder(store, run_name(config)).describe() or {}):
+    if "start" not in (RunFolder(store, str(config.run.name)).describe() or {}):
         started_from(store, config)
 
 
@@ -92,7 +91,7 @@ def _check_alike(store: ArtifactStore, config: RunConfig, source: Chain, base: s
     ours, theirs, name = config.model, source.config.model, source.run.name
     # The commit of a hub id is compared when the base model is there, by the stage ``policy``.
     is_hub = ours.path is not None and not Path(ours.path).is_dir()
-    own = Chain(RunInputs(store, config, RunFolder(store, run_name(config))))
+    own = Chain(RunInputs(store, config, RunFolder(store, str(config.run.name))))
     same = ours.path == theirs.path if is_hub else str(own.target(Node(0, "base"))) == base
     if ours.policy != theirs.policy or not same:
         raise ConfigError(

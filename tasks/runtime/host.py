@@ -286,13 +286,7 @@ class ModelHost:
 
     def give_reference(self, trainable: Trainable) -> None:
         """Load the reference, unless it is loaded: the policy that the run starts from, else the base model."""
-        start = None
-        if self.config.model.start is not None:
-            start = weight_files(self.context.store, self.context.policy_ref(0), Weights.TRAINED)
-        if trainable.needs_reference:
-            trainable.set_reference(self._denoisers(), start)
-        elif trainable.lora is not None and start is not None:
-            trainable.set_reference_adapters(start)
+        trainable.give_reference(self._denoisers, self.context.start_files)
 
     def give_teacher(self, trainable: Trainable, folder: str, name: str = "") -> None:
         """Load the frozen denoisers of another model of the family, unless they are already loaded."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
+from models.engines import engine_identity
 from models.policies import IMAGE_CONDITIONED, NOISE_RANGE, NOT_ENCODED, POLICIES
 from tasks.inputs.components import as_evaluated, call_options, make_algorithm
 from tasks.specs.modalities import ModalitySpec
@@ -31,8 +32,8 @@ class DiffusionSpec(ModalitySpec):
 
     def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
-        rollout = config.rollout.fingerprinted({"groups_per_shard", "unconditional", "tokens"})
-        more: dict[str, Any] = {}
+        rollout = config.rollout.fingerprinted({"groups_per_shard", "unconditional", "tokens", "engine"})
+        more: dict[str, Any] = engine_identity(config.rollout.engine)
         if RunPlan(config).needs.old_means:
             more["means"] = True
         if config.rollout.unconditional:

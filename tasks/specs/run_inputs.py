@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import RunFolder
 from tasks.inputs.data_rows import data_of, given_data
 from tasks.inputs.data_sources import is_there
-from tasks.inputs.prompts import Prompt, prompts_fingerprint, source_prompts
+from tasks.inputs.prompts import Prompt
 from tasks.inputs.renderer import render_of
+from tasks.inputs.source_prompts import prompts_fingerprint, source_prompts
 from tasks.inputs.weight_sources import (
     adapter_identity,
     checkpoint_identity,
@@ -150,7 +151,7 @@ class RunInputs:
         return single_file_identity(section)
 
     @cached_property
-    def source_prompts(self) -> dict[str, list[Prompt]]:
+    def source_prompts(self) -> dict[str, Sequence[Prompt]]:
         """The prompts the config names, by split."""
         return source_prompts(self.config)
 

@@ -12,7 +12,7 @@ from configs.fingerprint import canonical_json
 from storage.artifacts.records import ShardRecord
 from tasks.inputs.components import decode_rows, media_format, open_trajectory_store
 from tasks.inputs.data_rows import DataRow, GivenData, data_of, given_data
-from tasks.inputs.prompts import prompt_of
+from tasks.metrics.given import REFUSED
 from tasks.modalities.given import GivenSample
 from tasks.modalities.samplers import SamplingContext
 from tasks.runs.sharding import cover
@@ -22,9 +22,6 @@ from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
     from models.policies.parts import Part
-
-#: File of a shard with the rows that were left out.
-REFUSED = "refused.json"
 
 
 class IngestStage(Stage):
@@ -79,8 +76,7 @@ class IngestStage(Stage):
         store = open_trajectory_store(self.config.rollout.store)
         with ShardWriter(store.writer(folder, form), lambda media: None) as writer:
             waiting: list[tuple[GivenSample, Any]] = []
-            for number in range(shard.start, shard.stop):
-                row = self._data.rows[number]
+            for number, row in enumerate(self._data.rows[shard.start : shard.stop], shard.start):
                 read = self._read(making, number, row, refused)
                 for (sample, _), rating in zip(read, row.ratings, strict=False):
                     values = (sample.name, sample.prompt.id, sample.group, rating, row.place)
@@ -122,7 +118,7 @@ class IngestStage(Stage):
         self, making: SamplingContext, number: int, row: DataRow, refused: list[tuple[str, str]]
     ) -> list[tuple[GivenSample, Any]]:
         """Return the samples of a row with their contents; none if it cannot be used and may be left out."""
-        prompt = prompt_of(row)
+        prompt = row.prompt
         grouped = data_of(self.config).rating is not None
         samples = [
             GivenSample(
@@ -136,7 +132,12 @@ class IngestStage(Stage):
             for replica, file in enumerate(row.samples)
         ]
         try:
-            return [(sample, self.policy_kind.read_given(making, sample)) for sample in samples]
+            contents = [self.policy_kind.read_given(making, sample) for sample in samples]
+            if len(contents) == 2 and self.policy_kind.same_given(*contents):
+                raise DataError(
+                    f"{row.place}: chosen and rejected sample are equal, as the model sees them. Remove the row."
+                )
+            return list(zip(samples, contents, strict=True))
         except DataError as error:
             if data_of(self.config).bad_rows == "stop":
                 raise DataError(f"{error} Or set data.bad_rows to 'leave_out'.") from None

@@ -54,5 +54,5 @@ class PreprocessStage(Stage):
         return {split: len(prompts) for split, prompts in self._prompts.items()}
 
     @property
-    def _prompts(self) -> dict[str, list[Prompt]]:
+    def _prompts(self) -> dict[str, Sequence[Prompt]]:
         return self.context.source_prompts

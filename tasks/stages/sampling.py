@@ -98,12 +98,11 @@ class Sampling(Stage):
         batch, form, first = self.config.execution.rollout_batch_size, media_format(self.config), list[Sample]()
         recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
         with ShardWriter(self.trajectory_store.writer(folder, form), recent) as writer:
-            for start in range(0, len(jobs), batch):
-                part = jobs[start : start + batch]
-                samples = self.maker.make(part)
+            parts, done = [jobs[start : start + batch] for start in range(0, len(jobs), batch)], shard.start
+            for part, samples in zip(parts, self.maker.each(parts), strict=True):
                 writer.add(samples)
                 first += samples[: kept - len(first)]
-                done = shard.start + start + len(part)
+                done += len(part)
                 self.context.reporter.progress(self.name, self.epoch, done, total, self.part_of(shard))
             contents = writer.contents
             summary = {**about, **({"repeats": writer.repeats} if writer.repeats else {})}

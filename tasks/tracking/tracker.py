@@ -139,6 +139,11 @@ class Tracker:
         """Finish queued jobs, end the MLflow run with a status, and return the failure, if any."""
         done = status == "FINISHED"
         text = description(self.context, link(self._orchestrator), done=True) if done else None
+        if done and self._attends:
+            from tasks.tracking.data_logging import data_logger
+
+            log = data_logger(self.context)
+            self._jobs.put(lambda: log(self._client, str(self.run_id)))
         self._jobs.put(lambda: self._end(status, text))
         self._jobs.put(None)
         self._thread.join()

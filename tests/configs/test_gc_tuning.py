@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from configs import gc_tuning
 from flows.cli import run
+from tests.conftest import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +50,14 @@ def test_a_flow_of_a_command_works_with_the_usual_thresholds(monkeypatch: pytest
     monkeypatch.setattr("flows.run_in_process.outcome", lambda state: gc.get_threshold())
     monkeypatch.setattr("flows.run_in_process.on_server", lambda api: gc_tuning.without_collecting())
     assert run.run_flow(lambda request, return_state: None, None, None) == usual  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rarely", "said"), [("", "collected\n"), ("collect_rarely()", "")])
+def test_nothing_is_looked_for_at_the_end_of_a_command(rarely: str, said: str) -> None:
+    code = (
+        "import gc\nfrom configs.gc_tuning import collect_rarely\ngc.disable()\n"
+        "class Cycle:\n    def __del__(self): print('collected')\n"
+        f"one = Cycle()\none.self = one\ndel one\n{rarely}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == said

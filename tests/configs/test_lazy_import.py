@@ -112,7 +112,7 @@ def test_what_looks_at_a_run_computes_nothing(
 @pytest.mark.parametrize(
     ("code", "needless"),
     [
-        ("main()", {"diffusers", "transformers", "torch.distributed.tensor", "prefect", "mlflow"}),
+        ("main()", {"diffusers", "transformers", "torch.distributed.tensor", "prefect", "mlflow", "pandas"}),
         ("import flows.pipeline", {"diffusers", "transformers", "mlflow"}),
     ],
 )

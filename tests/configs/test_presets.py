@@ -85,6 +85,10 @@ def check_head(name: str) -> None:
 def check_cost(name: str, config: RunConfig) -> None:
     """Check that a preset passes the check as it lies here, with the samples of its groups."""
     cost = check_config(config, rewards=False)
+    if config.data is not None:
+        rows = len(Path(config.data.train).read_text().splitlines())
+        assert cost.samples_per_epoch == rows * (2 if config.data.paired else 1)
+        return
     branches = {"flux1_tempflow": 9 * 6, "qwen_image_tempflow": 9 * 6}.get(name, 1)
     assert cost.samples_per_epoch == config.rollout.prompts_per_epoch * config.rollout.group_size * branches
     assert cost.prompts["train"] >= config.rollout.prompts_per_epoch

@@ -13,7 +13,7 @@ def test_what_is_found_is_not_shown_as_trained(capsys: pytest.CaptureFixture[str
     with Lines(5) as lines:
         for epoch in (1, 2, 3):
             lines.progress("found", epoch, epoch, 5, "digits 0.1")
-        lines.progress("pipeline", 4, 4, 5, "digits 0.2")
+        lines.progress("pipeline", 4, 4, 5, "reward digits 0.2")
         lines.progress("found", 5, 5, 5, "digits 0.3")
     said = [line.split(" s  ")[1].strip() for line in capsys.readouterr().out.splitlines()]
     assert said == [

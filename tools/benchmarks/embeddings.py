@@ -76,8 +76,7 @@ def bench(rows: int = 512) -> dict[str, float]:
 
 def table(rows: int = 512) -> str:
     """Return the figures of the cache."""
-    lines = ["| | |", "|---|---|", *(f"| {name} | {value:.4g} |" for name, value in bench(rows).items())]
-    return "\n".join(lines) + "\n"
+    return ", ".join(f"`{name}` {value:.4g}" for name, value in bench(rows).items()) + "\n"
 
 
 if __name__ == "__main__":

@@ -15,25 +15,17 @@ import argparse
 import contextlib
 import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 from flows.environment import prepare_environment
 from tests.support.given import pairs, write_jsonl
 from tests.support.language_models import drawn_texts_data, texts_data
 from tests.support.small import small_data, write_small
-from tools.chaos.kills import digest, orphans, start, victims
-from tools.chaos.tending import Tending
+from tools.chaos.judging import Fits, Ratings, write_fit, write_rated
+from tools.chaos.killing import RUN, Campaign
 
 _AVERAGE = "optimize.ema={decay: 0.9}"
 SHAPES: Mapping[str, Sequence[str]] = {
@@ -58,6 +50,15 @@ SHAPES: Mapping[str, Sequence[str]] = {
     ),
     "render": ("DRAWN", "execution.checkpoint_every=1"),
     "given": ("GIVEN", "optimize.algorithm={name: dpo, options: {times: {count: 2}}}", "execution.checkpoint_every=1"),
+    "sft": (
+        "TEXTS",
+        "GIVEN",
+        "optimize.algorithm=sft",
+        "optimize.updates_per_epoch=3",
+        "execution.checkpoint_every=1",
+    ),
+    "reward fit": ("FIT",),
+    "rate": ("RATE",),
     "gradient": (
         "rewards=[{name: digits_network}]",
         "rollout.plan={name: final}",
@@ -75,171 +76,7 @@ SHAPES: Mapping[str, Sequence[str]] = {
     "addition_ppo": ("PRESET", "run.epochs=3", "evaluate.every=3", "critic.alone_epochs=1"),
     "addition_grpo": ("PRESET", "run.epochs=3", "evaluate.every=3"),
 }
-#: Kills after which a run may finish.
-_LIVES = 5
-#: Signals for each kind of process; SIGKILL for all others.
-_SIGNALS = {kind: [signal.SIGKILL, signal.SIGTERM] for kind in ("parent", "group")}
-#: Seconds after which nothing of a killed run may be alive.
-_GONE_S = 20.0
-RUN = "small"
 _LINE = "{:13} {:>5}  {:50} {:>4}  {}\n"
-
-
-@dataclass
-class Outcome:
-    """What became of the runs of one shape."""
-
-    kills: Counter[str] = field(default_factory=Counter)
-    """By what was killed."""
-    tended: Counter[str] = field(default_factory=Counter)
-    """What was done to its stores in between."""
-    finished: int = 0
-    """Runs that went on to the end."""
-    wrong: list[str] = field(default_factory=list)
-    """What was not as it should be."""
-
-    @property
-    def total(self) -> int:
-        """Kills in all."""
-        return sum(self.kills.values())
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What an uninterrupted run comes to."""
-
-    digest: str
-    curves: Any
-    seconds: float
-
-
-class Campaign:
-    """Runs of one shape."""
-
-    def __init__(self, name: str, folder: Path, base: Path, rng: random.Random, environment: Mapping[str, str]) -> None:
-        """Write the config of a shape.
-
-        Args:
-            name: the shape.
-            folder: for its config and stores.
-            base: pipeline of the tiny model.
-            rng: draws moments and victims.
-            environment: of the runs.
-        """
-        self._folder, self._rng = folder, rng
-        self._environment = {**environment, "FLOWMILL_TEST": str(folder)}
-        self._bucket = name == "s3"
-        self.config = str(_write(name, folder, base))
-
-    def expected(self) -> Expected:
-        """Run to the end without a kill."""
-        begun = time.monotonic()
-        root = self._root("whole")
-        self._finish(root)
-        return Expected(digest(root, RUN, self._environment), self._curves(root), time.monotonic() - begun)
-
-    def kill(self, expected: Expected, kills: int, *, tend: bool = False) -> Outcome:
-        """Kill so many times, let runs finish in between, and compare them.
-
-        Args:
-            expected: what they come to.
-            kills: how many times.
-            tend: damage, repair and clear up the store after each.
-        """
-        tending = Tending(self._rng, self._environment)
-        outcome, number = Outcome(tended=tending.done), 0
-        while outcome.total < kills:
-            number += 1
-            root, wanted = self._root(f"killed-{number}"), min(kills, outcome.total + _LIVES)
-            while outcome.total < wanted and self._killed_once(root, expected.seconds, outcome):
-                if tend:
-                    outcome.wrong += tending.tend(Path(root))
-            try:
-                self._finish(root)
-            except SystemExit as error:
-                outcome.wrong.append(f"run {number}: {error}")
-                continue
-            outcome.finished += 1
-            if digest(root, RUN, self._environment) != expected.digest:
-                outcome.wrong.append(f"digest of run {number}")
-            if self._curves(root) != expected.curves:
-                outcome.wrong.append(f"curves of run {number}")
-        return outcome
-
-    def _killed_once(self, root: str, seconds: float, outcome: Outcome) -> bool:
-        """Start the run and kill something of it at a random moment; False if it was finished before."""
-        process = start(["run", self.config, "--root", root, "--quiet"], self._environment)
-        try:
-            process.wait(self._rng.random() * seconds)
-        except subprocess.TimeoutExpired:
-            found = victims(process.pid)
-            kind = self._rng.choice(list(found))
-            number = self._rng.choice(_SIGNALS.get(kind, [signal.SIGKILL]))
-            # All of a group, one of the others.
-            for victim in found[kind] if kind == "group" else [self._rng.choice(found[kind])]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    victim.send_signal(number)
-            outcome.kills[kind if number == signal.SIGKILL else f"{kind} asked"] += 1
-            if kind in ("agent", "rank"):
-                # It is started again by the run itself.
-                return True if _ended(process) == 0 else bool(outcome.wrong.append(f"a killed {kind} ended the run"))
-            if kind == "server" and not _stops(process):
-                outcome.wrong.append(f"a run whose server was killed ended after more than {_GONE_S:g} s")
-            _ended(process)
-            if not self._gone():
-                outcome.wrong.append(f"processes of a killed {kind} after {_GONE_S:g} s")
-            return True
-        return False
-
-    def _gone(self) -> bool:
-        """Return whether nothing of the runs lives, within some seconds."""
-        deadline = time.monotonic() + _GONE_S
-        while orphans(self._environment["FLOWMILL_TEST"]):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.2)
-        return True
-
-    def _finish(self, root: str) -> None:
-        process = start(["run", self.config, "--root", root, "--quiet"], self._environment)
-        said = process.communicate(timeout=1200)[0].decode()
-        if process.returncode:
-            raise SystemExit(f"{self.config} could not be continued:\n{said}")
-
-    def _root(self, name: str) -> str:
-        if not self._bucket:
-            return str(self._folder / name)
-        return f"s3://{self._environment['FLOWMILL_TEST_BUCKET']}/{name}"
-
-    def _curves(self, root: str) -> Any:
-        """Return every point of every metric that does not measure time, in order: a double would be seen."""
-        from tasks.runs.opening import open_run
-        from tasks.tracking.client import open_client
-
-        note = open_run(root, RUN, reads=True).run.newest("tracking")
-        assert note is not None
-        client = open_client(root, None)
-        names = client.get_run(note["mlflow_run_id"]).data.metrics
-        histories = {name: client.get_metric_history(note["mlflow_run_id"], name) for name in names}
-        return {
-            name: sorted((point.step, point.value) for point in points)
-            for name, points in sorted(histories.items())
-            if not name.startswith(("time/", "system/"))
-        }
-
-
-def _ended(process: subprocess.Popen[bytes]) -> int:
-    process.communicate(timeout=1200)
-    return process.returncode
-
-
-def _stops(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a run whose server is gone ends within some seconds, or else goes on to its end."""
-    try:
-        process.communicate(timeout=_GONE_S)
-    except subprocess.TimeoutExpired:
-        return _ended(process) == 0
-    return True
 
 
 def _write(name: str, folder: Path, base: Path) -> Path:
@@ -247,6 +84,10 @@ def _write(name: str, folder: Path, base: Path) -> Path:
     from configs.load import dump_yaml, load_config
     from models.quickstart.addition import AdditionBuilder
 
+    if "FIT" in SHAPES[name]:
+        return write_fit(folder)
+    if "RATE" in SHAPES[name]:
+        return write_rated(folder, base)
     settings = ["run.epochs=3", f"run.name={RUN}"]
     given = [each for each in SHAPES[name] if not each.isupper()]
     if name == "video":
@@ -262,9 +103,10 @@ def _write(name: str, folder: Path, base: Path) -> Path:
         else:
             made = texts_data(folder) if "TEXTS" in SHAPES[name] else small_data(folder, base)
         if "GIVEN" in SHAPES[name]:
-            rows = write_jsonl(folder / "given", pairs())
-            made["data"] = {"train": str(rows), "chosen": "chosen", "rejected": "rejected", "rows_per_shard": 1}
-            made["prompts"].pop("train")
+            columns = {"sample": "answer"} if "TEXTS" in SHAPES[name] else {"chosen": "chosen", "rejected": "rejected"}
+            rows = made["prompts"].pop("train")
+            rows = rows if "TEXTS" in SHAPES[name] else str(write_jsonl(folder / "given", pairs()))
+            made["data"] = {"train": rows, **columns, "rows_per_shard": 1}
         config = load_config(write_small(folder, made), [*settings, *given])
     path = folder / f"{RUN}.yaml"
     path.write_text(dump_yaml(config))
@@ -296,7 +138,8 @@ def main() -> None:
     prepare_environment()
     from models.quickstart.build import DigitsBuilder
 
-    shapes = options.shape or [name for name in SHAPES if not (options.tend and name == "s3")]
+    # Only runs are tended.
+    shapes = options.shape or [name for name in SHAPES if not (options.tend and name in ("s3", "reward fit", "rate"))]
     wrong = False
     with tempfile.TemporaryDirectory(prefix="flowmill-chaos-") as folder, _environment(shapes) as environment:
         for name in ("XDG_STATE_HOME", "PREFECT_HOME"):
@@ -312,7 +155,9 @@ def main() -> None:
             kills = (options.kills + number) // len(shapes)
             if not kills:
                 continue
-            campaign = Campaign(name, own, base, random.Random(f"{options.seed}/{name}"), environment)
+            rng = random.Random(f"{options.seed}/{name}")
+            kind = {"reward fit": Fits, "rate": Ratings}.get(name, Campaign)
+            campaign = kind(_write(name, own, base), rng, environment, bucket=name == "s3")
             outcome = campaign.kill(campaign.expected(), kills, tend=options.tend)
             by = ", ".join(f"{kind} {count}" for kind, count in sorted(outcome.kills.items()))
             verdict = "; ".join(outcome.wrong) or "equal, complete, none left"

@@ -9,10 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tools.published import enhancers, flow_factory, flow_grpo, forward, further, language, matching, ratios, recent
+from tools.published import (
+    enhancers,
+    flow_factory,
+    flow_grpo,
+    forward,
+    further,
+    given,
+    language,
+    matching,
+    ratios,
+    recent,
+)
 from tools.published.publication import Publication
 
-_SOURCES = (flow_grpo, flow_factory, further, enhancers, language, forward, recent, matching, ratios)
+_SOURCES = (flow_grpo, flow_factory, further, enhancers, given, language, forward, recent, matching, ratios)
 PUBLISHED: Mapping[str, Publication] = dict(
     sorted((name, found) for source in _SOURCES for name, found in source.PUBLISHED.items())
 )

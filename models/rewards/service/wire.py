@@ -16,7 +16,7 @@ from configs.fingerprint import fingerprint
 from configs.validation_messages import first_error
 from models.rewards.base import Batch, Needs, Scores, Sources
 
-SCORE, INFO, HEALTH, METRICS = "/v1/score", "/v1/info", "/health", "/metrics"
+SCORE, INFO, HEALTH = "/v1/score", "/v1/info", "/health"
 TYPE = "application/msgpack"
 CHECKSUM = "x-flowmill-xxh3"
 #: Header of a request: the requested reward, see ``identity``.
@@ -102,7 +102,7 @@ class RewardInfo(_Message):
 def pack_request(batch: Batch) -> bytes:
     """Return the body of a request for the scores of samples."""
     texts = batch.media.dtype == object
-    return _pack(
+    return pack(
         {
             "dtype": "text" if texts else str(batch.media.dtype),
             "shape": list(batch.media.shape),
@@ -170,7 +170,7 @@ def unpack_request(body: bytes) -> Batch:
 def pack_answer(scores: Scores) -> bytes:
     """Return the body of a response with scores."""
     notes = None if scores.notes is None else list(scores.notes)
-    return _pack({"scores": np.asarray(scores.values, "<f4").tobytes(), "notes": notes})
+    return pack({"scores": np.asarray(scores.values, "<f4").tobytes(), "notes": notes})
 
 
 def unpack_answer(body: bytes, count: int) -> Scores:
@@ -208,19 +208,21 @@ def needs_from(fields: Mapping[str, Any]) -> Needs:
     return Needs(**{**fields, "columns": tuple(fields["columns"]), "accelerated": False})
 
 
-def _pack(message: Mapping[str, Any]) -> bytes:
+def pack(message: Any) -> bytes:
+    """Return msgpack of plain data."""
     return msgpack.packb(message, use_bin_type=True)
 
 
 def _read(message: type[M], body: bytes) -> M:
     try:
-        return message.model_validate(_unpack(body))
+        return message.model_validate(unpack(body))
     except ValidationError as error:
         raise WireError(first_error(error)) from None
 
 
-def _unpack(body: bytes) -> Any:
-    """Return the content of a body; values are counted during parsing, as a byte may become a large object."""
+def unpack(body: bytes) -> Any:
+    """Return the content of a body; raise WireError if it is not msgpack, or holds too much. Values are counted during
+    parsing, as a byte may become a large object."""
     values = 0
 
     def count(inner: Any) -> Any:

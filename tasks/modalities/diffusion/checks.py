@@ -7,6 +7,7 @@ from pathlib import Path
 
 from configs.registry import Table, resolve
 from configs.schema import RunConfig
+from models.engines import LOCAL
 from models.maths import SOLVERS
 from models.policies.tokenization import check_marks
 from models.quickstart import BUILDERS
@@ -14,7 +15,8 @@ from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay
 from tasks.inputs.components import make_kernel, make_plan
 from tasks.inputs.data_rows import given_per_epoch
-from tasks.inputs.prompts import source_prompts, uses_guidance
+from tasks.inputs.prompts import uses_guidance
+from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.diffusion.setting_combination import Combination, draw_plans
 from tasks.modalities.diffusion.setting_rules import check_combination
 from tasks.modalities.forward_cost import Cost
@@ -60,6 +62,8 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
     if requires.data == "states":
         positions = sum(state + requires.calls <= rollout.steps for state in steps.states)
     branched = sum(steps.branches * (rollout.steps - 1 - step) for step in steps.trained)
+    # Servers draw; their steps are compared here.
+    forwards = rollout.steps + branched if rollout.engine.name == LOCAL else trained + 1
     used = 2 * rollout.prompts_per_epoch if requires.unit == "pair" and config.data is None else samples
     rows = (
         used
@@ -76,7 +80,7 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
     return Cost(
         prompts=prompts,
         samples_per_epoch=samples,
-        rollout_forwards=0 if config.data is not None else trunks * (rollout.steps + branched) * calls,
+        rollout_forwards=0 if config.data is not None else trunks * forwards * calls,
         optimize_rows=rows,
         optimize_forwards=rows * trained_calls * requires.calls,
         reference_forwards=rows * trained_calls // config.optimize.inner_epochs if requires.reference else 0,

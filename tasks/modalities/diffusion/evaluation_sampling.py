@@ -16,14 +16,14 @@ from tasks.inputs.weight_sources import Weights
 from tasks.modalities.diffusion.final_samples import Finals
 from tasks.modalities.diffusion.lockstep import InStep
 from tasks.modalities.diffusion.velocities import SamplingModels
-from tasks.modalities.samplers import SampleRequest, SamplingContext
+from tasks.modalities.samplers import OneByOne, SampleRequest, SamplingContext
 from tasks.runs.seeds import derive, generator
 
 if TYPE_CHECKING:
     import torch
 
 
-class EvaluationSampler:
+class EvaluationSampler(OneByOne):
     """Makes samples with fixed seeds, using the average of the weights if one is kept."""
 
     def __init__(self, making: SamplingContext) -> None:

@@ -116,6 +116,7 @@ class PipelineExport:
             prompts=str(prompts),
             before=evaluation_figures(self._context.chain, 0),
             after=evaluation_figures(self._context.chain, self._epoch),
+            given=RunView(self._context).given(),
             picture=picture,
             lora=lora,
             start=self._context.starts_from,

@@ -15,6 +15,7 @@ import torch
 from configs.errors import ConfigError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
+from models.engines import make_chain_engine
 from models.policies.diffusion import DiffusionPolicy, Images, TrainableDenoiser
 from models.policies.parts import Part
 from models.policies.tokenization import refusal
@@ -28,6 +29,7 @@ from tasks.inputs.prompt_rows import read_clip, read_picture
 from tasks.inputs.prompts import Prompt
 from tasks.metrics.image_grids import CLIPS, GRID, grid
 from tasks.modalities.diffusion.checks import check_diffusion, cost_of_diffusion
+from tasks.modalities.diffusion.engine_sampling import EngineSampler
 from tasks.modalities.diffusion.evaluation_sampling import EvaluationSampler
 from tasks.modalities.diffusion.exporting import PipelineExport
 from tasks.modalities.diffusion.final_samples import decode_in_slices
@@ -37,6 +39,7 @@ from tasks.modalities.diffusion.rendering import draw, drawing_memory
 from tasks.modalities.diffusion.reward_gradients import follow
 from tasks.modalities.diffusion.rollout_sampling import RolloutSampler
 from tasks.modalities.diffusion.scored import check_scored, heard, trial_media
+from tasks.modalities.diffusion.served_chains import ServedChains
 from tasks.modalities.diffusion.trained_rewards import HeldRewards, decoded_parts
 from tasks.modalities.diffusion.training_sets import training_set
 from tasks.modalities.forward_cost import Cost
@@ -101,12 +104,21 @@ class Diffusion(Kind):
         return found
 
     def rollout(self, making: SamplingContext) -> Sampler:
-        """Return the sampler of stochastic chains, or of branches of a trunk."""
-        return RolloutSampler(making)
+        """Return the sampler of stochastic chains, drawn here or by an engine, or of branches of a trunk."""
+        engine = make_chain_engine(making.config.rollout.engine)
+        return RolloutSampler(making) if engine is None else EngineSampler(making, engine)
+
+    def served(self, host: ModelHost) -> ServedChains:
+        """Return the sampler of chains for other processes."""
+        return ServedChains(host, self.encode)
 
     def read_given(self, making: SamplingContext, sample: GivenSample) -> np.ndarray:
         """Return an image or clip of the configured size."""
         return read_media(making, sample)
+
+    def same_given(self, first: np.ndarray, second: np.ndarray) -> bool:
+        """Return whether two images or clips have the same pixels."""
+        return np.array_equal(first, second)
 
     def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
         """Encode images or clips."""

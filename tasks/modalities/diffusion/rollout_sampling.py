@@ -6,7 +6,8 @@ Legend: B rows of a batch, T steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +19,42 @@ from models.maths.conditioning import Conditioning
 from models.maths.sampling import Rollout, Sampler, sample
 from models.maths.schedules import DrawnPerSample, Plan, Steps
 from models.maths.transitions import Kernel
-from models.policies.diffusion import DiffusionPolicy
+from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
 from models.policies.nan_checks import finite, noise_levels
 from storage.trajectories.base import Sample
 from tasks.inputs.components import make_algorithm, make_kernel, make_plan, make_solver
 from tasks.inputs.weight_sources import Weights
 from tasks.modalities.diffusion.final_samples import Finals
 from tasks.modalities.diffusion.velocities import SamplingModels
-from tasks.modalities.samplers import SampleRequest, SamplingContext
+from tasks.modalities.samplers import OneByOne, SampleRequest, SamplingContext
 from tasks.runs.seeds import derive, generator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tasks.modalities.diffusion.lockstep import InStep
 
-class RolloutSampler:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainBatch:
+    """A batch of chains to sample."""
+
+    jobs: Sequence[SampleRequest]
+    padded: Sequence[SampleRequest]
+    """B jobs, filled up with copies."""
+    seeds: Sequence[int]
+    """Seeds of the initial noise, [B]."""
+    plans: Sequence[Steps]
+    """[B]"""
+    policy: DiffusionPolicy
+    velocities: TrainableDenoiser | InStep
+    sigmas: Tensor
+    """(T + 1,)"""
+    conditioning: Conditioning
+    """B rows."""
+
+
+class RolloutSampler(OneByOne):
     """Makes the samples of an epoch with the rollout policy."""
 
     def __init__(self, making: SamplingContext) -> None:
@@ -53,7 +75,7 @@ class RolloutSampler:
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
         """Sample a chain per job, or all branches of its trunk."""
         branching = self._plan.draw(self._config.rollout.steps, 0, self._epoch).branches > 0
-        return self._branch(jobs) if branching else self._sample(jobs, pad_to=self._config.execution.rollout_batch_size)
+        return self._branch(jobs) if branching else self._sample(self._batch(jobs))
 
     @property
     def _with_kl(self) -> bool:
@@ -67,46 +89,55 @@ class RolloutSampler:
     def _plan(self) -> Plan:
         return make_plan(self._config)
 
-    def _sample(self, jobs: Sequence[SampleRequest], *, pad_to: int) -> list[Sample]:
-        """Sample one batch; padding to a fixed size makes the same kernels run for every shard."""
-        padded = list(jobs) + [jobs[-1]] * (pad_to - len(jobs))
-        policy, velocities = self._models.held(reference=self._with_kl)
-        seeds = [self._seed("initial", job, 0) for job in padded]
-        sigmas = noise_levels(policy, self._config.rollout.steps)
-        plans = [self._plan.draw(self._config.rollout.steps, self._seed("plan", job, 0), self._epoch) for job in padded]
-        latents = self._start(policy, padded, seeds)
-        conditioning = self._models.conditioning([job.prompt for job in padded])
-        latents = policy.started(latents, sigmas, conditioning)
+    def _sample(self, batch: ChainBatch) -> list[Sample]:
+        """Sample one batch."""
+        latents = self._start(batch.policy, batch.padded, batch.seeds)
+        latents = batch.policy.started(latents, batch.sigmas, batch.conditioning)
         rollout = sample(
-            velocities,
-            conditioning,
+            batch.velocities,
+            batch.conditioning,
             latents,
-            sigmas,
-            sampler=self._sampler(policy, velocities.reference_velocity if self._with_kl else None),
-            plans=plans,
-            noise=lambda step: self._noise(padded, step, latents),
+            batch.sigmas,
+            sampler=self._sampler(batch.policy, batch.velocities),
+            plans=batch.plans,
+            noise=lambda step: self._noise(batch.padded, step, latents),
         )
-        finals = Finals.of(policy, rollout.final, self._config, conditioning)
+        return self.finished(batch, rollout)
+
+    def _batch(self, jobs: Sequence[SampleRequest]) -> ChainBatch:
+        """Return a batch; padding to a fixed size makes the same kernels run for every shard."""
+        padded = list(jobs) + [jobs[-1]] * (self._config.execution.rollout_batch_size - len(jobs))
+        policy, velocities = self._models.held(reference=self._with_kl)
+        steps = self._config.rollout.steps
+        return ChainBatch(
+            jobs=jobs,
+            padded=padded,
+            seeds=[self._seed("initial", job, 0) for job in padded],
+            plans=[self._plan.draw(steps, self._seed("plan", job, 0), self._epoch) for job in padded],
+            policy=policy,
+            velocities=velocities,
+            sigmas=noise_levels(policy, steps),
+            conditioning=self._models.conditioning([job.prompt for job in padded]),
+        )
+
+    def finished(self, batch: ChainBatch, rollout: Rollout) -> list[Sample]:
+        """Return the samples of a batch: decoded, and checked to be finite."""
+        finals = Finals.of(batch.policy, rollout.final, self._config, batch.conditioning)
         finite(rollout.log_probs, "log-probs")
-        about: dict[str, Any] = {
-            "epoch": self._epoch,
-            "policy": str(self._making.policy),
-            "sigmas": sigmas.tolist(),
-        }
+        about: dict[str, Any] = {"epoch": self._epoch, "policy": str(self._making.policy), "means": self._means}
+        about["sigmas"] = batch.sigmas.tolist()
         return [
-            _stored(job, finals.sample(row), rollout, row, plans[row], means=self._means, seed=seeds[row], **about)
-            for row, job in enumerate(jobs)
+            _stored(job, finals.sample(row), rollout, row, batch.plans[row], seed=batch.seeds[row], **about)
+            for row, job in enumerate(batch.jobs)
         ]
 
-    def _sampler(
-        self, policy: DiffusionPolicy, reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None
-    ) -> Sampler:
+    def _sampler(self, policy: DiffusionPolicy, velocities: TrainableDenoiser | InStep) -> Sampler:
         rollout = self._config.rollout
         return Sampler(
             kernel=self._kernel,
             solver=make_solver(rollout.solver, "rollout.solver"),
             storage_dtype=getattr(torch, rollout.latents_dtype),
-            reference=reference,
+            reference=velocities.reference_velocity if self._with_kl else None,
             unconditional=rollout.unconditional,
             modalities=tuple(policy.modalities().values()),
         )
@@ -125,7 +156,7 @@ class RolloutSampler:
             conditioning,
             latents,
             sigmas,
-            sampler=self._sampler(policy, None),
+            sampler=self._sampler(policy, velocities),
             plan=plan,
             noise=lambda step, number: self._noise(jobs, step, latents, number),
             max_rows=self._config.execution.rollout_batch_size,
@@ -141,13 +172,12 @@ class RolloutSampler:
         return [_stored_branch(jobs, made, row, finals.sample(row), seeds, **about) for row in range(len(made.final))]
 
     def _start(self, policy: DiffusionPolicy, jobs: Sequence[SampleRequest], seeds: Sequence[int]) -> Tensor:
-        """Return (B, ...) initial noise cos(a) z + sin(a) n, a = own_noise pi / 2; n is drawn for each sample."""
-        latents = policy.initial_latents([generator(seed) for seed in seeds])
-        angle = math.pi / 2 * self._config.rollout.own_noise
-        if angle == 0:
-            return latents
-        own = [generator(self._seed("own noise", job, 0)) for job in jobs]
-        return math.cos(angle) * latents + math.sin(angle) * policy.initial_latents(own)
+        own = [self._own_seed(job) for job in jobs]
+        return initial_noise(policy, seeds, own, self._config.rollout.own_noise)
+
+    def _own_seed(self, job: SampleRequest) -> int | None:
+        """Return the seed of a sample's own part of the initial noise, None if it has none."""
+        return self._seed("own noise", job, 0) if self._config.rollout.own_noise else None
 
     def _seed(self, purpose: str, job: SampleRequest, step: int, branch_number: int = 0) -> int:
         per_group = not isinstance(self._plan, DrawnPerSample)
@@ -157,8 +187,31 @@ class RolloutSampler:
         return derive(*parts, branch_number) if branch_number else derive(*parts)
 
     def _noise(self, jobs: Sequence[SampleRequest], step: int, like: Tensor, branch_number: int = 0) -> Tensor:
-        seeds = [self._seed("noise", job, step, branch_number) for job in jobs]
-        return torch.stack([torch.randn(like.shape[1:], generator=generator(seed)) for seed in seeds])
+        return step_noise([self._seed("noise", job, step, branch_number) for job in jobs], like)
+
+
+def initial_noise(policy: DiffusionPolicy, seeds: Sequence[int], own: Sequence[int | None], own_noise: float) -> Tensor:
+    """Return (B, ...) initial noise cos(a) z + sin(a) n, a = own_noise pi / 2.
+
+    Args:
+        policy: the policy.
+        seeds: B seeds of z.
+        own: B seeds of n; None for all if own_noise is 0.
+        own_noise: share of n.
+    """
+    latents = policy.initial_latents([generator(seed) for seed in seeds])
+    seeds_of_own = [seed for seed in own if seed is not None]
+    if not seeds_of_own:
+        return latents
+    angle = math.pi / 2 * own_noise
+    return math.cos(angle) * latents + math.sin(angle) * policy.initial_latents([generator(s) for s in seeds_of_own])
+
+
+def step_noise(seeds: Sequence[int | None], like: Tensor) -> Tensor:
+    """Return (B, ...) standard normal noise of one step, drawn on the CPU; 0 for rows without a seed."""
+    shape = like.shape[1:]
+    rows = [torch.zeros(shape) if seed is None else torch.randn(shape, generator=generator(seed)) for seed in seeds]
+    return torch.stack(rows)
 
 
 def _stored(

@@ -17,6 +17,7 @@ from models.maths.transitions import Gaussian, Grid
 from models.policies import KNOWN_LEVELS, NOISE_RANGE, POLICIES, modalities_of
 from tasks.algorithms.checks import check_units
 from tasks.inputs.prompts import uses_guidance
+from tasks.modalities.diffusion.engine_calls import check_engine
 from tasks.modalities.diffusion.setting_combination import Combination
 
 #: A noise std at or below this counts as no noise, because the log-prob divides by its square.
@@ -51,6 +52,7 @@ def check_combination(found: Combination) -> None:
         _guidance_that_is_left_out_is_there,
         _slopes_are_passed_over_once,
         _modalities_can_be_trained_apart,
+        check_engine,
     ):
         rule(found)
 

@@ -29,8 +29,9 @@ from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay, check_units
 from tasks.inputs.components import tokens_of
 from tasks.inputs.data_rows import given_per_epoch
-from tasks.inputs.prompts import source_prompts, uses_guidance
+from tasks.inputs.prompts import uses_guidance
 from tasks.inputs.renderer import renderer_config
+from tasks.inputs.source_prompts import source_prompts
 from tasks.inputs.weight_sources import critic_folder
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.tokens.prompts import Prompts
@@ -45,7 +46,7 @@ _FOREIGN: Mapping[str, tuple[type[Section], tuple[str, ...]]] = {
     ),
     "rollout": (
         RolloutSection,
-        ("steps", "sampler", "solver", "plan", "same_noise", "own_noise", "latents_dtype", "unconditional", "media"),
+        tuple("steps sampler solver plan same_noise own_noise latents_dtype unconditional media engine".split()),
     ),
     "optimize": (OptimizeSection, ("guidance_gradient",)),
     "evaluate": (EvaluateSection, ("steps", "solver", "height", "width", "frames")),

@@ -13,6 +13,7 @@ from tasks.inputs.base_model import BaseModel, describe_base, license_files
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import PIPELINE, Weights
 from tasks.metrics.evaluations import evaluation_figures
+from tasks.metrics.view import RunView
 
 if TYPE_CHECKING:
     from tasks.modalities.modality import ExportRequest
@@ -36,7 +37,7 @@ _CARD = """---
 
 # {title}
 
-Trained from {base} with {algorithm}.{start}{quantized}
+Trained from {base} with {algorithm}{data}.{start}{quantized}
 
 ```python
 {load}
@@ -85,7 +86,7 @@ class LanguageModelExport:
         epoch, config = self._exporting.epoch, self._config
         start = self._context.starts_from
         lora, section = self._exporting.format == "lora", tokens_of(config)
-        stops = ", ".join(map(in_python, section.stop))
+        stops, given = ", ".join(map(in_python, section.stop)), RunView(self._context).given()
         head = {
             "library_name": "peft" if lora else "transformers",
             "pipeline_tag": "text-generation",
@@ -99,6 +100,7 @@ class LanguageModelExport:
             if start is None
             else f" Training started from the policy {in_code(start['run'])}, {in_code(start['policy'])}.",
             "algorithm": in_code(config.optimize.algorithm.name),
+            "data": "" if given is None else f" on {in_markdown(str(given))} ({in_markdown(given.license_text)})",
             "quantized": "".join(f" {note}" for note in quantized_notes(config.model)),
             "load": _ADAPTER.format(base=in_python(base.name)) if lora else _MODEL,
             "inputs": call_of(Prompts(policy.tokenizer, section, None)),

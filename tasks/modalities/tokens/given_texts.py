@@ -9,21 +9,25 @@ import numpy as np
 
 from configs.errors import ConfigError, DataError
 from storage.trajectories.base import Sample
+from tasks.inputs.chats import messages_of, shown_text
 from tasks.modalities.given import GivenSample
 from tasks.modalities.samplers import SamplingContext
-from tasks.modalities.tokens.prompts import read_prompts
+from tasks.modalities.tokens.given_chats import chat_tokens
+from tasks.modalities.tokens.prompts import prompts_of
 from tasks.modalities.tokens.text import FINISHES
 
 
 class GivenText(NamedTuple):
-    """Token ids of one given text."""
+    """Token ids of a prompt and a given text, or of a chat."""
 
-    prompt: list[int]
-    completion: list[int]
+    tokens: list[int]
+    """All ids."""
+    mask: list[int]
+    """1 for each token that is trained on."""
 
 
 def read_text(making: SamplingContext, sample: GivenSample) -> GivenText:
-    """Return the token ids of a prompt and its given text, which ends with the tokenizer's end token.
+    """Return the token ids of a prompt and its given text, which ends with the tokenizer's end token; or of a chat.
 
     Raises:
         DataError: it is a file, or cannot be tokenized within the limits of ``rollout.tokens``.
@@ -32,30 +36,31 @@ def read_text(making: SamplingContext, sample: GivenSample) -> GivenText:
         raise DataError(
             f"{sample.file.name} is a file, but the policy writes texts. Set data.sample to a column of texts."
         )
-    prompts = read_prompts(making.context).prompts
+    prompts = prompts_of(making.context)
     try:
-        return GivenText(prompts.ids(sample.prompt.text), prompts.completion(sample.file.text))
+        if sample.file.is_chat:
+            return GivenText(*chat_tokens(prompts, messages_of(sample.file)))
+        prompt, completion = prompts.fitting(sample.prompt.text), prompts.completion(sample.file.text)
     except ConfigError as error:
         raise DataError(f"{sample.file.name}: {error}") from None
+    return GivenText([*prompt, *completion], [0] * len(prompt) + [1] * len(completion))
 
 
 def given_texts(making: SamplingContext, samples: Sequence[GivenSample], texts: Sequence[GivenText]) -> list[Sample]:
     """Return given texts as samples. They have no behavior log-probs: these are NaN, so no loss can use them unseen."""
     made = []
-    for sample, (prompt, completion) in zip(samples, texts, strict=True):
-        unknown = np.full(len(completion), np.nan, np.float32)
-        mask = np.zeros(len(prompt) + len(completion), np.uint8)
-        mask[len(prompt) :] = 1
+    for sample, text in zip(samples, texts, strict=True):
+        unknown = np.full(sum(text.mask), np.nan, np.float32)
         made.append(
             Sample(
                 **sample.columns(),
                 sigmas=(),
                 log_probs=unknown,
-                tokens=np.array([*prompt, *completion], np.int32),
-                token_mask=mask,
+                tokens=np.array(text.tokens, np.int32),
+                token_mask=np.array(text.mask, np.uint8),
                 sampled_log_probs=unknown,
                 finish=np.array([FINISHES.index("eos")], np.uint8),
-                text=np.frombuffer(str(sample.file.text).encode(), np.uint8),
+                text=np.frombuffer(shown_text(sample.file).encode(), np.uint8),
             )
         )
     return made

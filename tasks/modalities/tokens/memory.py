@@ -19,7 +19,7 @@ from models.policies.language_model_folders import context_length, load_tokenize
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import lora_spec, tokens_of
-from tasks.inputs.prompts import source_prompts
+from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.memory import BYTES, Memory, OptimizerSizes, Role, Sizes, host_memory
 from tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes, settings_of
 from tasks.modalities.tokens.prompts import Prompts, shared_members
@@ -60,8 +60,7 @@ def language_memory(
     )
     prompt, notes = _prompt_tokens(config, context_length(about))
     most = prompt + tokens_of(config).max_new
-    width = Widths(most=most, limit=context_length(about)).of(most)
-    forward = _forward(config, prompt, width)
+    forward = _forward(config, prompt, width := Widths(most=most, limit=context_length(about)).of(most))
     apart = critic.apart(forward.rows, forward.width)
     work = _work(config, measured, apart, prompt=prompt, forward=forward, reference=reference)
     compared = reference or make_estimator(config).needs_reference
@@ -81,6 +80,7 @@ def language_memory(
     }
     absent = {"value": work["value"] is None, "render": drawing is None}
     names = tuple(name for name in _PHASES if not absent.get(name))
+    remedy = "one row does not fit: lower rollout.tokens.max_new or max_prompt, or take a larger GPU"
     return Memory(
         parameters=actor.parameters,
         trained=actor.trained,
@@ -90,10 +90,7 @@ def language_memory(
         between=actor.whole + details["reference"],
         host=host_memory(roles, read=largest * BYTES[model.dtype]),
         details=details,
-        remedies={
-            "": "one row does not fit: lower rollout.tokens.max_new or max_prompt, or take a larger GPU",
-            "render": "set execution.render_device to another GPU, or take a larger one",
-        },
+        remedies={"": remedy, "render": "set execution.render_device to another GPU, or take a larger one"},
         notes=details["notes"],
     )
 

@@ -57,8 +57,19 @@ def shared_members(config: RunConfig) -> int | None:
     return config.samples_per_group if config.optimize.shared_prompts else None
 
 
-#: Cache of the prompts of each run in this process.
+#: Caches of each run in this process.
 _READ: WeakKeyDictionary[RunContext, RunPrompts] = WeakKeyDictionary()
+_PROMPTS: WeakKeyDictionary[RunContext, Prompts] = WeakKeyDictionary()
+
+
+def prompts_of(context: RunContext, policy: CausalLM | None = None) -> Prompts:
+    """Return the tokenizer and settings of a run's prompts, of which none is read; see ``read_prompts``."""
+    found = _PROMPTS.get(context)
+    if found is None:
+        folder = context.base_folder
+        tokenizer = load_tokenizer(folder) if policy is None else policy.tokenizer
+        found = _PROMPTS[context] = Prompts(tokenizer, tokens_of(context.config), context_length_of(folder))
+    return found
 
 
 def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunPrompts:
@@ -73,12 +84,10 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
     """
     found = _READ.get(context)
     if found is None:
-        folder = context.base_folder
-        tokenizer = load_tokenizer(folder) if policy is None else policy.tokenizer
-        limit = context_length_of(folder)
-        prompts = Prompts(tokenizer, tokens_of(context.config), limit)
+        prompts = prompts_of(context, policy)
         everything = {split: [prompt.text for prompt in context.prompts[split]] for split in ("train", "heldout")}
-        found = _READ[context] = RunPrompts(prompts, prompts.longest(everything), limit, shared_members(context.config))
+        limit, shared = context_length_of(context.base_folder), shared_members(context.config)
+        found = _READ[context] = RunPrompts(prompts, prompts.longest(everything), limit, shared)
     return found
 
 
@@ -96,7 +105,7 @@ class Prompts:
         Raises:
             ConfigError: the tokenizer lacks the requested template, or no tokens are left for a prompt.
         """
-        self._tokenizer, self.section = tokenizer, section
+        self.tokenizer, self.section = tokenizer, section
         self.chat = section.template == "chat" or (
             section.template == "auto" and getattr(tokenizer, "chat_template", None) is not None
         )
@@ -125,7 +134,7 @@ class Prompts:
                 tokenized as text, or the template fails.
         """
         if text not in self._known:
-            self._known[text] = self._fitting(text)
+            self._known[text] = self.fitting(text)
         return self._known[text]
 
     def completion(self, text: str) -> list[int]:
@@ -134,14 +143,14 @@ class Prompts:
         Raises:
             ConfigError: it is too long, or holds a control token that cannot be tokenized as text.
         """
-        mark = first_mark(self._tokenizer, text)
+        mark = first_mark(self.tokenizer, text)
         if mark is None:
-            found = self._tokenizer(text, add_special_tokens=False).input_ids
+            found = self.tokenizer(text, add_special_tokens=False).input_ids
         else:
-            found = plain_ids(self._tokenizer, text)
+            found = plain_ids(self.tokenizer, text)
         if found is None:
             raise ConfigError(f"it holds {mark!r}, which the tokenizer cannot read as text. Write it in another way.")
-        end, most = self._tokenizer.eos_token_id, self.section.max_new
+        end, most = self.tokenizer.eos_token_id, self.section.max_new
         ids = [int(token) for token in (*found, *(() if end is None else (end,)))]
         if len(ids) > most:
             raise ConfigError(
@@ -158,7 +167,7 @@ class Prompts:
         """Return the dates that the template requests, by format."""
         messages = [{"role": role, "content": text} for role, text in self.messages(asked)]
         day = self.section.template_date
-        return {} if day is None else told_dates(self._tokenizer, messages, day)
+        return {} if day is None else told_dates(self.tokenizer, messages, day)
 
     def longest(self, splits: Mapping[str, Sequence[str]]) -> int:
         """Return the tokens of the longest prompt, of lists by split.
@@ -176,7 +185,8 @@ class Prompts:
         except ConfigError as error:
             raise ConfigError(f"prompts.{split}, number {row}: {error}") from None
 
-    def _fitting(self, text: str) -> list[int]:
+    def fitting(self, text: str) -> list[int]:
+        """Return the ids of a prompt, which are not kept; see ``ids``."""
         found = self._rendered(text)
         if not found:
             raise ConfigError(f"prompt {text[:60]!r} has no token. Remove it, or use a chat template.")
@@ -192,13 +202,13 @@ class Prompts:
 
     def _rendered(self, text: str) -> list[int]:
         prompt = self.section.asked(text)
-        mark = first_mark(self._tokenizer, prompt)
+        mark = first_mark(self.tokenizer, prompt)
         if self.chat:
             found = self._chat(text, prompt) if mark is None else self._marked_chat(text, prompt)
         elif mark is None:
-            found = [int(token) for token in self._tokenizer(prompt).input_ids]
+            found = [int(token) for token in self.tokenizer(prompt).input_ids]
         else:
-            found = plain_ids(self._tokenizer, prompt)
+            found = plain_ids(self.tokenizer, prompt)
         if found is None:
             raise ConfigError(
                 f"prompt {text[:60]!r} holds {mark!r}, which the tokenizer reads as a control token and cannot read as "
@@ -207,23 +217,32 @@ class Prompts:
         return found[: len(found) - self.ends]
 
     def _chat(self, text: str, prompt: str) -> list[int]:
-        chat = self._render(text, self.messages(prompt))
-        return [int(token) for token in self._tokenizer(chat, add_special_tokens=False).input_ids]
+        chat = self.render(text, self.messages(prompt))
+        return [int(token) for token in self.tokenizer(chat, add_special_tokens=False).input_ids]
 
     def _marked_chat(self, text: str, prompt: str) -> list[int] | None:
         roles, texts = zip(*self.messages(prompt), strict=True)
-        marks, between = marked(self._tokenizer, texts)
-        return chat_ids(self._tokenizer, self._render(text, list(zip(roles, marks, strict=True))), between)
+        marks, between = marked(self.tokenizer, texts)
+        return chat_ids(self.tokenizer, self.render(text, list(zip(roles, marks, strict=True))), between)
 
-    def _render(self, text: str, messages: Sequence[tuple[str, str]]) -> str:
-        """Return a chat rendered by the template."""
+    def render(self, text: str, messages: Sequence[tuple[str, str]], *, generate: bool = True) -> str:
+        """Return messages, (role, text) pairs, rendered by the template.
+
+        Args:
+            text: the prompt, for errors.
+            messages: the messages.
+            generate: end with the beginning of an answer.
+
+        Raises:
+            ConfigError: the template fails, or reads the clock.
+        """
         try:
             return render_chat(
-                self._tokenizer,
+                self.tokenizer,
                 [{"role": role, "content": content} for role, content in messages],
                 setting="rollout.tokens.template_date",
                 day=self.section.template_date,
-                generate=True,
+                generate=generate,
             )
         except ConfigError:
             raise

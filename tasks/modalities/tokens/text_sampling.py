@@ -27,7 +27,7 @@ from models.policies.causal_lm import CausalLM, TrainableLM
 from storage.trajectories.base import Sample
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import Weights
-from tasks.modalities.samplers import SampleRequest, SamplingContext
+from tasks.modalities.samplers import OneByOne, SampleRequest, SamplingContext
 from tasks.modalities.tokens.exporting import write_model
 from tasks.modalities.tokens.forwards import forwards
 from tasks.modalities.tokens.gap import check_gap
@@ -44,7 +44,7 @@ _RANGE = float(1 << 63)
 _PROOF = 128
 
 
-class TextSampler:
+class TextSampler(OneByOne):
     """Completes prompts with a policy, using some of its weights."""
 
     def __init__(

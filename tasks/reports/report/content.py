@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tasks.metrics.evaluations import Figures
+from tasks.reports.data_tables import Tables
 from tasks.reports.report.headline import Headline
 from tasks.reports.report.samples import Pair, Shot
 
@@ -57,6 +58,10 @@ class RunReport:
     """By prompt list: a sample of each of the first prompts, before and after."""
     changed: Sequence[Pair]
     """The samples of the evaluations whose rewards changed most."""
+    data: Tables
+    """Tables of its data, by title."""
+    given: Sequence[Shot]
+    """The first given samples."""
     best: Sequence[Shot]
     """Best samples of the last epoch."""
     worst: Sequence[Shot]

@@ -18,9 +18,10 @@ from tasks.metrics.evaluations import weighted_rewards
 from tasks.metrics.speed import epoch_speeds, in_words
 from tasks.metrics.tracked import paragraphs
 from tasks.metrics.view import RunView
+from tasks.reports.data_tables import data_tables
 from tasks.reports.report.content import Curve, RunReport, StageCost
 from tasks.reports.report.headline import evaluated, headline
-from tasks.reports.report.samples import extremes, pairs
+from tasks.reports.report.samples import extremes, given_shots, pairs
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
 
@@ -35,8 +36,9 @@ def read_run(context: RunContext) -> RunReport:
     context.store.remember(map(view.chain.ref, view.chain.nodes()), records=True)
     trained, evaluations = view.trained, view.evaluations
     last, of_epochs = max(evaluations, default=0), trained[:: max(1, len(trained) - 1)]
-    tables = {epoch: view.scores(epoch) for epoch in of_epochs}
-    best, worst = extremes(view, of_epochs[-1], tables[of_epochs[-1]]) if trained else ([], [])
+    # The rewards of given samples are their ratings, which training does not change.
+    tables = {} if context.plan.given else {epoch: view.scores(epoch) for epoch in of_epochs}
+    best, worst = extremes(view, of_epochs[-1], tables[of_epochs[-1]]) if tables else ([], [])
     before, after = evaluated(view, 0), evaluated(view, last)
     figures = evaluations.get(0, {}), evaluations.get(last, {})
     first, final = (weighted_rewards(config, each) for each in figures)
@@ -59,6 +61,8 @@ def read_run(context: RunContext) -> RunReport:
         results=(last, *figures),
         pairs=paired,
         changed=changed,
+        data=data_tables(context),
+        given=given_shots(view),
         best=best,
         worst=worst,
         rewards={epoch: _known(table, "reward") for epoch, table in tables.items()},

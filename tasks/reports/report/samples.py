@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from storage.trajectories.tables import read_rows
 from tasks.metrics.evaluations import SPLITS
 from tasks.metrics.image_grids import strip
 from tasks.metrics.samples import film_of, rows_of
@@ -18,6 +19,8 @@ from tasks.reports.report.headline import SampleScores
 
 #: Samples shown of the best, of the worst, and of the most changed.
 _SHOWN = 6
+#: Given samples that are shown.
+_GIVEN = 12
 #: Longest side in pixels of input images, and of images shown without loss; longest side of all others.
 _SMALL, _LARGE = 256, 1024
 
@@ -109,6 +112,31 @@ def extremes(view: RunView, epoch: int, table: pa.Table) -> tuple[list[Shot], li
     found = _shots(view, epoch, [*best, *worst], evaluation=False)
     shown = [[found[row.sample_id] for row in each if row.sample_id in found] for each in (best, worst)]
     return shown[0], shown[1]
+
+
+def given_shots(view: RunView) -> list[Shot]:
+    """Return the first given samples, both of a pair; none before they are ingested."""
+    data = view.config.data
+    entry = None if data is None else view.chain.find(*view.chain.plan.samples_of(0))
+    if data is None or entry is None:
+        return []
+    table = read_rows(view.store, entry.ref, "rewards").slice(0, _GIVEN).to_pylist()
+    rows = [
+        SampleScores(
+            sample_id=row["sample_id"],
+            prompt_id=row["prompt_id"],
+            split="train",
+            reward=row["reward"],
+            verdict=("chosen" if row["reward"] else "rejected") if data.paired else _rated(row["reward"]),
+        )
+        for row in table
+    ]
+    found = _shots(view, 0, rows, evaluation=False)
+    return [found[row.sample_id] for row in rows if row.sample_id in found]
+
+
+def _rated(rating: float | None) -> str:
+    return "" if rating is None else f"rating {rating:g}"
 
 
 def _first_of_each(rows: Iterable[SampleScores], most: int) -> list[SampleScores]:

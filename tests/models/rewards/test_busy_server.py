@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from models.rewards.factory import make_reward
-from models.rewards.service import app as service
-from models.rewards.service import wire
+from models.rewards.service import guarded, wire
 from models.rewards.service.app import Served, make_app
 from models.rewards.service.batching import Limits
+from models.rewards.service.guarded import METRICS
 from models.rewards.testing import samples
 from tasks.execution.serve_reward import ServeRequest, reward_app
 from tests.conftest import ROOT
@@ -57,7 +57,7 @@ async def drip(*, for_s: float) -> AsyncIterator[bytes]:
 
 
 def test_a_body_that_drips_is_given_up_and_its_room_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_BODY_S", 0.1)
+    monkeypatch.setattr(guarded, "_BODY_S", 0.1)
 
     async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
         slow = [await client.post(wire.SCORE, content=drip(for_s=5), headers=HEADERS) for _ in range(3)]
@@ -237,7 +237,7 @@ def test_a_signal_ends_a_server_that_is_scoring(number: signal.Signals) -> None:
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         deadline = time.monotonic() + 60
-        while "flowmill_reward_waiting_samples 1.0" not in (text := httpx.get(f"{url}{wire.METRICS}").text):
+        while "flowmill_reward_waiting_samples 1.0" not in (text := httpx.get(f"{url}{METRICS}").text):
             assert time.monotonic() < deadline, text
             time.sleep(0.05)
         process.send_signal(number)

@@ -23,7 +23,9 @@ from models.rewards.factory import check_section, make_reward, works_on_accelera
 from models.rewards.invocation import Handling, score
 from models.rewards.remote import RemoteReward
 from models.rewards.service import wire
+from models.rewards.service.app import Served
 from models.rewards.service.batching import Batcher, Limits, Metrics
+from models.rewards.service.guarded import METRICS
 from models.rewards.testing import CONTRACT, Check, samples
 from tasks.checks.try_rewards import try_rewards
 from tests.support.serving import Server, served, spoiling
@@ -173,14 +175,16 @@ def test_a_server_that_comes_back_with_another_reward_is_refused() -> None:
 
 
 def test_nothing_that_goes_wrong_stops_the_server() -> None:
-    class Broken(Batcher):
-        def _score(self, jobs: Any) -> Scores:
-            if any("bad" in job.batch.prompts for job in jobs):
-                raise MemoryError("too much")
-            return super()._score(jobs)
+    served = Served(reward=Slow(), name="slow", options={})
+
+    def broken(batches: Sequence[Batch]) -> list[Scores]:
+        if any("bad" in batch.prompts for batch in batches):
+            raise MemoryError("too much")
+        return served.score(batches)
 
     async def ask() -> list[Any]:
-        batcher = Broken(Slow(), "slow", Limits(wait_s=0.2), Metrics())
+        limits, metrics = Limits(wait_s=0.2), Metrics()
+        batcher = Batcher(broken, size=len, alike=lambda batch: 0, limits=limits, metrics=metrics)
         work = asyncio.create_task(batcher.run())
         bad = Batch(media=np.ones((1, 4, 4, 3), np.uint8), prompts=["bad"], metadata=[{}])
         good = Batch(media=np.ones((1, 4, 4, 3), np.uint8), prompts=["good"], metadata=[{}])
@@ -212,7 +216,7 @@ def test_requests_are_scored_together_and_one_that_fails_fails_alone() -> None:
                 np.testing.assert_array_equal(each.result().values, expected)
             with pytest.raises(RewardError, match="ValueError: a black image"):
                 failing.result()
-        metrics = httpx.get(f"{server.url}{wire.METRICS}").text
+        metrics = httpx.get(f"{server.url}{METRICS}").text
         assert 'flowmill_reward_requests_total{status="422"} 1.0' in metrics
         assert "flowmill_reward_waiting_samples 0.0" in metrics
 
@@ -260,7 +264,7 @@ def test_the_token_is_wanted_and_health_is_not_secret(monkeypatch: pytest.Monkey
     monkeypatch.delenv(wire.TOKEN, raising=False)
     with served("constant", **{wire.TOKEN: "right"}) as server:
         assert httpx.get(f"{server.url}{wire.HEALTH}").json() == {"status": "ready", "reward": "constant"}
-        for path in (wire.INFO, wire.METRICS):
+        for path in (wire.INFO, METRICS):
             assert httpx.get(f"{server.url}{path}").status_code == 401
         for token in (None, "wrong"):
             if token is not None:

@@ -11,12 +11,17 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+import s3fs
+from huggingface_hub import HfApi
 
 from configs.data import DataSection
 from configs.errors import DataError
+from configs.paths import resolve_paths
 from models.image_files import open_picture
+from tasks.inputs import remote_files
 from tasks.inputs.data_rows import read_given
 from tests.support.given import TEXTS, pairs, picture, rated, singles, write_form, write_jsonl
+from tests.support.s3 import Faults, Server, make_bucket, unreliable, use
 
 FORMS = ("jsonl", "csv", "parquet", "datasets", "folder", "tars")
 
@@ -144,6 +149,7 @@ def test_a_damaged_source_is_one_message(tmp_path: Path, name: str, content: byt
 def test_a_dataset_of_the_hub_holds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images, which datasets decodes, keep their pixels; their files are new."""
     saved = datasets.load_from_disk(write_form("datasets", tmp_path))
+    monkeypatch.setattr(HfApi, "dataset_info", lambda *_, **__: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, split: saved if name == "owner/name" else None)
     found = read_given(DataSection(train="owner/name"))
     assert [row.text for row in found.rows] == TEXTS
@@ -155,3 +161,73 @@ def test_a_dataset_of_the_hub_holds_the_same(tmp_path: Path, monkeypatch: pytest
 def test_a_source_that_is_not_there(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=r"does not exist|cannot be read"):
         read_given(DataSection(train=str(tmp_path / name)))
+
+
+@pytest.fixture
+def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Returns a bucket with the tars of ``write_form`` below ``data/``."""
+    use(monkeypatch, s3_server.variables())
+    name = make_bucket()
+    write_form("tars", tmp_path / "tars")
+    for tar in (tmp_path / "tars").iterdir():
+        s3fs.S3FileSystem().put_file(str(tar), f"{name}/data/{tar.name}")
+    return name
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "part-{00..01}.tar",
+        "part-*.tar",
+        "part-0[01].tar",
+        "part-00.tar::THERE/part-01.tar",
+        "LOCAL/part-00.tar::THERE/part-01.tar",
+    ],
+)
+def test_tars_on_s3_hold_the_same(bucket: str, tmp_path: Path, form: str) -> None:
+    there, local = f"s3://{bucket}/data", read_given(DataSection(train=str(tmp_path / "tars" / "part-{00..01}.tar")))
+    source = form if form.startswith("LOCAL") else f"THERE/{form}"
+    found = read_given(DataSection(train=source.replace("THERE", there).replace("LOCAL", str(tmp_path / "tars"))))
+    assert found.identity == local.identity
+    assert [row.samples[0].read() for row in found.rows] == [row.samples[0].read() for row in local.rows]
+
+
+def test_tars_on_s3_that_are_missing_or_changed(bucket: str, tmp_path: Path) -> None:
+    for name, message in (
+        ("no.tar", "does not exist"),
+        ("no-*.tar", "no tar matches"),
+        ("part-{00..02}.tar", "02.tar"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read_given(DataSection(train=f"s3://{bucket}/data/{name}", bad_rows="leave_out"))
+    with pytest.raises(DataError, match="there is no bucket"):
+        read_given(DataSection(train="s3://not-a-bucket-of-mine/a.tar"))
+    found = read_given(DataSection(train=f"s3://{bucket}/data/part-00.tar"))
+    s3fs.S3FileSystem().pipe_file(f"{bucket}/data/part-00.tar", b"short")
+    with pytest.raises(DataError, match=r"part-00.tar' cannot be read: .*too short|cannot be read"):
+        found.rows[0].samples[0].read()
+
+
+def test_a_connection_that_breaks_loses_nothing(
+    bucket: str, s3_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = f"s3://{bucket}/data/part-*.tar"
+    expected = read_given(DataSection(train=str(tmp_path / "tars" / "part-*.tar")))
+    faults = Faults(share=0.3, seed=1, kinds=("503", "reset", "truncated"))
+    with unreliable(s3_server, faults) as endpoint:
+        use(monkeypatch, s3_server.variables(endpoint))
+        s3fs.S3FileSystem.clear_instance_cache()
+        remote_files._bucket.cache_clear()
+        found = read_given(DataSection(train=source))
+        contents = [row.samples[0].read() for row in found.rows]
+    remote_files._bucket.cache_clear()
+    assert sum(faults.counts.values()) > 0
+    assert found.identity == expected.identity
+    assert contents == [row.samples[0].read() for row in expected.rows]
+
+
+def test_patterns_are_relative_to_the_config(tmp_path: Path) -> None:
+    write_form("tars", tmp_path / "tars")
+    data = {"data": {"train": "tars/part-{00..01}.tar::tars/part-*.tar::s3://b/x.tar"}}
+    found = resolve_paths(data, tmp_path)["data"]["train"]
+    assert found == f"{tmp_path}/tars/part-{{00..01}}.tar::{tmp_path}/tars/part-*.tar::s3://b/x.tar"

@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub import HfApi
 from PIL import Image
 
 from configs.errors import CorruptError, PromptError
+from configs.fingerprint import fingerprint
 from configs.load import load_config
 from configs.schema import PROMPT_FILES, PromptsSection
 from storage.backends.checksums import hash_data, hash_file
@@ -20,7 +22,8 @@ from storage.trajectories.media import MediaFormat
 from tasks.inputs.model_settings import check_reference_images
 from tasks.inputs.prompt_files import READERS
 from tasks.inputs.prompt_rows import frames_of, picture_of, read_clip, read_picture
-from tasks.inputs.prompts import Prompt, image_files, image_keys, prompt_set, prompts_fingerprint, read_prompts
+from tasks.inputs.prompts import Prompt, image_files, image_keys, prompt_set, read_prompts
+from tasks.inputs.source_prompts import prompts_fingerprint
 from tests.conftest import ROOT
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "prompts"
@@ -158,6 +161,7 @@ def test_a_dataset_id_is_read_through_datasets(tmp_path: Path, monkeypatch: pyte
         seen.append((name, split))
         return datasets.Dataset.from_dict({"prompt": ["x", "y"], "n": [1, 2]})
 
+    monkeypatch.setattr(HfApi, "dataset_info", lambda *_, **__: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert [(p.text, p.metadata) for p in read("owner/name")] == [("x", {"n": 1}), ("y", {"n": 2})]
     assert seen == [("owner/name", "train")]
@@ -219,6 +223,7 @@ def test_a_dataset_that_cannot_be_reached_is_one_message(monkeypatch: pytest.Mon
     def load_dataset(name: str, split: str) -> None:
         raise ConnectionError("no route")
 
+    monkeypatch.setattr(HfApi, "dataset_info", lambda *_, **__: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(PromptError, match=r"'owner/name'.*cannot be loaded: no route"):
         read("owner/name")
@@ -228,6 +233,8 @@ def test_identity_is_of_content_and_order() -> None:
     a, b = Prompt(text="a"), Prompt(text="b")
     assert prompts_fingerprint({"train": [a, b]}) == prompts_fingerprint({"train": [a, b]})
     assert prompts_fingerprint({"train": [a, b]}) != prompts_fingerprint({"train": [b, a]})
+    for lists in ({}, {"train": []}, {"train": [a, b], "heldout": [b], "negative": []}):
+        assert prompts_fingerprint(lists) == fingerprint({name: [each.id for each in lists[name]] for name in lists})
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the published prompt sets are not beside this checkout")

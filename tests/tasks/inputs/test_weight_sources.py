@@ -17,7 +17,8 @@ from configs.schema import RunConfig
 from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
 from tasks.checks.try_rewards import try_rewards
-from tasks.inputs.prompts import SOURCE, source_prompts
+from tasks.inputs.prompts import SOURCE
+from tasks.inputs.source_prompts import source_prompts
 from tasks.metrics.evaluations import evaluation_figures, weighted_reward
 from tasks.runs.seeds import mixed_prompts, most_of_each
 from tests.conftest import FlowmillCommand

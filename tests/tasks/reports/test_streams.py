@@ -14,8 +14,10 @@ import torch
 from PIL import Image
 
 import flowmill
+from configs.data import DataSection
 from configs.errors import ConfigError, CorruptError
 from configs.schema import RunConfig
+from tasks.inputs.data_rows import read_given
 from tests.support.inside import evaluate, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
@@ -41,6 +43,16 @@ def test_a_stream_has_the_samples_of_the_table(run: flowmill.Run) -> None:
         assert json.loads(sample["json"])["prompt"] == row["prompt"]
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(sample["png"]))), np.asarray(images[row["sample_id"]]))
         assert np.array_equal(np.load(io.BytesIO(sample["latents.npy"]), allow_pickle=False), latents[row["sample_id"]])
+
+
+def test_tars_of_a_run_are_given_data_of_another(run: flowmill.Run) -> None:
+    tars = sorted(Path(run.store.removeprefix("file://")).rglob("trajectories/**/samples.tar"))
+    found = read_given(DataSection(train="::".join(map(str, tars))))
+    files = {row.samples[0].name.rpartition(" ")[2]: row for row in found.rows}
+    for sample in run.stream(1):
+        row = files[f"{sample['__key__']}.png"]
+        assert row.samples[0].read() == sample["png"]
+        assert row.text == json.loads(sample["json"])["prompt"]
 
 
 @pytest.mark.parametrize("start", [0, 3, 4, 7, 16, 20])

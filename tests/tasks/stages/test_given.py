@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +13,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 import flowmill
 from configs.errors import ConfigError, DataError, FlowmillError
@@ -237,7 +240,37 @@ def test_a_changed_sample_makes_ingest_stale_and_a_moved_one_does_not(given: Mak
     assert standing(stale.chain, Node(1, "optimize")).state is State.STALE
 
 
+def bomb(width: int, height: int) -> bytes:
+    """Return a small PNG file that claims a size."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = b"IDAT" + zlib.compress(bytes(1000))
+    chunks = [struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in (head, data)]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def text_bomb() -> bytes:
+    """Return a PNG file with a text that grows to 256 MiB."""
+    about = PngInfo()
+    about.add_text("a", "x" * (1 << 28), zip=True)
+    return png(picture(1), pnginfo=about)
+
+
 BAD_FILES = {
+    "empty": (b"", "cannot be read as an image or clip"),
+    "bomb": (bomb(9_000, 9_000), "has 81,000,000 pixels, more than"),
+    "larger bomb": (bomb(2**31 - 1, 2**31 - 1), "pixels"),
+    "no size": (bomb(0, 5), "cannot be read as an image or clip"),
+    "half a bomb": (bomb(3000, 3000), "cannot be read as an image or clip"),
+    "text bomb": (text_bomb(), "cannot be read as an image or clip"),
+    "several pages": (
+        png(picture(1), format="TIFF", save_all=True, append_images=[picture(2), picture(3)]),
+        "animation of 3 frames",
+    ),
+    "moving": (png(picture(1), format="WEBP", save_all=True, append_images=[picture(2)]), "animation of 2 frames"),
+    "moving PNG": (png(picture(1), save_all=True, append_images=[picture(2)]), "animation of 2 frames"),
+    "half a JPEG": (png(picture(1, (200, 200)), format="JPEG")[:4000], "cannot be read as an image or clip"),
+    "no brightness": (png(Image.fromarray(np.full((4, 4), -1.0, np.float32)), format="TIFF"), "no brightness"),
+    "program": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "cannot be read as an image or clip"),
     "cut off": (png(picture(1))[:60], "cannot be read as an image or clip"),
     "no image": (b"hello", "cannot be read as an image or clip"),
     "animation": (
@@ -258,6 +291,18 @@ def test_a_file_that_cannot_be_decoded_is_named_or_left_out(given: Make, tmp_pat
     manifest = context.store.require(context.chain.ref(Node(0, "ingest")))
     assert manifest.summary == {"rows": 6, "refused": 1, "samples": 5}
     run_epoch(context, 1)
+
+
+def test_a_pair_of_equal_pictures_is_named_or_left_out(given: Make, tmp_path: Path) -> None:
+    """Files of other bytes that show the same."""
+    columns = {"chosen": "chosen", "rejected": "rejected"}
+    config = given(pairs(), "dpo", **columns)
+    same = picture(2).convert("RGBA")
+    same.save(tmp_path / "given" / "2-rejected.png", compress_level=1)
+    with pytest.raises(DataError, match="line 3: chosen and rejected sample are equal, as the model sees them"):
+        prepare(config)
+    context = prepare(given(config.data.train if config.data else "", "dpo", bad_rows="leave_out", **columns))
+    assert context.store.require(context.chain.ref(Node(0, "ingest"))).summary["refused"] == 1
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "L", "I;16", "P", "RGBA", "rotated"])

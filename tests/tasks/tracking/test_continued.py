@@ -189,7 +189,9 @@ def test_a_run_that_grows_keeps_its_mlflow_run(make_config: Make) -> None:
     other = Tracker(context, orchestrator={}, series="tracking-other")
     assert other.close("FINISHED") is None
     again = client.get_run(str(other.run_id))
-    assert again.data.metrics.keys() - {"system"} == run.data.metrics.keys() - {"system"}
+    # The machine's load has points only if logging takes long enough.
+    logged = ({key for key in each.data.metrics if not key.startswith("system/")} for each in (again, run))
+    assert next(logged) == next(logged)
     assert steps(client, again, "eval/heldout/jpeg_compressibility_mean") == [0, 1, 2, 3, 4]
 
 

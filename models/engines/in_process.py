@@ -1,0 +1,10 @@
+"""The default engine of chains: the policy in this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """The default: needs no server, and has no options."""

@@ -1,0 +1,134 @@
+"""The part that HTTP servers of models share: tokens, limits of bodies, counts.
+
+Status codes: 401 wrong token, 413 too large, 400 a body that ends early, 408 too slow, 429 busy, 503 stopping. All but
+200 have a JSON body with a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TypeVar
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+
+from configs.addresses import holds_token
+from models.rewards.service.batching import Batcher, BusyError, Metrics
+
+W = TypeVar("W")
+R = TypeVar("R")
+METRICS = "/metrics"
+#: Number of request bodies of the maximum size that may be in memory at a time.
+_BODIES = 2
+#: Seconds to receive a body, and bytes per second for which more time is given.
+_BODY_S, _BODY_RATE = 30.0, 1_000_000
+
+
+class RefusedRequest(Exception):
+    """A request that is refused, with a status code and the reason."""
+
+    def __init__(self, status: int, text: str) -> None:
+        """Bind to both."""
+        super().__init__(text)
+        self.status = status
+
+
+class Door:
+    """Lets requests in: with the token, and within the limits of size, memory and time."""
+
+    def __init__(self, *, token: str | None, variable: str, max_bytes: int, metrics: Metrics) -> None:
+        """Begin without requests.
+
+        Args:
+            token: token of callers; None: any caller is accepted.
+            variable: environment variable of clients with the token, for messages.
+            max_bytes: the largest request body.
+            metrics: counts refusals.
+        """
+        self._token, self._variable, self._most, self._metrics = token, variable, max_bytes, metrics
+        self._left = _BODIES * max_bytes
+
+    def app(self, title: str, work: Callable[[], Awaitable[None]]) -> FastAPI:
+        """Return an app that explains refusals and shows the counts. ``work``: runs as long as the server does."""
+
+        @contextlib.asynccontextmanager
+        async def working(app: FastAPI) -> AsyncIterator[None]:
+            task = asyncio.ensure_future(work())
+            yield
+            task.cancel()
+
+        app = FastAPI(title=title, lifespan=working, docs_url=None, redoc_url=None)
+
+        @app.exception_handler(RefusedRequest)
+        async def refuse(request: Request, refused: RefusedRequest) -> JSONResponse:
+            """Answer with the reason of a refusal."""
+            self._metrics.requests.labels(str(refused.status)).inc()
+            more = {"retry-after": "1"} if refused.status == 429 else {}
+            return JSONResponse({"detail": str(refused)}, status_code=refused.status, headers=more)
+
+        @app.get(METRICS, dependencies=[Depends(self.authorized)])
+        def read_metrics() -> Response:
+            """Return the counts."""
+            return Response(self._metrics.text(), media_type="text/plain")
+
+        return app
+
+    def authorized(self, request: Request) -> None:
+        """Refuse a request without the token."""
+        if not holds_token(request.headers.get("authorization", ""), self._token):
+            raise RefusedRequest(401, f"the token is missing or wrong: set {self._variable} to the server's")
+
+    @contextlib.contextmanager
+    def room(self, request: Request) -> Iterator[None]:
+        """Reserve memory for the body of a request until it is answered; refuse if too little is left."""
+        size = self._size(request)
+        if size > self._left:
+            text = f"the bodies of other requests leave {self._left} bytes, this needs {size}; ask again"
+            raise RefusedRequest(429, text)
+        self._left -= size
+        try:
+            yield
+        finally:
+            self._left += size
+
+    async def body(self, request: Request) -> bytes:
+        """Return a request's body, read within the limits of size and time."""
+        parts, size = [], 0
+        limit_s = _BODY_S + self._size(request) / _BODY_RATE
+        try:
+            async with asyncio.timeout(limit_s):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > self._most:
+                        raise self._too_large()
+                    parts.append(part)
+        except ClientDisconnect:
+            raise RefusedRequest(400, "the connection ended before the body was complete") from None
+        except TimeoutError:
+            text = f"the body was not complete after {limit_s:.0f} s; send it again, faster"
+            raise RefusedRequest(408, text) from None
+        return b"".join(parts)
+
+    async def answered(self, batcher: Batcher[W, R], work: W) -> R:
+        """Return the answer to a request, unless too many wait or the server stops."""
+        try:
+            return await batcher.submit(work)
+        except asyncio.CancelledError:
+            # The server is stopping, and has waited for running calls.
+            raise RefusedRequest(503, "the server stops; ask again later") from None
+        except BusyError as busy:
+            raise RefusedRequest(429, f"{busy}; ask again later") from None
+
+    def _size(self, request: Request) -> int:
+        """Return the size limit of a request's body: its stated size, or the maximum."""
+        stated = request.headers.get("content-length", "")
+        size = int(stated) if stated.isdecimal() and len(stated) < 18 else self._most + bool(stated)
+        if size > self._most:
+            raise self._too_large()
+        return size
+
+    def _too_large(self) -> RefusedRequest:
+        return RefusedRequest(413, f"the body is larger than the {self._most} bytes that this server takes")

@@ -1,0 +1,90 @@
+"""The rows of given data in a temporary database, so that memory does not grow with their number.
+
+The file has no name, lies where ``TMPDIR`` says, and is gone with the process.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar, overload
+
+_Item = TypeVar("_Item")
+#: Usable rows, their distinct prompts, and rows that were refused.
+Table = Literal["rows", "prompts", "refused"]
+_TABLES = """
+PRAGMA journal_mode = OFF;
+PRAGMA synchronous = OFF;
+PRAGMA cache_size = -16384;
+CREATE TABLE rows (number INTEGER PRIMARY KEY, item TEXT);
+CREATE TABLE prompts (number INTEGER PRIMARY KEY, item TEXT);
+CREATE TABLE refused (number INTEGER PRIMARY KEY, item TEXT);
+CREATE TABLE seen (digest BLOB PRIMARY KEY, number INTEGER) WITHOUT ROWID;
+BEGIN;
+"""
+
+
+class Spool:
+    """Lists of JSON texts, and digests that must not repeat."""
+
+    def __init__(self) -> None:
+        """Create an empty one."""
+        # Threads of one process share it; SQLite has them wait for each other.
+        self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._file.executescript(_TABLES)
+        self._counts: Counter[Table] = Counter()
+
+    def seen(self, digest: str) -> Any:
+        """Note that the next row has a digest, in hex; return the row that had it before, or None."""
+        key = bytes.fromhex(digest)
+        note = "INSERT OR IGNORE INTO seen VALUES (?, ?)"
+        if self._file.execute(note, (key, self._counts["rows"] + 1)).rowcount:
+            return None
+        found = "SELECT item FROM rows JOIN seen USING (number) WHERE digest = ?"
+        return json.loads(self._file.execute(found, (key,)).fetchone()[0])
+
+    def add(self, table: Table, item: str) -> int:
+        """Append JSON to a list; return the number of its items."""
+        self._counts[table] += 1
+        self._file.execute(f"INSERT INTO {table} VALUES (?, ?)", (self._counts[table], item))
+        return self._counts[table]
+
+    def items(self, table: Table, made: Callable[[Any], _Item]) -> Spooled[_Item]:
+        """Return a list, of which ``made`` makes each item when it is asked for."""
+        return Spooled(self._file, table, self._counts[table], made)
+
+
+class Spooled(Sequence[_Item]):
+    """A list in a database."""
+
+    def __init__(self, file: sqlite3.Connection, table: Table, count: int, made: Callable[[Any], _Item]) -> None:
+        """Bind to a table of so many items."""
+        self._file, self._table, self._count, self._made = file, table, count, made
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[_Item]:
+        return self._between(0, len(self))
+
+    @overload
+    def __getitem__(self, index: int) -> _Item: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[_Item]: ...
+
+    def __getitem__(self, index: int | slice) -> _Item | Sequence[_Item]:
+        places = range(len(self))[index]
+        if isinstance(places, int):
+            return next(self._between(places, places + 1))
+        if places.step != 1:
+            return [self[place] for place in places]
+        return list(self._between(places.start, places.stop))
+
+    def _between(self, start: int, stop: int) -> Iterator[_Item]:
+        # Numbers begin at 1.
+        query = f"SELECT item FROM {self._table} WHERE number > ? AND number <= ? ORDER BY number"
+        for (item,) in self._file.execute(query, (start, stop)):
+            yield self._made(json.loads(item))

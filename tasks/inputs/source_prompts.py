@@ -1,0 +1,73 @@
+"""The prompts of a config by split, from lists or from the rows of given data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
+
+from configs.errors import PromptError
+from configs.schema import RunConfig
+from tasks.inputs.data_rows import given_data
+from tasks.inputs.prompt_rows import as_read
+from tasks.inputs.prompts import IMAGE, Prompt, listed_prompts, uses_guidance
+
+
+def source_prompts(config: RunConfig) -> dict[str, Sequence[Prompt]]:
+    """Return the prompts the config names, by split: train, heldout, and negative when guidance needs it.
+
+    Those of given data are read from disk on demand.
+
+    Raises:
+        PromptError: a source cannot be used, or a held-out prompt is also a train prompt.
+        DataError: given data cannot be used.
+    """
+    heldout = listed_prompts(config.prompts, "heldout")
+    if config.data is not None:
+        # Its rows have no held-out prompts.
+        train: Sequence[Prompt] = given_data(config).prompts
+    else:
+        train = listed_prompts(config.prompts, "train")
+        _check_held_out(train, heldout)
+    negative = _negative(config, train, heldout) if uses_guidance(config) else []
+    return {"train": train, "heldout": heldout, "negative": negative}
+
+
+def _check_held_out(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> None:
+    """Refuse held-out prompts that are also train prompts, ignoring case and spaces."""
+    trained = {_seen(prompt): prompt.text for prompt in train} if heldout else {}
+    shared = sorted((prompt.text, trained[_seen(prompt)]) for prompt in heldout if _seen(prompt) in trained)
+    if not shared:
+        return
+    text, like = shared[0]
+    written = "" if text == like else f", written {like!r} there"
+    raise PromptError(
+        f"prompts.heldout: {len(shared)} prompts are in prompts.train too, the first is {text!r}{written}. Their "
+        "evaluation would not be of held-out prompts. Remove them from one of the two."
+    )
+
+
+def _seen(prompt: Prompt) -> tuple[str, str | None]:
+    """Return the normalized text of a prompt and its start images, for comparison."""
+    return as_read(prompt.text), prompt.metadata.get(IMAGE)
+
+
+def _negative(config: RunConfig, *splits: Sequence[Prompt]) -> list[Prompt]:
+    """Return the negative prompt, once for each set of start images if prompts have some."""
+    text = config.model.negative_prompt
+    images = {prompt.metadata[IMAGE]: prompt.images for prompt in chain(*splits) if prompt.images}
+    if not images:
+        return [Prompt(text=text)]
+    return [Prompt(text=text, metadata={IMAGE: key}, images=paths) for key, paths in images.items()]
+
+
+def prompts_fingerprint(prompts: Mapping[str, Sequence[Prompt]]) -> str:
+    """Return the identity of named lists of prompts, by content and order: the fingerprint of their lists of ids."""
+    digest = hashlib.blake2b(digest_size=16)
+    for before, split in zip(chain("{", repeat(",")), sorted(prompts), strict=False):
+        digest.update(f'{before}"{split}":['.encode())
+        for comma, prompt in zip(chain([""], repeat(",")), prompts[split], strict=False):
+            digest.update(f'{comma}"{prompt.id}"'.encode())
+        digest.update(b"]")
+    digest.update(b"}" if prompts else b"{}")
+    return digest.hexdigest()

@@ -1,0 +1,180 @@
+"""Chats of several turns: the tokens of the answers are trained on and no others, or the template is refused."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from configs.data import DataSection
+from configs.errors import ConfigError, DataError
+from configs.load import load_config
+from configs.tokens import TokensSection
+from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.data_rows import read_given
+from tasks.modalities.tokens.given_chats import chat_tokens
+from tasks.modalities.tokens.prompts import Prompts
+from tasks.specs.graph import Node
+from tests.models.text.test_control_tokens import HOSTILE, tokenizer
+from tests.support.given import write_jsonl
+from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.language_models import texts_data
+
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>\n{% endfor %}"
+TEMPLATE = f"{TURNS}{{% if add_generation_prompt %}}[assistant]{{% endif %}}"
+CHAT = [("user", "1+1?"), ("assistant", "2"), ("user", "And 2+2?"), ("assistant", "4, of course")]
+
+
+def parts(prompts: Prompts, ids: list[int], mask: list[int]) -> list[str]:
+    """Return the texts of the spans of equal mask."""
+    starts = [0, *(place for place in range(1, len(mask)) if mask[place] != mask[place - 1]), len(mask)]
+    return [prompts.tokenizer.decode(ids[a:b]) for a, b in itertools.pairwise(starts)]
+
+
+@pytest.mark.parametrize("system", [None, "Be brief"])
+@pytest.mark.parametrize("kind", ["characters", "spaced"])
+def test_answers_and_their_ends_are_trained_on(kind: str, system: str | None) -> None:
+    prompts = Prompts(tokenizer(kind, template=TEMPLATE), TokensSection(system=system, max_new=100), None)
+    ids, mask = chat_tokens(prompts, CHAT)
+    first = f"[system]{system}</s>\n" if system else ""
+    space = " " if kind == "spaced" else ""
+    assert [each.removeprefix(space) for each in parts(prompts, ids, mask)] == [
+        f"{first}[user]1+1?</s>\n[assistant]",
+        "2</s>",
+        "\n[user]And 2+2?</s>\n[assistant]",
+        "4, of course</s>",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["characters", "spaced"])
+def test_a_chat_of_one_answer_is_a_prompt_and_a_completion(kind: str) -> None:
+    prompts = Prompts(tokenizer(kind, template=TEMPLATE), TokensSection(), None)
+    ids, mask = chat_tokens(prompts, CHAT[:2])
+    assert ids == [*prompts.ids("1+1?"), *prompts.completion("2")]
+    assert sum(mask) == len(prompts.completion("2"))
+
+
+def test_a_system_message_of_the_row_replaces_that_of_the_config() -> None:
+    prompts = Prompts(tokenizer(template=TEMPLATE), TokensSection(system="Be brief", max_new=50), None)
+    ids, mask = chat_tokens(prompts, [("system", "Be kind"), *CHAT[:2]])
+    assert parts(prompts, ids, mask)[0] == "[system]Be kind</s>\n[user]1+1?</s>\n[assistant]"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_no_message_ends_a_turn_or_hides_another(text: str, place: int) -> None:
+    prompts = Prompts(tokenizer(template=TEMPLATE), TokensSection(max_new=200), None)
+    chat = [(role, text if number == place else said) for number, (role, said) in enumerate(CHAT)]
+    ids, mask = chat_tokens(prompts, chat)
+    assert [ids.count(token) for token in (0, 1, 2, 3)] == [0, 0, 4, 0], "an end for each message"
+    found = parts(prompts, ids, mask)
+    assert found[1::2] == [f"{chat[1][1]}</s>", f"{chat[3][1]}</s>"]
+    assert chat[0][1] in found[0]
+    assert chat[2][1] in found[2]
+
+
+REFUSED = {
+    "thoughts that are dropped": (
+        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'user' or loop.last %}{{ m.content }}{% endif %}</s>"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
+        "renders earlier messages in another way",
+    ),
+    "another beginning of answers": (
+        TURNS + "{% if add_generation_prompt %}[assistant]<think>{% endif %}",
+        "renders earlier messages in another way",
+    ),
+    "no end": (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}",
+        "does not end an answer with the end token '</s>'",
+    ),
+    "another end": (TEMPLATE.replace("</s>", "<end>"), "does not end an answer with the end token '</s>'"),
+    "other answers": (TEMPLATE.replace("m.content", "m.content | upper"), "renders an answer in another way"),
+    "no template": (None, "no chat template"),
+    "a template that fails": ("{{ messages[0].nothing.more }}", "chat template fails"),
+}
+
+
+@pytest.mark.parametrize("kind", list(REFUSED))
+def test_a_template_that_cannot_mark_answers_is_refused(kind: str) -> None:
+    template, message = REFUSED[kind]
+    with pytest.raises(ConfigError, match=message):
+        chat_tokens(Prompts(tokenizer(template=template), TokensSection(max_new=100), None), CHAT)
+
+
+@pytest.mark.parametrize(
+    ("section", "context", "message"),
+    [({"max_new": 8}, None, "tokens from its first answer on"), ({"max_new": 60}, 70, "before its first answer")],
+)
+def test_a_chat_that_is_too_long_is_refused(section: dict[str, Any], context: int | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        chat_tokens(Prompts(tokenizer(template=TEMPLATE), TokensSection(**section), context), CHAT)
+
+
+def message(role: str, text: Any = "x") -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+WELL = [message("user"), message("assistant", "y")]
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        (None, "no list of messages"),
+        ("hello", "no list of messages"),
+        ("[" * 10_000, "no list of messages"),
+        ([], "a chat of no messages"),
+        ([message("user")], "a chat of user; user and assistant take turns"),
+        ([message("assistant")], "a chat of assistant"),
+        ([*WELL, message("user")], "a chat of user, assistant, user"),
+        ([message("user"), *WELL], "a chat of user, user, assistant"),
+        ([message("tool"), *WELL], "no list of messages"),
+        ([*WELL[:1], message("assistant", [{"type": "text"}])], "no list of messages"),
+        ([*WELL[:1], message("assistant", " ")], "message 2 is empty"),
+        ([*WELL[:1], message("assistant", "\ud800")], "half a character"),
+        ([*WELL[:1], "assistant"], "no list of messages"),
+    ],
+)
+def test_a_row_that_is_no_chat_is_named(tmp_path: Path, messages: Any, reason: str) -> None:
+    rows = [{"messages": [message("user", "q"), message("assistant", "a")]}, {"messages": messages}]
+    source = str(write_jsonl(tmp_path, rows))
+    with pytest.raises(DataError, match=f"line 2, messages.*{reason}"):
+        read_given(DataSection(train=source, messages="messages"))
+    found = read_given(DataSection(train=source, messages="messages", bad_rows="leave_out"))
+    assert [row.text for row in found.rows] == ["q"]
+
+
+def test_chats_are_trained_on(tmp_path: Path) -> None:
+    chats = [[(f"{a}+{b}=", str(a + b)), (f"{a}+1=", str(a + 1))] for a in (1, 2) for b in (3, 4)]
+    rows = [
+        {"messages": [each for asked, said in chat for each in (message("user", asked), message("assistant", said))]}
+        for chat in chats
+    ]
+    data = texts_data(tmp_path)
+    data["data"] = {"train": str(write_jsonl(tmp_path / "given", rows)), "messages": "messages"}
+    data["prompts"] = {"heldout": data["prompts"]["heldout"]}
+    data["rollout"]["tokens"]["max_new"] = 12
+    data["optimize"] = {"learning_rate": 1e-3, "algorithm": "sft", "updates_per_epoch": 1}
+    turns = "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
+    (tmp_path / "lm" / "chat_template.jinja").write_text(f"{{% for m in messages %}}{turns}{{% endfor %}}")
+    path = tmp_path / "chats.yaml"
+    path.write_text(yaml.safe_dump(data))
+    context = prepare(load_config(path))
+    evaluate(context, 0)
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    updates = [context.store.require(context.policy_ref(epoch)).summary["updates"][0] for epoch in (1, 2)]
+    assert updates[1]["loss"] < updates[0]["loss"]
+    ref = context.chain.ref(Node(0, "ingest"))
+    (record,) = context.store.shards(ref)
+    shard = open_trajectory_store(context.config.rollout.store).open(context.store.files(ref, record))
+    assert shard.table.column("prompt").to_pylist() == [chat[0][0] for chat in chats]
+    assert shard.text(0) == "assistant: 4\n\nuser: 1+1=\n\nassistant: 2"
+    tokens, mask = shard.array("tokens", 0).tolist(), shard.array("token_mask", 0).tolist()
+    assert len(mask) == len("1+3=4") + 1 + len("1+1=2") + 1
+    assert mask == [0] * 4 + [1, 1] + [0] * 4 + [1, 1]
+    assert tokens[5] == tokens[11]

@@ -1,0 +1,110 @@
+"""The data of a run wherever it is shown: given rows, rows left out, answers of raters, fitted rewards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+import flowmill
+from configs.load import load_config
+from flows.cli.filters import EntryFilter
+from flows.cli.status_tables import print_run
+from models.rewards.fitted import ABOUT
+from tasks.inputs.store_trust import remember
+from tasks.metrics.describe import describe_run
+from tasks.metrics.tracked import paragraphs
+from tasks.metrics.view import RunView
+from tasks.reports.data_tables import data_tables
+from tasks.reports.report import run_report
+from tasks.reports.report.samples import given_shots
+from tasks.runs.context import RunContext
+from tasks.tracking.data_logging import data_logger
+from tests.support.given import pairs, write_jsonl
+from tests.support.inside import evaluate, prepare, run_epoch
+from tests.tasks.reports.test_published import rate
+
+
+@pytest.fixture
+def context(config_data: dict[str, Any], config_file: Path, tmp_path: Path) -> RunContext:
+    """A run on given pairs, of which one cannot be read."""
+    rows = [{**row, "license": "CC0" if number < 2 else "CC-BY-4.0"} for number, row in enumerate(pairs())]
+    source = write_jsonl(tmp_path / "given", rows)
+    (tmp_path / "given" / "1-rejected.png").write_bytes(b"no image")
+    data = {**config_data, "prompts": {"heldout": config_data["prompts"]["heldout"]}, "optimize": {"algorithm": "dpo"}}
+    data["data"] = {"train": str(source), "chosen": "chosen", "rejected": "rejected", "bad_rows": "leave_out"}
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(data))
+    config = load_config(tmp_path / "given.yaml", ["run.epochs=1"])
+    remember(config)
+    found = prepare(config)
+    evaluate(found, 0)
+    run_epoch(found, 1)
+    evaluate(found, 1)
+    return found
+
+
+def test_given_rows_and_those_left_out_are_shown(
+    context: RunContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = RunView(context).given()
+    assert given is not None
+    assert (given.source, given.kind, given.rows, given.samples, given.prompts) == ("rows.jsonl", "pairs", 5, 10, 5)
+    assert given.licenses == {"CC-BY-4.0": 8, "CC0": 2}
+    ((place, reason),) = given.refused
+    assert place == "rows.jsonl, line 2" or "line 2" in place
+    assert "cannot be read" in reason
+    assert str(tmp_path) not in place + reason
+    tables = data_tables(context)
+    assert [*tables] == ["Given data", "Rows left out"]
+    assert tables == flowmill.open(context.store.root.uri).run("small").data()
+    assert [shot.verdict for shot in given_shots(RunView(context))] == ["chosen", "rejected"] * 5
+    html = run_report(context)
+    for words in ("5 pairs", "1-rejected.png", "CC-BY-4.0 8, CC0 2", "Given samples"):
+        assert words in html
+    assert "Best samples" not in html, "ratings are no result of training"
+    assert "(10 samples, 1 rows left out, " in paragraphs(context, done=False)[0]
+    print_run(describe_run(context), EntryFilter())
+    assert "data: 10 samples of 6 rows, 1 rows left out" in capsys.readouterr().out
+
+
+def test_answers_and_fitted_rewards_are_shown(context: RunContext, tmp_path: Path) -> None:
+    rate(context, "ann", 1.0)
+    rate(context, "bob", 0.0)
+    about = {
+        "backbone": {"name": "pixels"},
+        "data": {"train": 8, "heldout": 4, "kind": "preferences"},
+        "heldout": {
+            "accuracy": {"mean": 0.75, "low": 0.5, "high": 0.9, "count": 4, "unit": "judgments"},
+            "calibration": [{"count": 4, "predicted": 0.6, "observed": 0.5}],
+            "raters": {"ann": {"judgments": 4, "agreement": 0.75}},
+        },
+    }
+    (tmp_path / ABOUT).write_text(json.dumps(about))
+    fitted = context.config.rewards[0].model_copy(update={"name": "fitted", "options": {"path": str(tmp_path)}})
+    context.config = context.config.model_copy(update={"rewards": (fitted,)})
+    tables = data_tables(context)
+    (win,) = (row for row in tables["Preferences, win rates"] if row["over"].endswith("epoch 0"))
+    assert (win["preferred"], win["answers"], win["rate, 95 % interval"]) == ("evaluation of epoch 1", 2, "0.500")
+    assert tables["Preferences, agreement of raters"][0]["share"] == 0
+    label = fitted.slot
+    result = tables[f"Fitted reward {label}"][0]["result"]
+    assert result == "held-out accuracy 0.750 (95 %: 0.500 to 0.900) over 4 judgments"
+    assert tables[f"Fitted reward {label}, calibration on held-out judgments"][0]["observed"] == 0.5
+    assert tables[f"Fitted reward {label}, raters"] == [{"rater": "ann", "judgments": 4, "agreement": 0.75}]
+
+
+def test_mlflow_gets_the_tables_and_a_grid(context: RunContext, tmp_path: Path) -> None:
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.create_experiment("data", artifact_location=str(tmp_path / "artifacts"))
+    run_id = client.create_run(experiment).info.run_id
+    for _ in range(2):
+        data_logger(context)(client, run_id)
+    table = json.loads((tmp_path / "artifacts" / run_id / "artifacts" / "data" / "Given data.json").read_text())
+    assert table["columns"][:2] == ["source", "rows"]
+    assert table["data"][0][:2] == ["rows.jsonl", "5 pairs"]
+    pictures = [path for path in (tmp_path / "artifacts").rglob("*.png") if "given+step+0" in path.name]
+    assert len(pictures) == 1, "logged again, it is the same"

@@ -1,0 +1,197 @@
+"""Given samples of more and more rows: memory and time of reading, of ``ingest`` and of ``stream``.
+
+python -m tools.benchmarks.given_rows [ROWS ...]
+
+Each figure is of a process of its own. A row is a short text; CPU seconds are compared with those of a loop that only
+reads the same file, or of plain ``webdataset`` on the same tars. Memory is the highest resident one, less that before.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import resource
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from configs.data import DataSection
+from configs.load import load_config
+
+ROOT = Path(__file__).parents[2]
+ROWS = (1_000, 10_000, 100_000)
+FORMS = ("jsonl", "csv", "parquet", "tar")
+
+
+def write(form: str, folder: Path, rows: int) -> str:
+    """Write rows of short texts; return ``data.train``."""
+    made = ({"prompt": f"{number}+1=", "txt": str(number + 1)[-3:]} for number in range(rows))
+    path = folder / f"{rows}.{form}"
+    if form == "jsonl":
+        with path.open("w") as file:
+            file.writelines(f"{json.dumps(row)}\n" for row in made)
+    elif form == "csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["prompt", "txt"])
+            writer.writeheader()
+            writer.writerows(made)
+    elif form == "parquet":
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        parquet.write_table(pa.Table.from_pylist(list(made)), path)
+    else:
+        with tarfile.open(path, "w") as archive:
+            for number, row in enumerate(made):
+                for name, value in row.items():
+                    member = tarfile.TarInfo(f"{number:08d}.{name}")
+                    member.size = len(value)
+                    archive.addfile(member, io.BytesIO(value.encode()))
+    return str(path)
+
+
+def _plain(form: str, path: str) -> Iterable[Any]:
+    """Return the rows of a file, read in the usual way."""
+    if form == "jsonl":
+        return map(json.loads, Path(path).open())
+    if form == "csv":
+        return csv.DictReader(Path(path).open())
+    if form == "parquet":
+        from pyarrow import parquet
+
+        return (row for batch in parquet.ParquetFile(path).iter_batches() for row in batch.to_pylist())
+    import webdataset
+
+    return webdataset.WebDataset([path], shardshuffle=False)
+
+
+def reading(form: str, path: str) -> dict[str, float]:
+    """Read and check the rows of a file, and read them in the usual way."""
+    from tasks.inputs.data_rows import read_given
+
+    section = DataSection(train=path, sample="txt")
+    _count(_plain(form, path))
+    before, begun = _peak(), _cpu()
+    count = _count(read_given(section).rows)
+    seconds, peak, begun = _cpu() - begun, _peak(), _cpu()
+    assert _count(_plain(form, path)) == count
+    return {"mib": peak - before, "rows": count, "seconds": seconds, "ratio": seconds / (_cpu() - begun)}
+
+
+def prepared(folder: Path, source: str) -> str:
+    """Write a config of a run on the rows of a file; return its path."""
+    from tests.support.language_models import texts_data
+
+    data = texts_data(folder)
+    data["data"] = {"train": source, "sample": "txt", "rows_per_shard": 4096}
+    data["prompts"] = {"heldout": data["prompts"]["heldout"]}
+    data["optimize"] = {"algorithm": "sft"}
+    path = folder / "texts.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return str(path)
+
+
+def preparing(config: str) -> dict[str, float]:
+    """Carry out the stages before ``ingest``."""
+    from tasks.runs.opening import begin_run
+    from tasks.stages.stage_run import StageRun
+    from tests.support.inside import make_stage
+
+    context = begin_run(load_config(Path(config)))
+    for name in ("base", "encode", "preprocess"):
+        StageRun(make_stage(context, name, 0)).execute()
+    return {}
+
+
+def ingesting(config: str) -> dict[str, float]:
+    """Carry out ``ingest`` alone; memory is of the whole process, from its imports on."""
+    from tasks.runs.opening import begin_run
+    from tasks.stages.stage_run import StageRun
+    from tests.support.inside import make_stage
+
+    before, begun = _peak(), _cpu()
+    StageRun(make_stage(begin_run(load_config(Path(config))), "ingest", 0)).execute()
+    return {"mib": _peak() - before, "seconds": _cpu() - begun}
+
+
+def streaming(config: str) -> dict[str, float]:
+    """Read the committed samples as a stream, and with plain webdataset."""
+    import webdataset
+
+    import flowmill
+    from tasks.specs.graph import Node
+    from tests.support.inside import prepare
+
+    loaded = load_config(Path(config))
+    context = prepare(loaded)
+    run = flowmill.open(loaded.store.root).run(context.run.name)
+    ref = context.chain.ref(Node(0, "ingest"))
+    tars = [str(context.store.folder(ref, record) / "samples.tar") for record in context.store.shards(ref)]
+    _count(webdataset.WebDataset(tars[:1], shardshuffle=False))
+    before, begun = _peak(), _cpu()
+    count = _count(run.stream(1))
+    seconds, peak, begun = _cpu() - begun, _peak(), _cpu()
+    assert _count(webdataset.WebDataset(tars, shardshuffle=False)) == count
+    return {"mib": peak - before, "rows": count, "seconds": seconds, "ratio": seconds / (_cpu() - begun)}
+
+
+def table(rows: Iterable[int] = ROWS) -> str:
+    """Return the figures of all sizes and forms."""
+    lines = ["| rows | of | MiB more | rows per CPU s | CPU of the plain way |", "|---|---|---|---|---|"]
+    with tempfile.TemporaryDirectory(prefix="flowmill-given-") as root:
+        for count in rows:
+            folder = Path(root) / str(count)
+            folder.mkdir()
+            for form in FORMS:
+                lines.append(_line(count, form, _in_process("reading", form, write(form, folder, count))))
+            config = prepared(folder, write("jsonl", folder, count))
+            _in_process("preparing", config)
+            lines.append(_line(count, "stage ingest", _in_process("ingesting", config)))
+            lines.append(_line(count, "stream", _in_process("streaming", config)))
+    return "\n".join(lines) + "\n"
+
+
+def _line(count: int, name: str, found: Mapping[str, float]) -> str:
+    ratio = f"{found['ratio']:.1f}x" if "ratio" in found else ""
+    return f"| {count:,} | {name} | {found['mib']:.0f} | {count / found['seconds']:,.0f} | {ratio} |"
+
+
+def _in_process(name: str, *arguments: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "tools.benchmarks.given_rows", "--one", name, *arguments]
+    output = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    found: dict[str, float] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def _count(rows: Iterable[Any]) -> int:
+    return sum(1 for _ in rows)
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+_PARTS: dict[str, Callable[..., dict[str, float]]] = {
+    "reading": reading,
+    "preparing": preparing,
+    "ingesting": ingesting,
+    "streaming": streaming,
+}
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        sys.stdout.write(json.dumps(_PARTS[sys.argv[2]](*sys.argv[3:])) + "\n")
+    else:
+        sys.stdout.write(table(map(int, sys.argv[1:]) if sys.argv[1:] else ROWS))

@@ -1,0 +1,188 @@
+"""Kills of one kind of command: at random moments, again and again, and a comparison with one that nobody killed."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tools.chaos.kills import digest, orphans, start, victims
+from tools.chaos.tending import Tending
+
+#: Kills after which a run may finish.
+LIVES = 5
+#: Signals for each kind of process; SIGKILL for all others.
+_SIGNALS = {kind: [signal.SIGKILL, signal.SIGTERM] for kind in ("parent", "group")}
+#: Seconds after which nothing of a killed run may be alive.
+_GONE_S = 20.0
+RUN = "small"
+
+
+@dataclass
+class Outcome:
+    """What became of the runs of one shape."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    """By what was killed."""
+    tended: Counter[str] = field(default_factory=Counter)
+    """What was done to its stores in between."""
+    finished: int = 0
+    """Runs that went on to the end."""
+    wrong: list[str] = field(default_factory=list)
+    """What was not as it should be."""
+
+    @property
+    def total(self) -> int:
+        """Kills in all."""
+        return sum(self.kills.values())
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an uninterrupted run comes to."""
+
+    digest: str
+    curves: Any
+    seconds: float
+
+
+class Campaign:
+    """Runs of one shape."""
+
+    def __init__(self, config: Path, rng: random.Random, environment: Mapping[str, str], *, bucket: bool) -> None:
+        """Bind to a config; stores are next to it.
+
+        Args:
+            config: the config of the shape.
+            rng: draws moments and victims.
+            environment: of the runs.
+            bucket: stores are in a bucket.
+        """
+        self._folder, self._rng = config.parent, rng
+        self._environment = {**environment, "FLOWMILL_TEST": str(self._folder)}
+        self._bucket, self.config = bucket, str(config)
+
+    def expected(self) -> Expected:
+        """Run to the end without a kill."""
+        begun = time.monotonic()
+        root = self._root("whole")
+        self._finish(root)
+        return Expected(self._digest(root), self._curves(root), time.monotonic() - begun)
+
+    def kill(self, expected: Expected, kills: int, *, tend: bool = False) -> Outcome:
+        """Kill so many times, let runs finish in between, and compare them.
+
+        Args:
+            expected: what they come to.
+            kills: how many times.
+            tend: damage, repair and clear up the store after each.
+        """
+        tending = Tending(self._rng, self._environment)
+        outcome, number = Outcome(tended=tending.done), 0
+        while outcome.total < kills:
+            number += 1
+            root, wanted = self._root(f"killed-{number}"), min(kills, outcome.total + LIVES)
+            while outcome.total < wanted and self._killed_once(root, expected.seconds, outcome):
+                if tend:
+                    outcome.wrong += tending.tend(Path(root))
+            try:
+                self._finish(root)
+            except SystemExit as error:
+                outcome.wrong.append(f"run {number}: {error}")
+                continue
+            outcome.finished += 1
+            if self._digest(root) != expected.digest:
+                outcome.wrong.append(f"digest of run {number}")
+            if self._curves(root) != expected.curves:
+                outcome.wrong.append(f"curves of run {number}")
+        return outcome
+
+    def _killed_once(self, root: str, seconds: float, outcome: Outcome) -> bool:
+        """Start the run and kill something of it at a random moment; False if it was finished before."""
+        process = start(self._command(root), self._environment)
+        try:
+            process.wait(self._rng.random() * seconds)
+        except subprocess.TimeoutExpired:
+            found = victims(process.pid)
+            kind = self._rng.choice(list(found))
+            number = self._rng.choice(_SIGNALS.get(kind, [signal.SIGKILL]))
+            # All of a group, one of the others.
+            for victim in found[kind] if kind == "group" else [self._rng.choice(found[kind])]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    victim.send_signal(number)
+            outcome.kills[kind if number == signal.SIGKILL else f"{kind} asked"] += 1
+            if kind in ("agent", "rank"):
+                # It is started again by the run itself.
+                return True if _ended(process) == 0 else bool(outcome.wrong.append(f"a killed {kind} ended the run"))
+            if kind == "server" and not _stops(process):
+                outcome.wrong.append(f"a run whose server was killed ended after more than {_GONE_S:g} s")
+            _ended(process)
+            if not self._gone():
+                outcome.wrong.append(f"processes of a killed {kind} after {_GONE_S:g} s")
+            return True
+        return False
+
+    def _gone(self) -> bool:
+        """Return whether nothing of the runs lives, within some seconds."""
+        deadline = time.monotonic() + _GONE_S
+        while orphans(self._environment["FLOWMILL_TEST"]):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.2)
+        return True
+
+    def _finish(self, root: str) -> None:
+        process = start(self._command(root), self._environment)
+        said = process.communicate(timeout=1200)[0].decode()
+        if process.returncode:
+            raise SystemExit(f"{self.config} could not be continued:\n{said}")
+
+    def _root(self, name: str) -> str:
+        if not self._bucket:
+            return str(self._folder / name)
+        return f"s3://{self._environment['FLOWMILL_TEST_BUCKET']}/{name}"
+
+    def _command(self, root: str) -> list[str]:
+        return ["run", self.config, "--root", root, "--quiet"]
+
+    def _digest(self, root: str) -> str:
+        return digest(root, RUN, self._environment)
+
+    def _curves(self, root: str) -> Any:
+        """Return every point of every metric that does not measure time, in order: a double would be seen."""
+        from tasks.runs.opening import open_run
+        from tasks.tracking.client import open_client
+
+        note = open_run(root, RUN, reads=True).run.newest("tracking")
+        assert note is not None
+        client = open_client(root, None)
+        names = client.get_run(note["mlflow_run_id"]).data.metrics
+        histories = {name: client.get_metric_history(note["mlflow_run_id"], name) for name in names}
+        return {
+            name: sorted((point.step, point.value) for point in points)
+            for name, points in sorted(histories.items())
+            if not name.startswith(("time/", "system/"))
+        }
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    process.communicate(timeout=1200)
+    return process.returncode
+
+
+def _stops(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a run whose server is gone ends within some seconds, or else goes on to its end."""
+    try:
+        process.communicate(timeout=_GONE_S)
+    except subprocess.TimeoutExpired:
+        return _ended(process) == 0
+    return True
