@@ -3,7 +3,7 @@ Legend: B rows, W positions, H hidden dims. Rows are padded on the right, as for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ from torch import nn
 
 from configs.schema import RunConfig
 from models.policies.base import Policy, PolicySettings
-from models.policies.language_classes import attention_of, check_causal, check_installed, whole_positions
-from models.policies.language_model_folders import load_language_config
+from models.policies.language_classes import attention_of, check_causal, check_installed, whole
+from models.policies.language_model_folders import hidden_size, load_language_config
 from models.policies.parts import Part
 from models.policies.trainable import Trainable
 from models.weights.lora import LoraSpec
@@ -34,6 +34,8 @@ class ValueModel(nn.Module):
         head; None: hidden states are given."""
         super().__init__()
         self.backbone = backbone
+        self.inputs: Callable[[Any, Tensor], dict[str, Any]] = whole
+        """Arguments of the backbone for whole rows of ids."""
         self.head = nn.Linear(hidden, 1, device=device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -45,7 +47,7 @@ class ValueModel(nn.Module):
     def forward(self, ids: Tensor, hidden: Tensor | None) -> Tensor:
         """Return (B, W) float32 values of the state after each token."""
         if self.backbone is not None:
-            out = self.backbone(input_ids=ids, **whole_positions(self.backbone, ids), use_cache=False)
+            out = self.backbone(**self.inputs(self.backbone, ids), use_cache=False)
             hidden = out.last_hidden_state
         assert hidden is not None
         # Half precision would round away small differences between values.
@@ -86,13 +88,13 @@ class CriticLM(Policy):
         backbone = backbone.to(settings.device).eval()
         if settings.gradient_checkpointing:
             recompute_layers(backbone)
-        return cls(settings, ValueModel(backbone, int(backbone.config.hidden_size), settings.device))
+        return cls(settings, ValueModel(backbone, hidden_size(backbone.config), settings.device))
 
     @classmethod
     def on_policy(cls, folder: Path, settings: PolicySettings) -> CriticLM:
         """Return a head without a backbone, for hidden states of the policy in a folder."""
         config = load_language_config(folder)
-        return cls(settings, ValueModel(None, int(config.hidden_size), settings.device))
+        return cls(settings, ValueModel(None, hidden_size(config), settings.device))
 
     @property
     def blocks(self) -> tuple[str, ...]:  # type: ignore[override]

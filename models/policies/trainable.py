@@ -13,7 +13,7 @@ from torch import nn
 from configs.errors import CorruptError
 from models.policies.base import Policy
 from models.policies.compute_meter import Meter
-from models.weights.lora import LoraSpec, add_lora
+from models.weights.lora import LoraSpec, add_lora, within
 from models.weights.merging import Merged
 from models.weights.sharding import Sharding, exchange, gather, scatter, whole
 from models.weights.tensor_files import TensorFiles
@@ -38,13 +38,14 @@ class Trainable:
         """The factors of adapted layers, if they can be merged."""
         for name, module in policy.trained.items():
             if lora is None:
-                module.requires_grad_(True)
+                for key, parameter in module.named_parameters():
+                    parameter.requires_grad_(not within(key, policy.untrained))
             else:
                 add_lora(name, module, lora, seed=seed)
         for parameter in self.parameters():
             parameter.data = parameter.data.float()
         if lora is not None and policy.settings.dtype == torch.float32:
-            self.merged = Merged(policy.trained.values())
+            self.merged = Merged(policy.trained.values(), policy.entered)
 
     @property
     def sharded(self) -> bool:

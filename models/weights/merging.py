@@ -27,15 +27,15 @@ class Merged:
     the sum would lose updates of the adapters.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        """Replace the forwards of the adapted layers in denoisers."""
+    def __init__(self, modules: Iterable[nn.Module], entered: Iterable[nn.Module] = ()) -> None:
+        """Replace the forwards of the adapted layers in denoisers. ``entered``: parts that are also called alone."""
         from peft.tuners.lora import LoraLayer
 
         modules = list(modules)
         parts = [part for module in modules for part in module.modules()]
         self._layers = [_Layer(part) for part in parts if isinstance(part, LoraLayer)]
         self._state: list[tuple[int, int]] = []
-        self._hooks = [module.register_forward_pre_hook(self._before) for module in modules]
+        self._hooks = [module.register_forward_pre_hook(self._before) for module in (*modules, *entered)]
 
     def forget(self) -> None:
         """Merge again before the next forward; needed for changes that do not bump the adapters' versions."""

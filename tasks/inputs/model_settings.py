@@ -139,6 +139,7 @@ def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None
         if len(prompt.images) > most:
             remedy = "Raise model.options.references" if family in REFERENCES else "Name one of them"
             remedy = "Name the first and the last frame" if family in LAST_FRAME else remedy
+            remedy = "Raise model.options.images" if family == "vision_lm" else remedy
             raise PromptError(
                 f"prompts.{config.prompts.image or 'image'}: prompt {prompt.text!r} comes with {len(prompt.images)} "
                 f"images, but model.policy '{family}' takes {most} as it is set. {remedy}, or choose a model for "

@@ -16,7 +16,7 @@ from models.policies.critic_lm import TrainableCritic
 from storage.trajectories.base import TrajectoryShard
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import Weights
-from tasks.modalities.tokens.prompts import read_prompts
+from tasks.modalities.tokens.run_prompts import read_prompts
 from tasks.modalities.tokens.text_sampling import padded_rows
 
 if TYPE_CHECKING:
@@ -37,11 +37,13 @@ def values_of(valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, lis
         host.give_reference(policy)
     values: list[np.ndarray] = []
     reference: list[np.ndarray] = []
-    count, widths = shard.table.num_rows, read_prompts(valuing.context, policy.policy).widths
+    count, read = shard.table.num_rows, read_prompts(valuing.context, policy.policy)
+    names = shard.table.column("prompt_id").to_pylist()
     for start in range(0, count, size):
         rows = list(range(start, min(start + size, count)))
         filled = [*rows, *[rows[-1]] * (size - len(rows))]
-        ids = padded_rows([shard.array("tokens", row) for row in filled], host.device, widths)
+        tokens = [read.with_images(names[row], shard.array("tokens", row)) for row in filled]
+        ids = padded_rows(tokens, host.device, read.widths)
         masks = [shard.array("token_mask", row).astype(bool) for row in rows]
         if critic is not None:
             hidden = policy.log_probs_and_hidden(ids, temperature)[2] if critic.reads_policy else None

@@ -11,7 +11,7 @@ from configs.errors import ConfigError, DataError
 from storage.trajectories.base import Sample
 from tasks.modalities.given import GivenSample
 from tasks.modalities.samplers import SamplingContext
-from tasks.modalities.tokens.prompts import read_prompts
+from tasks.modalities.tokens.run_prompts import read_prompts
 from tasks.modalities.tokens.text import FINISHES
 
 
@@ -34,14 +34,14 @@ def read_text(making: SamplingContext, sample: GivenSample) -> GivenText:
         )
     prompts = read_prompts(making.context).prompts
     try:
-        return GivenText(prompts.ids(sample.prompt.text), prompts.completion(sample.file.text))
+        return GivenText(prompts.of(sample.prompt), prompts.completion(sample.file.text))
     except ConfigError as error:
         raise DataError(f"{sample.file.name}: {error}") from None
 
 
 def given_texts(making: SamplingContext, samples: Sequence[GivenSample], texts: Sequence[GivenText]) -> list[Sample]:
     """Return given texts as samples. They have no behavior log-probs: these are NaN, so no loss can use them unseen."""
-    made = []
+    made, stored = [], read_prompts(making.context).prompts.stored
     for sample, (prompt, completion) in zip(samples, texts, strict=True):
         unknown = np.full(len(completion), np.nan, np.float32)
         mask = np.zeros(len(prompt) + len(completion), np.uint8)
@@ -51,7 +51,7 @@ def given_texts(making: SamplingContext, samples: Sequence[GivenSample], texts: 
                 **sample.columns(),
                 sigmas=(),
                 log_probs=unknown,
-                tokens=np.array([*prompt, *completion], np.int32),
+                tokens=np.array([*stored(prompt), *completion], np.int32),
                 token_mask=mask,
                 sampled_log_probs=unknown,
                 finish=np.array([FINISHES.index("eos")], np.uint8),

@@ -15,15 +15,15 @@ from models.memory.language_architectures import language_config, meta_language_
 from models.memory.language_models import TextFootprints, text_footprints
 from models.policies import POLICIES
 from models.policies.critic_lm import block_lists
-from models.policies.language_model_folders import context_length, load_tokenizer
+from models.policies.language_model_folders import context_length
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import lora_spec, tokens_of
 from tasks.inputs.prompts import source_prompts
 from tasks.modalities.memory import BYTES, Memory, OptimizerSizes, Role, Sizes, host_memory
 from tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes, settings_of
-from tasks.modalities.tokens.prompts import Prompts
 from tasks.modalities.tokens.rendering import drawing_of
+from tasks.modalities.tokens.run_prompts import longest_prompt
 
 #: Assumed maximum tokens that a chat template adds to a prompt, without a tokenizer.
 _TEMPLATE = 64
@@ -144,13 +144,13 @@ def _lines(
 def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[str, ...]]:
     """Return the tokens of the longest prompt, and notes on their source."""
     section = tokens_of(config)
-    splits = {split: [prompt.text for prompt in prompts] for split, prompts in source_prompts(config).items()}
+    splits = source_prompts(config)
     folder = Path(str(config.model.path)).expanduser()
     if folder.is_dir():
-        return Prompts(load_tokenizer(folder), section, context).longest(splits), ()
+        return longest_prompt(folder, config, splits), ()
     room = () if context is None else (context - section.max_new,)
     # A token of a byte-level tokenizer is at least one byte.
-    longest = max(len(text.encode()) for texts in splits.values() for text in texts) + _TEMPLATE
+    longest = max(len(prompt.text.encode()) for prompts in splits.values() for prompt in prompts) + _TEMPLATE
     longest += sum(len(text.encode()) for text in (section.system, section.instruction) if text is not None)
     found = max(1, min(longest, *room, *(() if section.max_prompt is None else (section.max_prompt,))))
     return found, (

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from models.maths.tokens import Widths
 from models.policies.causal_lm import TrainableLM
 from models.policies.critic_lm import CRITIC, TrainableCritic
 from models.policies.parts import Part
@@ -34,7 +33,7 @@ from tasks.modalities.tokens.critic_values import values_of
 from tasks.modalities.tokens.exporting import LanguageModelExport
 from tasks.modalities.tokens.given_texts import GivenText, given_texts, read_text
 from tasks.modalities.tokens.memory import language_memory
-from tasks.modalities.tokens.prompts import read_prompts
+from tasks.modalities.tokens.run_prompts import read_prompts
 from tasks.modalities.tokens.sample_sets import TextSet
 from tasks.modalities.tokens.text import stored_text
 from tasks.modalities.tokens.text_sampling import evaluation_maker, rollout_maker
@@ -117,8 +116,8 @@ class Tokens(Kind):
     ) -> SampleSet:
         """Return texts as rows."""
         device = None if training.host is None else training.host.device
-        widths = Widths() if training.host is None else read_prompts(training.context).widths
-        return TextSet(shards, advantages, ahead=training.config.execution.ahead, device=device, widths=widths)
+        read = None if training.host is None else read_prompts(training.context)
+        return TextSet(shards, advantages, ahead=training.config.execution.ahead, device=device, read=read)
 
     def values(self, valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
         """Run each text through critic and base model once."""

@@ -1,0 +1,105 @@
+"""The prompts of a run as token ids, read once per process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from configs.registry import resolve
+from configs.schema import RunConfig
+from models.maths.tokens import Widths
+from models.policies import POLICIES
+from models.policies.language_model_folders import context_length_of, load_tokenizer
+from tasks.inputs.components import tokens_of
+from tasks.inputs.prompt_rows import read_picture
+from tasks.inputs.prompts import IMAGE, Prompt, image_files, image_keys
+from tasks.modalities.tokens.prompts import Look, Prompts, no_images
+
+if TYPE_CHECKING:
+    from models.policies.causal_lm import CausalLM
+    from tasks.runs.context import RunContext
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrompts:
+    """The prompts of a run as token ids, and the widths of its batches.
+
+    A row's padding changes its rounding, so widths depend on the run and not on the rows of a batch.
+    """
+
+    prompts: Prompts
+    """Converts prompts to ids."""
+    longest: int
+    """Tokens of the longest prompt."""
+    context: int | None
+    """Maximum tokens of the model."""
+    images: Mapping[str, Sequence[str]]
+    """Content keys of the images of prompts, by id."""
+
+    @property
+    def widths(self) -> Widths:
+        """Widths of the run's batches."""
+        return Widths(most=self.longest + self.prompts.section.max_new, limit=self.context)
+
+    def with_images(self, prompt: str, tokens: np.ndarray) -> np.ndarray | Sequence[int]:
+        """Return a stored row of a prompt, by its id, with the ids of its images."""
+        return self.prompts.with_images(tokens, self.images[prompt]) if self.images else tokens
+
+
+#: Cache of the prompts of each run in this process.
+_READ: WeakKeyDictionary[RunContext, RunPrompts] = WeakKeyDictionary()
+
+
+def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunPrompts:
+    """Return the prompts of a run, read with its model's tokenizer.
+
+    Args:
+        context: the run.
+        policy: holds the tokenizer; None: it is read from the base model's folder, if not cached.
+
+    Raises:
+        ConfigError: a prompt is invalid, see ``Prompts.ids``.
+    """
+    found = _READ.get(context)
+    if found is None:
+        folder = context.base_folder
+        prompts = prompts_in(
+            folder,
+            context.config,
+            look=lambda key: context.references([{IMAGE: key}])[0][0],
+            tokenizer=None if policy is None else policy.tokenizer,
+        )
+        everything = {split: context.prompts[split] for split in ("train", "heldout")}
+        longest, limit = prompts.longest(everything), context_length_of(folder)
+        keys = {each.id: image_keys(each.metadata) for split in everything.values() for each in split}
+        images = keys if prompts.pictures is not None else {}
+        found = _READ[context] = RunPrompts(prompts, longest, limit, images)
+    return found
+
+
+def prompts_in(folder: Path, config: RunConfig, *, look: Look = no_images, tokenizer: Any = None) -> Prompts:
+    """Return prompts as the model in a folder reads them.
+
+    Args:
+        folder: folder of the model.
+        config: the run's config.
+        look: opens images.
+        tokenizer: the model's, if it is loaded.
+
+    Raises:
+        ConfigError: see ``Prompts``; or the folder has no tokenizer, or no processor of images where one is needed.
+    """
+    pictures = resolve(POLICIES, config.model.policy, label="model.policy").pictures_in(folder)
+    tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
+    return Prompts(tokenizer, tokens_of(config), context_length_of(folder), pictures=pictures, look=look)
+
+
+def longest_prompt(folder: Path, config: RunConfig, splits: Mapping[str, Sequence[Prompt]]) -> int:
+    """Return the tokens of the longest prompt of a config, with a local model; raise ConfigError if one is invalid."""
+    files = image_files(prompt for prompts in splits.values() for prompt in prompts)
+    return prompts_in(folder, config, look=lambda key: read_picture(files[key])).longest(splits)
