@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Section
+from configs.base import Later, Section
 
 
 class DataSection(Section):
@@ -22,6 +22,8 @@ class DataSection(Section):
     file of the same name next to each. Paths are relative to the config file."""
     prompt: str = "prompt"
     """Column of the prompt; in tars the extension of its member, such as txt."""
+    prompt_image: Annotated[str | None, Later()] = None
+    """Column of the input images of the prompt, as `prompts.image`, for families whose prompts have some."""
     sample: str = "image"
     """Column of the sample: the path of an image or clip below the folder of the rows, or a text."""
     chosen: str | None = None

@@ -18,7 +18,7 @@ from configs.schema import RunConfig
 from storage.backends.checksums import hash_data
 from storage.backends.file_hash_cache import file_hashes
 from tasks.inputs.data_sources import MEDIA, GivenFile, source_files, source_rows
-from tasks.inputs.prompt_rows import RowLocation, check_metadata, file_below, text_of
+from tasks.inputs.prompt_rows import ImageSource, RowLocation, check_metadata, file_below, images_of, text_of
 
 _SETTING = "data.train"
 
@@ -35,13 +35,16 @@ class DataRow:
     """The other columns."""
     samples: tuple[GivenFile, ...]
     """One sample, or the chosen and the rejected one."""
+    image: tuple[tuple[ImageSource, ...], str] | None
+    """Files of the prompt's input images and their joined content keys, if it has some."""
     ratings: tuple[float | None, ...]
     """Rating of each sample on the section's scale; 1 and 0 for a pair; None if the rows have no ratings."""
 
     @property
     def identity(self) -> list[Any]:
         """Everything that training depends on, without paths."""
-        return [self.text, dict(self.metadata), [sample.key for sample in self.samples], list(self.ratings)]
+        image = [] if self.image is None else [self.image[1]]
+        return [self.text, dict(self.metadata), [sample.key for sample in self.samples], list(self.ratings), *image]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,8 @@ def _row(row: Mapping[str, Any], section: DataSection, place: RowLocation, folde
     text = text_of(row[section.prompt], place)
     columns = (str(section.chosen), str(section.rejected)) if section.paired else (section.sample,)
     samples = tuple(_sample(row, name, place, folder) for name in columns)
-    used = {section.prompt, *columns, section.rating} - {*section.keep}
+    used = {section.prompt, *columns, section.rating, section.prompt_image} - {*section.keep}
+    image = None if section.prompt_image is None else images_of(row, section.prompt_image, place, folder)
     metadata = {str(name): value for name, value in row.items() if name not in used}
     check_metadata(metadata, place)
     try:
@@ -139,7 +143,7 @@ def _row(row: Mapping[str, Any], section: DataSection, place: RowLocation, folde
     except (TypeError, ValueError) as error:
         raise DataError(f"{place}: columns must be plain JSON values: {error}.") from None
     ratings = (1.0, 0.0) if section.paired else (_rating(row, section, place),)
-    return DataRow(place=str(place), text=text, metadata=metadata, samples=samples, ratings=ratings)
+    return DataRow(place=str(place), text=text, metadata=metadata, samples=samples, image=image, ratings=ratings)
 
 
 def _rating(row: Mapping[str, Any], section: DataSection, place: RowLocation) -> float | None:
@@ -206,6 +210,6 @@ def _check_content(row: DataRow, first: dict[str, str]) -> None:
     """Refuse a pair of equal samples, and a row with the prompt and samples of an earlier one."""
     if len(row.samples) == 2 and row.samples[0].key == row.samples[1].key:
         raise DataError(f"{row.place}: chosen and rejected sample are equal, so the pair says nothing. Remove the row.")
-    place = first.setdefault(fingerprint(row.identity[:3]), row.place)
+    place = first.setdefault(fingerprint([*row.identity[:3], *row.identity[4:]]), row.place)
     if place != row.place:
         raise DataError(f"{row.place} repeats {place}: the same prompt with the same sample. Remove one of the two.")

@@ -18,7 +18,7 @@ from configs.schema import PROMPT_FILES, PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
 from tasks.inputs.data_rows import DataRow, given_data
 from tasks.inputs.prompt_files import READERS, Rows, hub_rows, saved_rows
-from tasks.inputs.prompt_rows import RowLocation, check_metadata, images_of, split_keys, text_of
+from tasks.inputs.prompt_rows import ImageSource, RowLocation, check_metadata, images_of, split_keys, text_of
 from tasks.inputs.saved_datasets import is_saved_dataset, saved_files
 
 #: Metadata key of the content hash of a prompt's start image, or of the joined hashes of several.
@@ -35,7 +35,7 @@ class Prompt:
     """The prompt."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Other columns or keys, for rewards; also the content hash of start images."""
-    images: tuple[Path, ...] = ()
+    images: tuple[ImageSource, ...] = ()
     """Files of the start images, in order."""
     id: str = field(init=False)
     """Identity of the prompt's group: a hash of text and metadata."""
@@ -85,9 +85,9 @@ def image_keys(metadata: Mapping[str, Any]) -> list[str]:
     return split_keys(str(metadata[IMAGE])) if IMAGE in metadata else []
 
 
-def image_files(prompts: Iterable[Prompt]) -> dict[str, Path]:
+def image_files(prompts: Iterable[Prompt]) -> dict[str, ImageSource]:
     """Return the files of the prompts' start images by content key."""
-    found: dict[str, Path] = {}
+    found: dict[str, ImageSource] = {}
     for prompt in prompts:
         if prompt.images:
             found |= zip(image_keys(prompt.metadata), prompt.images, strict=True)
@@ -125,7 +125,10 @@ def given_prompts(config: RunConfig) -> list[Prompt]:
 
 def prompt_of(row: DataRow) -> Prompt:
     """Return the prompt of a row of given data."""
-    return Prompt(text=row.text, metadata=row.metadata)
+    if row.image is None:
+        return Prompt(text=row.text, metadata=row.metadata)
+    images, keys = row.image
+    return Prompt(text=row.text, metadata={**row.metadata, IMAGE: keys}, images=images)
 
 
 def _check_held_out(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> None:
@@ -255,7 +258,7 @@ def _prompt(row: Mapping[str, Any], section: PromptsSection, place: RowLocation,
         raise PromptError(f"{place} has no '{column}'; it has {', '.join(row) or 'nothing'}. Set prompts.column.")
     text = text_of(row[column], place)
     metadata = {key: value for key, value in row.items() if key not in (column, section.image)} if len(row) > 1 else {}
-    images: tuple[Path, ...] = ()
+    images: tuple[ImageSource, ...] = ()
     if section.image is not None:
         images, metadata[IMAGE] = images_of(row, section.image, place, folder)
     check_metadata(metadata, place)

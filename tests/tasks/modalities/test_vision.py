@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import yaml
 from PIL import Image
+from pyarrow import parquet
 
 from configs.errors import ConfigError, FlowmillError
 from configs.load import load_config
@@ -186,6 +188,33 @@ def test_other_algorithms_train_on_images(algorithm: str, further: list[str], tm
     context = prepare(config_of(tmp_path, f"optimize.algorithm={algorithm}", *further))
     run_epoch(context, 1)
     assert updates_of(context, 1)[0]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo"])
+def test_given_texts_about_images_are_trained_on(algorithm: str, tmp_path: Path) -> None:
+    data = vision_data(tmp_path)
+    content = [(tmp_path / f"{number}.png").read_bytes() for number in range(3)]
+    columns = {"image": [{"bytes": each, "path": None} for each in content], "answer": ["0", "1", "2"]}
+    rows = {"prompt": ["What is it?"] * 3, **columns, "worse": ["3", "3", "3"]}
+    parquet.write_table(pa.table(rows), tmp_path / "given.parquet")
+    data["data"] = {"train": str(tmp_path / "given.parquet"), "prompt_image": "image", "sample": "answer"}
+    if algorithm == "dpo":
+        data["data"] |= {"chosen": "answer", "rejected": "worse"}
+    data["prompts"]["train"] = None
+    data["optimize"] |= {"algorithm": {"name": algorithm}, "updates_per_epoch": 1}
+    (tmp_path / "vision.yaml").write_text(yaml.safe_dump(data))
+    config = config_of(tmp_path)
+    check_config(config)
+    context = prepare(config)
+    run_epoch(context, 1)
+    (update,) = updates_of(context, 1)
+    assert update["grad_norm"] > 0
+    assert [len(images) for images in context.references([each.metadata for each in context.prompts["train"]])] == [
+        1
+    ] * 3
+    missing = config.model_copy(update={"data": config.data.model_copy(update={"prompt_image": None})})
+    with pytest.raises(ConfigError, match=r"data\.prompt_image is not set"):
+        check_config(missing)
 
 
 @pytest.mark.parametrize(
