@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Images whose pixel inputs stay in host memory, and prompts whose positions do.
 _KEPT_IMAGES, _KEPT_PLACES = 64, 1024
+#: Bytes of features of images that stay on the device, while what encodes them is frozen.
+KEPT_BYTES = 1 << 28
 #: Attributes of processors and tokenizers with the marks of images, clips and sounds in texts.
 _MARKS = ("image_token", "video_token", "audio_token", "boi_token", "eoi_token", "fake_image_token")
 
@@ -45,20 +47,22 @@ Inputs = Mapping[str, "Tensor"]
 Read = Callable[[], np.ndarray]
 
 
-class _Kept(OrderedDict[Any, Any]):
+class Kept(OrderedDict[Any, Any]):
     """The values last asked for, made when they are missing."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, size: Callable[[Any], int] = lambda value: 1) -> None:
+        """Limit the sum of the sizes of all values, by default their number."""
         super().__init__()
-        self._most, self._lock = most, threading.RLock()
+        self._most, self._size, self._sum, self._lock = most, size, 0, threading.RLock()
 
     def of(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return the value of a key."""
         with self._lock:
             if key not in self:
                 self[key] = make()
-                while len(self) > self._most:
-                    self.popitem(last=False)
+                self._sum += self._size(self[key])
+                while self._sum > self._most and len(self) > 1:
+                    self._sum -= self._size(self.popitem(last=False)[1])
             self.move_to_end(key)
             return self[key]
 
@@ -82,8 +86,8 @@ class Pictures:
         self._numbers: dict[str, int] = {}
         self._reads: list[Read] = []
         self._pictures: dict[int, Picture] = {}
-        self._inputs, self._lock = _Kept(_KEPT_IMAGES), threading.RLock()
-        self.places = _Kept(_KEPT_PLACES)
+        self._inputs, self._lock = Kept(_KEPT_IMAGES), threading.RLock()
+        self.places = Kept(_KEPT_PLACES)
         """Positions of rows up to their last image."""
 
     @property

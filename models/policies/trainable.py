@@ -216,7 +216,7 @@ class Trainable:
 
 def _spread(policy: Policy, sharding: Sharding) -> None:
     """Shard a policy's modules over the ranks, and read this rank's part of weights that were not read yet."""
-    sharding.shard(policy.trained.values(), policy.blocks)
+    sharding.shard(policy.trained.values(), policy.blocks, policy.untrained)
     if policy.settings.empty:
         for name, module in policy.trained.items():
             policy.stored[name].give(module, sharding.device)

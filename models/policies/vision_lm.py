@@ -26,7 +26,7 @@ from models.policies.critic_lm import CriticLM, block_lists
 from models.policies.language_classes import at, check_causal, whole
 from models.policies.language_model_folders import LanguageModels
 from models.policies.parts import Part
-from models.policies.pictures import Pictures, arguments_of, pictures_of
+from models.policies.pictures import KEPT_BYTES, Kept, Pictures, arguments_of, pictures_of
 from models.weights.lora import within
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class VisionLM(CausalLM):
 
     options_type = VisionOptions
     models = VISION
-    pictures: Pictures
-    """The images that its prompts refer to."""
+    pictures: Pictures | None = None
+    """The images that its prompts refer to; None: it reads texts alone, to measure its memory."""
 
     @classmethod
     def load(
@@ -115,11 +115,15 @@ class VisionLM(CausalLM):
     def prepare_critic(cls, critic: CriticLM, folder: Path) -> None:
         pictures = pictures_of(folder)
         critic.untrained = _TOWERS
-        critic.model.inputs = lambda backbone, ids: _inputs(backbone, backbone, ids, None, None, pictures)
+        known = _features_kept()
+        critic.model.inputs = lambda backbone, ids: _inputs(
+            backbone, ids, None, None, pictures, _Encoder(backbone, pictures, known)
+        )
 
     def save_reader(self, folder: Path) -> None:
         """Write the processor's files, with the tokenizer's."""
         super().save_reader(folder)
+        assert self.pictures is not None
         for file in self.pictures.files:
             (folder / file.name).write_bytes(file.read_bytes())
 
@@ -136,16 +140,25 @@ class VisionLM(CausalLM):
     def first_position(self, prompt: Sequence[int]) -> int:
         """Return the position of the first token after a prompt: images take fewer positions than tokens in classes
         that place their tokens in three dimensions."""
+        assert self.pictures is not None
         placed = _placed(_core(self.model), [list(prompt)], None, self.pictures)
         return len(prompt) if placed is None else int(placed.max()) + 1
 
     def inputs(self, model: Any, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> dict[str, Any]:
+        if self.pictures is None:
+            return super().inputs(model, ids, mask, positions)
         # A frozen encoder is the same in all models of a run, also where a reference rounds it in another way.
         encoder = self.model if self.untrained else model
-        return _inputs(model, encoder, ids, mask, positions, self.pictures)
+        known = self._known if self.untrained else None
+        return _inputs(model, ids, mask, positions, self.pictures, _Encoder(_core(encoder), self.pictures, known))
 
     def allowed(self, logits: Tensor) -> Tensor:
         return logits.index_fill_(-1, moved(self._never, logits.device), _NEVER)
+
+    @cached_property
+    def _known(self) -> Kept:
+        """Features of images."""
+        return _features_kept()
 
     @cached_property
     def _never(self) -> Tensor:
@@ -155,8 +168,48 @@ class VisionLM(CausalLM):
         return torch.tensor(sorted(token for token in found if token is not None and token < self.vocabulary))
 
 
+def _features_kept() -> Kept:
+    return Kept(KEPT_BYTES, lambda found: sum(tensor.nbytes for tensor in _tensors(list(found.values()))))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, torch.Tensor) else [tensor for each in value for tensor in _tensors(each)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoder:
+    """Encodes images with a model."""
+
+    core: Any
+    """The model, without its language head."""
+    pictures: Pictures
+    known: Kept | None
+    """Features of images seen before, where they do not change."""
+
+    def outputs(self, numbers: Sequence[int], device: torch.device) -> Any:
+        """Return the encoder's output for images, in the order of the rows' tokens."""
+        made = {number: self._output(number, device) for number in dict.fromkeys(numbers)}
+        outputs = [made[number] for number in numbers]
+        found = {"pooler_output": _joined([output.pooler_output for output in outputs])}
+        if outputs[0].get("deepstack_features") is not None:
+            layers = zip(*(output.deepstack_features for output in outputs), strict=True)
+            found["deepstack_features"] = [_joined(layer) for layer in layers]
+        return type(outputs[0])(**found)
+
+    def _output(self, number: int, device: torch.device) -> Any:
+        def encode() -> Any:
+            given = arguments_of(self.core.get_image_features, self.pictures.inputs(number))
+            made = self.core.get_image_features(
+                **{name: moved(value, device) for name, value in given.items()}, return_dict=True
+            )
+            names = {"pooler_output", "deepstack_features"}
+            return type(made)(**{name: value for name, value in made.items() if name in names})
+
+        return encode() if self.known is None else self.known.of(number, encode)
+
+
 def _inputs(
-    model: Any, encoder: Any, ids: Tensor, mask: Tensor | None, positions: Tensor | None, pictures: Pictures
+    model: Any, ids: Tensor, mask: Tensor | None, positions: Tensor | None, pictures: Pictures, encoder: _Encoder
 ) -> dict[str, Any]:
     """Return the arguments of a model for rows (B, W) from their first token on; see ``CausalLM.inputs``."""
     rows = ids.tolist()
@@ -166,23 +219,8 @@ def _inputs(
     positions = positions if placed is None else moved(placed, ids.device)
     given = whole(model, plain) if positions is None else at(model, plain, positions)
     if numbers:
-        given["mm_encoder_outputs"] = {"image": _features(_core(encoder), numbers, pictures, ids.device)}
+        given["mm_encoder_outputs"] = {"image": encoder.outputs(numbers, ids.device)}
     return given | arguments_of(type(model).forward, {"token_type_ids": kinds, "mm_token_type_ids": kinds})
-
-
-def _features(core: Any, numbers: Sequence[int], pictures: Pictures, device: torch.device) -> Any:
-    """Return the output of the encoder for images in the order of the rows' tokens."""
-    made = {}
-    for number in dict.fromkeys(numbers):
-        given = arguments_of(core.get_image_features, pictures.inputs(number))
-        given = {name: moved(value, device) for name, value in given.items()}
-        made[number] = core.get_image_features(**given, return_dict=True)
-    outputs = [made[number] for number in numbers]
-    found = {"pooler_output": _joined([output.pooler_output for output in outputs])}
-    if outputs[0].get("deepstack_features") is not None:
-        layers = zip(*(output.deepstack_features for output in outputs), strict=True)
-        found["deepstack_features"] = [_joined(layer) for layer in layers]
-    return type(outputs[0])(**found)
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -19,6 +19,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+from models.weights.lora import within
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
@@ -47,14 +49,22 @@ class Sharding:
             return torch.device("cpu")
         return torch.device(self.mesh.device_type, torch.accelerator.current_device_index())
 
-    def shard(self, modules: Iterable[nn.Module], blocks: Sequence[str]) -> None:
-        """Shard modules over the ranks in place; each block in the lists of these names is a separate unit."""
+    def shard(self, modules: Iterable[nn.Module], blocks: Sequence[str], untrained: Sequence[str] = ()) -> None:
+        """Shard modules over the ranks in place; each block in the lists of these names is a separate unit.
+        ``untrained``: names of parts that stay whole on every rank, so that it can call them by themselves."""
         policy = CPUOffloadPolicy(pin_memory=self.mesh.device_type != "cpu") if self.offload else OffloadPolicy()
         for module in modules:
             for block in units(module, blocks):
                 fully_shard(block, mesh=self.mesh, offload_policy=policy, reshard_after_forward=True)
+            apart = {parameter for name, parameter in module.named_parameters() if within(name, untrained)}
             # The root is also resharded after its forward: its weights may be exchanged between two forwards.
-            fully_shard(module, mesh=self.mesh, offload_policy=policy, reshard_after_forward=True)
+            fully_shard(
+                module,
+                mesh=self.mesh,
+                offload_policy=policy,
+                reshard_after_forward=True,
+                **({"ignored_params": apart} if apart else {}),
+            )
             for part in sharded_parts(module):
                 # Losses are already divided by the rows of all ranks, so gradients are summed.
                 part.set_force_sum_reduction_for_comms(True)

@@ -32,6 +32,7 @@ from flows.environment import prepare_environment
 from tests.support.given import pairs, write_jsonl
 from tests.support.language_models import drawn_texts_data, texts_data
 from tests.support.small import small_data, write_small
+from tests.support.vision_classes import vision_data
 from tools.chaos.kills import digest, orphans, start, victims
 from tools.chaos.tending import Tending
 
@@ -261,6 +262,7 @@ def _write(name: str, folder: Path, base: Path) -> Path:
             made = drawn_texts_data(folder, base)
         else:
             made = texts_data(folder) if "TEXTS" in SHAPES[name] else small_data(folder, base)
+            made = vision_data(folder) if "IMAGES" in SHAPES[name] else made
         if "GIVEN" in SHAPES[name]:
             rows = write_jsonl(folder / "given", pairs())
             made["data"] = {"train": str(rows), "chosen": "chosen", "rejected": "rejected", "rows_per_shard": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -22,6 +23,7 @@ from tasks.modalities.tokens.prompts import Look, Prompts, no_images
 
 if TYPE_CHECKING:
     from models.policies.causal_lm import CausalLM
+    from models.policies.pictures import Inputs
     from tasks.runs.context import RunContext
 
 
@@ -97,6 +99,16 @@ def prompts_in(folder: Path, config: RunConfig, *, look: Look = no_images, token
     pictures = resolve(POLICIES, config.model.policy, label="model.policy").pictures_in(folder)
     tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
     return Prompts(tokenizer, tokens_of(config), context_length_of(folder), pictures=pictures, look=look)
+
+
+def largest_image(folder: Path, config: RunConfig, prompts: Sequence[Prompt]) -> Inputs | None:
+    """Return what a local model gets of the image with the most tokens; None if it reads no images."""
+    pictures = prompts_in(folder, config).pictures
+    if pictures is None:
+        return None
+    files = image_files(prompts)
+    numbers = [pictures.number(key, partial(read_picture, file)) for key, file in files.items()]
+    return pictures.inputs(max(numbers, key=lambda number: pictures.picture(number).tokens))
 
 
 def longest_prompt(folder: Path, config: RunConfig, splits: Mapping[str, Sequence[Prompt]]) -> int:
