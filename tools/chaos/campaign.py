@@ -51,6 +51,7 @@ SHAPES: Mapping[str, Sequence[str]] = {
     "two ranks": ("execution.processes=2", "optimize.updates_per_epoch=2", "execution.checkpoint_every=1"),
     "video": ("VIDEO",),
     "texts": ("TEXTS", "optimize.algorithm=grpo"),
+    "images": ("IMAGES", "optimize.algorithm=grpo", "execution.checkpoint_every=1"),
     "critic": (
         "TEXTS",
         "optimize.algorithm=ppo",

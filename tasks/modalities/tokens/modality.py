@@ -21,6 +21,7 @@ from tasks.algorithms.base import Requirements
 from tasks.algorithms.tokens import TokenModels
 from tasks.inputs.components import tokens_of
 from tasks.inputs.prompts import Prompt
+from tasks.metrics.image_grids import GRID, grid, side_by_side
 from tasks.metrics.texts import Text, write_texts
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.given import GivenSample
@@ -108,7 +109,10 @@ class Tokens(Kind):
         return [stored_text(shard, row) for row in range(shard.table.num_rows)]
 
     def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
-        """Write the first texts with prompt and verdict."""
+        """Write the first texts with prompt and verdict, and draw the images of their prompts."""
+        if verdicts and batch.references:
+            captions = list(zip(batch.prompts, map(str, batch.media), verdicts, strict=False))
+            grid(side_by_side(batch.references[: len(verdicts)]), captions).save(folder / GRID)
         write_texts(folder, [Text(*each) for each in zip(batch.prompts, batch.media, verdicts, strict=False)])
 
     def training_set(

@@ -24,8 +24,10 @@ from models.rewards.base import declare
 from tasks.checks.check import check_config
 from tasks.inputs.weight_sources import exported_folder
 from tasks.metrics.samples import shards_of
+from tasks.metrics.tracked import evaluation_content
 from tasks.metrics.view import RunView
 from tasks.modalities.tokens.run_prompts import read_prompts
+from tasks.reports.report import run_report
 from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
@@ -57,6 +59,7 @@ def updates_of(context: RunContext, epoch: int) -> list[dict[str, float]]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     folder = tmp_path_factory.mktemp("vision")
     context = prepare(config_of(folder, "model.lora={rank: 2, targets: [q_proj, down_proj]}"))
+    evaluate(context, 0)
     for epoch in (1, 2):
         run_epoch(context, epoch)
     evaluate(context, 2)
@@ -117,6 +120,16 @@ def test_an_image_is_seen_upright_and_its_content_counts(tmp_path: Path) -> None
     assert not torch.equal(inputs[0], inputs[2])
     assert read.stored(first) == read.stored(turned)
     assert first != other
+
+
+def test_evaluations_show_image_text_and_score(trained: RunContext) -> None:
+    content = evaluation_content(trained.chain, 2)
+    assert content is not None
+    assert {*content.images} == {*content.texts} == {"train", "heldout"}
+    with Image.open(content.images["heldout"]) as shown:
+        assert shown.width > 600
+    page = run_report(trained)
+    assert page.count('alt="starts from"') > 2
 
 
 @declare(media="texts", references=True)
