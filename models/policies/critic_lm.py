@@ -41,7 +41,8 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def add_adapter(self, config: Any) -> None:
-        """Add adapters to the backbone."""
+        """Add adapters to the backbone, where the names of whole layers lack its own."""
+        config.target_modules = {name.removeprefix("backbone.") for name in config.target_modules}
         self.backbone.add_adapter(config)
 
     def forward(self, ids: Tensor, hidden: Tensor | None) -> Tensor:

@@ -165,10 +165,12 @@ def test_what_sees_can_be_trained(tmp_path: Path) -> None:
     assert all(p.grad is not None for name, p in trainable.named_parameters() if "visual" in name)
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own", "policy"])
-def test_a_critic_sees_the_images(own: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("own", "lora"), [(True, False), (True, True), (False, False)], ids=["own", "lora", "policy"])
+def test_a_critic_sees_the_images(own: bool, lora: bool, tmp_path: Path) -> None:
     policy = loaded(tmp_path / "vlm", "qwen2_vl")
-    critic = VisionLM.load_critic(tmp_path / "vlm", PolicySettings(), own=own, lora=None, seed=0)
+    spec = LoraSpec(rank=2, alpha=4, targets=policy.lora_targets, untrained=policy.untrained) if lora else None
+    critic = VisionLM.load_critic(tmp_path / "vlm", PolicySettings(), own=own, lora=spec, seed=0)
+    assert any(".lora_" in name for name, _ in critic.named_parameters()) == lora
     assert not any("visual" in name for name, _ in critic.named_parameters())
     critic.policy.model.head.weight.data.fill_(0.1)
     first, other = (torch.tensor([prompt]) for prompt in prompts_of(policy)[:2])
