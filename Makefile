@@ -51,8 +51,9 @@ $(VENV)/.torch: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	touch $@
 
+# The first run would compile torch; here another core does it while pip installs the rest.
 $(VENV)/.installed: $(VENV)/.torch
-	$(INSTALL) -e .
+	$(BIN)/python -c 'import torch._dynamo, torch.distributed.checkpoint' >/dev/null 2>&1 & $(INSTALL) -e . && wait
 	touch $@
 
 # uv installs the test dependencies in a tenth of pip's time. It ignores the indexes of pip's settings: pip is the fallback.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,9 @@ class DataSection(Section):
     A row names its prompt and either one sample, or a chosen and a rejected one. Other columns become metadata of the
     prompt, such as a license.
     """
+
+    trained: ClassVar[bool] = True
+    """Whether a policy is trained on the rows; on judgments a reward is fitted."""
 
     train: str
     """The rows: a file (.jsonl, .parquet, or .csv and .tsv with a header), a folder written by `save_to_disk` of
@@ -40,6 +43,9 @@ class DataSection(Section):
     """Columns of samples or ratings that also stay metadata, such as a right answer that rewards compare with."""
     split: str = "train"
     """Split to read of a dataset with several."""
+    buckets: Annotated[tuple[tuple[int, int], ...], Later()] = ()
+    """Sizes of training images, each [height, width]: a row gets the one with the nearest aspect ratio. All images get
+    model.height and model.width when empty."""
     groups_per_epoch: int | None = Field(None, ge=1)
     """Prompts, or pairs, of an epoch, in a seeded permutation for each pass; all when absent."""
     rows_per_shard: int = Field(256, ge=1)

@@ -39,6 +39,18 @@ class LoraSection(Section):
         return {name: value for name, value in written.items() if name not in absent}
 
 
+Quantizer = Literal["int8", "float8", "int4", "nf4"]
+
+
+class QuantizeSection(Section):
+    """Linear layers of frozen models in few bits; adapters next to them stay float32."""
+
+    name: Quantizer | None = None
+    """Weights of the denoiser or language model: int8, float8 and int4 by torchao, nf4 by bitsandbytes."""
+    text_encoders: Quantizer | None = None
+    """Weights of a denoiser's text encoders."""
+
+
 class ModelSection(Section):
     """The base model and the inputs of its calls."""
 
@@ -55,6 +67,9 @@ class ModelSection(Section):
     of path."""
     checkpoint: Annotated[str | None, Later()] = None
     """A folder written by `torch.distributed.checkpoint`: its weights initialize the trained parameters."""
+    start: Annotated[str | None, Later()] = Field(None, pattern=r"^[^@/]+@[0-9]+$")
+    """The trained policy of another run of the store, as RUN@EPOCH: training starts from it, from its moving average
+    where it has one, and it is the reference of a KL."""
     build: Component | None = None
     """Builds and pre-trains a small base model instead of loading one, as the quickstart does."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -72,6 +87,8 @@ class ModelSection(Section):
     """Negative prompt for classifier-free guidance."""
     lora: LoraSection | None = None
     """Train low-rank adapters instead of all weights."""
+    quantize: Annotated[QuantizeSection | None, Later()] = None
+    """Quantize the frozen base model, which then needs adapters to train: less memory, slower, less exact."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time, equal gradients."""
     attention: str | None = None
@@ -97,12 +114,20 @@ class ModelSection(Section):
                 "single_file is a file of weights, or files by component, and needs 'path': the diffusers folder or "
                 "hub id with the configs, the tokenizers and all other components"
             )
+        if self.start is not None and (self.checkpoint is not None or (self.lora and self.lora.start is not None)):
+            other = "model.lora.start" if self.checkpoint is None else "model.checkpoint"
+            raise ValueError(f"start and {other} both give the weights that training starts from; leave one out")
         return self
 
     @property
     def single_files(self) -> dict[str, str]:
         """The single files by component; the key '' means all components that the file contains."""
         return {"": self.single_file} if isinstance(self.single_file, str) else self.single_file or {}
+
+    @property
+    def quantizer(self) -> str | None:
+        """Quantizer of the denoiser or language model; None: it is not quantized."""
+        return None if self.quantize is None else self.quantize.name
 
     @property
     def base_name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ PATH_SETTINGS = (
     "render.model.path",
     "render.model.single_file",
 )
+#: The beginning of a place on a machine: an absolute path, or the address of a file.
+_PLACE = re.compile(r"(file:|sqlite:)|~?[/\\]|[A-Za-z]:[/\\]")
 
 
 def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -46,4 +49,15 @@ def _absolute(value: object, folder: Path) -> object:
         return {name: _absolute(each, folder) for name, each in value.items()}
     if isinstance(value, str) and "://" not in value and (folder / Path(value).expanduser()).exists():
         return str((folder / Path(value).expanduser()).resolve())
+    return value
+
+
+def portable(value: Any) -> Any:
+    """Return settings or metadata with only the last name of every absolute path, for people without that machine."""
+    if isinstance(value, dict):
+        return {key: portable(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [portable(each) for each in value]
+    if isinstance(value, str) and _PLACE.match(value):
+        return "…/" + re.split(r"[/\\]", value.rstrip("/\\"))[-1]
     return value

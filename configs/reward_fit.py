@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from configs.base import Component, Section
+from configs.data import DataSection
 from configs.errors import ConfigError
 from configs.load import read_config
 from configs.overrides import apply_overrides
@@ -16,13 +17,21 @@ from configs.schema import StoreSection
 from configs.validation_messages import explain
 
 
+class JudgmentRows(DataSection):
+    """The rows of one source of judgments."""
+
+    trained: ClassVar[bool] = False
+
+    bad_rows: Literal["stop", "leave_out"] = "leave_out"
+
+
 class FitConfig(Section):
     """One fit of a reward."""
 
     data: tuple[str, ...] = Field(min_length=1)
-    """Files of judgments (.jsonl, .csv, .tsv, .parquet), or preferences/ID of the store."""
+    """Judgments: what `data.train` of a run may name, or preferences/ID of the store."""
     heldout: tuple[str, ...] = ()
-    """Files of judgments to measure on; when empty, a share of the prompts of `data`."""
+    """Judgments to measure on; when empty, a share of the prompts of `data`."""
     backbone: Component
     """pixels, clip, latents or text, with its options."""
     share: float = Field(0.2, gt=0, lt=1)

@@ -184,6 +184,8 @@ class OptimizeSection(Section):
     guidance_gradient: Literal["conditional", "both"] = "both"
     """With guidance: differentiate both predictions, the exact gradient of the replayed log-prob, or only the
     conditional one, a different gradient that is a quarter cheaper."""
+    shared_prompts: Annotated[bool, Later()] = False
+    """Texts of a group share the tokens of their prompt in training: fewer tokens, the same results up to rounding."""
     ema: EmaSection | None = None
     """Keep a moving average of the weights; evaluation and export then use it."""
 

@@ -118,7 +118,7 @@ class Run(RunReader):
         """
         from tasks.specs.stages import names_of
 
-        return [made for stage in names_of("run") for made in self.stage(stage, 0)]
+        return [made for stage in names_of("run") if self._context.plan.has(stage) for made in self.stage(stage, 0)]
 
     def stage(
         self,

@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from configs.errors import FlowmillError
@@ -29,31 +29,36 @@ from tasks.execution.parent_death import die_with_parent
 def local_api() -> Iterator[LocalApi | None]:
     """Start a temporary Prefect API server unless PREFECT_API_URL (or the profile) names one; stop it at the end.
 
-    Nested calls share the outer server: Prefect's client retries unsent events for minutes if its server is gone.
+    It starts before Prefect is imported here, which takes a second, and is stopped if a profile names another. Nested
+    calls share the outer server: Prefect's client retries unsent events for minutes if its server is gone.
 
     Raises:
         ConfigError: the named server does not answer.
         FlowmillError: no server can be started.
     """
-    from prefect.settings import get_current_settings
+    early = None if "prefect" in sys.modules or os.environ.get("PREFECT_API_URL") else LocalApi()
+    with ExitStack() as stack:
+        if early is not None:
+            stack.callback(early.stop)
+        from prefect.settings import get_current_settings
 
-    if get_current_settings().api.url:
-        from flows.api import check_server
+        if get_current_settings().api.url:
+            stack.close()
+            from flows.api import check_server
 
-        check_server()
-        yield None
-        return
-    if _temporary:
-        yield _temporary[-1]
-        return
-    check_home()
-    api = LocalApi()
-    _temporary.append(api)
-    try:
-        yield api
-    finally:
-        _temporary.remove(api)
-        api.stop()
+            check_server()
+            yield None
+            return
+        if _temporary:
+            yield _temporary[-1]
+            return
+        check_home()
+        if early is None:
+            early = LocalApi()
+            stack.callback(early.stop)
+        _temporary.append(early)
+        stack.callback(_temporary.remove, early)
+        yield early
 
 
 def check_home() -> None:

@@ -205,6 +205,7 @@ def a_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
         after={text: {text: {"mean": 1.0, "exact": 0.5}}, "heldout": {text: {"mean": 1.0}}},
         picture="images/grid.png",
         lora=None,
+        start={"run": text, "policy": text},
     )
     call = usage.Usage(
         pipeline="X",
@@ -238,7 +239,7 @@ def a_language_models_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     rollout = config.rollout.model_copy(update={"tokens": tokens})
     optimize = config.optimize.model_copy(update={"algorithm": algorithm})
     config = config.model_copy(update={"optimize": optimize, "rollout": rollout})
-    context = SimpleNamespace(run=SimpleNamespace(name=text), chain=None)
+    context = SimpleNamespace(run=SimpleNamespace(name=text), chain=None, starts_from={"run": text, "policy": text})
     monkeypatch.setattr(token_exporting, "evaluation_figures", lambda chain, epoch: {text: {text: {"mean": 1.0}}})
     base = BaseModel(source="folder", name=text, revision=None, license=License(id=text))
     exporting: Any = SimpleNamespace(context=context, config=config, format="lora", epoch=1)

@@ -33,7 +33,8 @@ COMMANDS = {
     "view": "Browse trajectories by prompt, reward and advantage, by group, and a sample's denoising chain by step.",
     "rate": "Compare pairs of samples on a page, blind, and print the figures of the answers: win rates, agreement.",
     "track": "Log a run to MLflow from its committed artifacts: all of it, or the records lost in an outage.",
-    "publish": "Upload the exported model and its card to the Hugging Face Hub. No other command uploads anything.",
+    "publish": "Upload the exported model, or samples with their scores, to the Hugging Face Hub. No other command "
+    "uploads anything.",
     "export": "Copy the exported model of a run into a folder, or write its policy as a torch checkpoint.",
     "presets": "List the configs that come with flowmill: name, model, algorithm and memory.",
     "ui": "Serve the MLflow and Prefect UIs on the loopback interface until Ctrl-C.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from configs.gc_tuning import without_collecting
 from configs.human_units import duration, size
 from configs.load import dump_yaml, load_config
 from flows.cli.error_reporting import say
@@ -40,11 +41,14 @@ def check_command(
     overrides = overrides or []
     config = load_config(path, overrides)
     from tasks.checks.names import check_names, check_places
+    from tasks.runs.start import check_start
 
     check_names(config, source=path, overrides=overrides, later=True)
-    _estimate(config, gpu_memory=gpu_memory, deep=deep, as_json=as_json)
+    with without_collecting():
+        _estimate(config, gpu_memory=gpu_memory, deep=deep, as_json=as_json)
     # Last: the cost of a config can be estimated before all files that it names exist.
     check_places(config)
+    check_start(config)
     if not as_json:
         console.print("The config can run.")
 

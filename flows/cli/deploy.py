@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from configs.errors import CancelledError, ConfigError
+from configs.errors import ConfigError
+from flows.cli.confirmation import confirm
 from flows.cli.error_reporting import say
 from flows.cli.options import Root
 from flows.console import console, print_table
@@ -99,14 +99,13 @@ def _ask(lost: Sequence[Change]) -> None:
     """Ask whether to replace a user's settings; raise if the user declines or standard input is no terminal."""
     if not lost:
         return
-    if not sys.stdin.isatty():
-        listed = "; ".join(map(str, lost))
-        raise ConfigError(
-            f"This would replace settings on the server, and nothing is changed yet: {listed}. Give --yes to replace "
-            "them, or --name NAME for a separate deployment."
-        )
-    if not typer.confirm("Replace these settings?"):
-        raise CancelledError("Nothing was changed. --name NAME creates a separate deployment.")
+    listed = "; ".join(map(str, lost))
+    confirm(
+        "Replace these settings?",
+        unasked=f"This would replace settings on the server, and nothing is changed yet: {listed}. Give --yes to "
+        "replace them, or --name NAME for a separate deployment.",
+        declined="Nothing was changed. --name NAME creates a separate deployment.",
+    )
 
 
 def _print(rows: Sequence[Listed]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from inspect import Parameter, signature
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import ValidationError
@@ -57,7 +57,8 @@ def _parameter(name: str, field: FieldInfo, line: CommandLine) -> Parameter:
     option = str(line.name)
     info = typer.Option(option, **settings) if option.startswith("-") else typer.Argument(**settings)
     default = Parameter.empty if field.is_required() else line.default
-    # Typer reads a type, which may be absent; pydantic reads the text of a union of types.
+    # Typer reads a type, which may be absent; pydantic reads the text of a union of types, and of listed choices.
     union = get_origin(field.annotation) in (Union, UnionType) and NoneType not in get_args(field.annotation)
-    kind: Any = str if union else field.annotation
+    choices = get_origin(field.annotation) is list and get_origin(get_args(field.annotation)[0]) is Literal
+    kind: Any = str if union else list[str] if choices else field.annotation
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])

@@ -42,6 +42,8 @@ def print_run(run: Mapping[str, Any], listed: EntryFilter) -> None:
         f"run {run['run']} in {run['root']}: {run['finished_epochs']} of {run['epochs']} epochs, {run['state']}",
         style="bold",
     )
+    if run["start"] is not None:
+        console.print(f"started from {run['start']['run']}: {run['start']['policy']}")
     _print_stages(run["stages"])
     for stage in _roots(run["stages"]):
         label = f"{stage['stage']}{'[' + stage['slot'] + ']' if stage['slot'] else ''}@{stage['epoch']}"

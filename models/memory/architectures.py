@@ -93,7 +93,8 @@ def _text_encoder(configs: Sequence[Mapping[str, Any]]) -> Transformer:
         sizes = {name: next((about[key] for key in keys if key in about), 0) for name, keys in _TEXT_SIZES.items()}
         # T5 materializes attention scores; language models keep the outputs of all layers.
         more = {"heads": about["num_heads"]} if "d_model" in about else {"kept": about.get("num_hidden_layers", 0)}
-        found.append(Transformer(**sizes, **more))
+        tables = 1 if about.get("tie_word_embeddings", True) else 2
+        found.append(Transformer(**sizes, **more, embedded=tables * about.get("vocab_size", 0) * sizes["width"]))
     return max(found, key=lambda encoder: encoder.width * encoder.inner, default=Transformer(width=0, inner=0))
 
 

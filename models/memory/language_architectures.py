@@ -11,7 +11,7 @@ from configs.errors import ConfigError
 from models.memory.published import published
 from models.policies.causal_lm import CausalLM
 from models.policies.critic_lm import ValueModel
-from models.policies.language_classes import attention_of, check_causal
+from models.policies.language_classes import attention_of, check_causal, check_shares_prompts
 from models.policies.language_model_folders import CAUSAL, LanguageModels, hidden_size, load_language_config
 from models.weights.pretrained_loading import auto_from_config
 from models.weights.stored_weights import on_meta
@@ -58,7 +58,12 @@ def meta_critic(config: Any, *, own: bool) -> ValueModel:
 
 
 def check_class(
-    folder: Path, attention: str | None, family: type[CausalLM] = CausalLM, *, critic: bool = False
+    folder: Path,
+    attention: str | None,
+    family: type[CausalLM] = CausalLM,
+    *,
+    critic: bool = False,
+    shared: bool = False,
 ) -> None:
     """Check that the class of a folder's model can be sampled and trained, without its weights.
 
@@ -67,6 +72,7 @@ def check_class(
         attention: ``model.attention``.
         family: the model family.
         critic: it is the backbone of a critic.
+        shared: ``optimize.shared_prompts``.
 
     Raises:
         ConfigError: it cannot, or it cannot be made from its config; see ``language_classes``.
@@ -88,3 +94,5 @@ def check_class(
         check_causal(folder, made, label=label, draws=False)
     else:
         family.check_model(folder, made)
+    if shared:
+        check_shares_prompts(made, label=label)

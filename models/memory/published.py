@@ -38,6 +38,8 @@ class Transformer:
     """Parameters in layers."""
     largest: int = 0
     """Parameters of the largest layer."""
+    embedded: int = 0
+    """Parameters of embeddings and heads of text encoders, which are not quantized."""
 
     def row(self, tokens: int, number: int) -> int:
         """Return the peak bytes of reading ``tokens`` tokens, with ``number`` bytes per number."""

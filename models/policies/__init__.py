@@ -96,6 +96,8 @@ NOT_ENCODED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("sana", "sana_video"), frozenset({"flow_shift"})),
     "ltx2": frozenset({"frame_rate", "audio_guidance_scale", "guidance_rescale"}),
 }
+#: Families whose denoisers take latents of any height and width.
+ANY_SIZE = frozenset({"sd15", "sdxl", "sd3"})
 #: Families with the number of steps as an option, and its default.
 FIXED_STEPS: Mapping[str, int] = {"sd15": 50, "sdxl": 50}
 #: Families whose number of steps must divide this number of timesteps.

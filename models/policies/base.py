@@ -6,16 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
 from configs.errors import ConfigError
+from configs.model import QuantizeSection
 from configs.schema import RunConfig
 from models.policies.attention import BACKENDS, Backend
 from models.policies.compute_meter import Meter
 from models.policies.parts import Part
 from models.policies.tokenization import Reader
+from models.weights.quantized import compute_dequantized
 from models.weights.stored_weights import StoredWeights
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class PolicySettings:
     compile: bool = False
     empty: bool = False
     """Create trained modules without weights, on the meta device; sharding then reads each rank's part."""
+    quantize: QuantizeSection | None = None
+    """Quantizers of frozen weights; see ``models.weights.quantized``."""
 
 
 class Policy(ABC):
@@ -172,6 +176,16 @@ class Policy(ABC):
     def modules(self) -> dict[str, nn.Module]:
         """Return every loaded module, by its name in the model's folder."""
         return dict(self.trained)
+
+    def computing_dequantized(self, section: QuantizeSection | None, parts: frozenset[Part]) -> Self:
+        """Let the quantized layers of loaded parts compute with their dequantized weights, and return the policy; raise
+        ConfigError if a part was loaded without any."""
+        texts = [module for name, module in self.modules().items() if name not in self.trained]
+        if section is not None and section.name is not None and Part.DENOISER in parts:
+            compute_dequantized(self.trained.values(), section.name)
+        if section is not None and section.text_encoders is not None and Part.TEXT in parts:
+            compute_dequantized(texts, section.text_encoders)
+        return self
 
     def move_decoder(self, device: torch.device) -> None:  # noqa: B027 - a family may have none
         """Move modules that only decode samples: off the device when not decoding, and back."""

@@ -3,7 +3,7 @@ Legend: B rows, W positions, V vocabulary. Rows are padded on the right, to widt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from models.policies.critic_lm import (
     let_recompute,
     recompute_layers,
 )
-from models.policies.language_classes import at, attention_of, check_causal, check_installed, whole
+from models.policies.language_classes import at, attention_of, check_causal, check_installed, shared_inputs, whole
 from models.policies.language_model_folders import (
     CAUSAL,
     LanguageModels,
@@ -43,11 +43,13 @@ from models.weights.lora import LoraSpec
 from models.weights.lora_files import sorted_sets
 from models.weights.lora_start import StartAdapter, peft_adapter
 from models.weights.pretrained_loading import auto_from_config, load_pretrained
+from models.weights.quantized import quantization_config
 from models.weights.stored_weights import StoredWeights, empty_model, on_meta
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from models.maths.shared_prompts import SharedPrompts
     from models.policies.pictures import Pictures
 
 #: The trained module by its name.
@@ -85,6 +87,7 @@ class CausalLM(Policy):
             gradient_checkpointing=section.gradient_checkpointing,
             attention=section.attention,
             empty=empty,
+            quantize=section.quantize,
         )
 
     @classmethod
@@ -105,6 +108,10 @@ class CausalLM(Policy):
             model.generation_config = read_generation_config(folder, model)
         else:
             loading = {"dtype": settings.dtype, "use_safetensors": True, **called}
+            quantizer = None if settings.quantize is None else settings.quantize.name
+            if quantizer is not None:
+                about = (quantizer, "transformers", settings.dtype, settings.device)
+                loading["quantization_config"] = quantization_config(*about)
             loaded = load_pretrained(loader, folder, label="model.path", **loading)
             model = loaded.to(settings.device)
         cls.check_model(folder, model)
@@ -246,6 +253,19 @@ class CausalLM(Policy):
         """Return (B, W, V) logits of whole rows; see ``forward``."""
         return self.forward(ids, modules).logits
 
+    def forward_shared(
+        self, shared: SharedPrompts, modules: Mapping[str, nn.Module] | None = None, *, hidden: bool = False
+    ) -> Any:
+        """Return the output for packed rows; see ``forward``. Logits are (G, 1 + N C, V), at ``shared.kept``."""
+        model = self.model if modules is None else modules[MODEL]
+        with self._autocast():
+            return model(
+                **shared_inputs(shared, self.settings.dtype),
+                use_cache=False,
+                output_hidden_states=hidden,
+                logits_to_keep=shared.kept,
+            )
+
     def forward(self, ids: Tensor, modules: Mapping[str, nn.Module] | None = None, *, hidden: bool = False) -> Any:
         """Return the model's output for whole rows.
 
@@ -282,28 +302,61 @@ class CausalLM(Policy):
 
 
 class TrainableLM(Trainable):
-    """A trained language model, and the log-probs of its reference."""
+    """A trained language model, and the log-probs of its reference.
+
+    Rows with ``shared`` are computed from its packed form; values of tokens of prompts are then 0.
+    """
 
     policy: CausalLM
 
-    def log_probs(self, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def log_probs(self, ids: Tensor, temperature: float, shared: SharedPrompts | None = None) -> tuple[Tensor, Tensor]:
         """Return the policy's (B, W) log-probs of tokens, with gradient, and entropies, without. ``ids``: (B, W) int64,
         padded on the right with any token; ``temperature``: divides logits."""
-        return log_probs_and_entropy(self.policy.logits(ids), ids, temperature)
+        return self._of_tokens(log_probs_and_entropy, self._outputs(ids, shared).logits, ids, temperature, shared)
 
-    def log_probs_and_hidden(self, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``log_probs`` and the (B, W, H) last hidden states, without gradient."""
-        out = self.policy.forward(ids, hidden=True)
-        return *log_probs_and_entropy(out.logits, ids, temperature), out.hidden_states[-1].detach()
+    def log_probs_and_hidden(
+        self, ids: Tensor, temperature: float, shared: SharedPrompts | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``log_probs`` and the (B, W, H) last hidden states, without gradient; (G, L, H) of packed rows."""
+        out = self._outputs(ids, shared, hidden=True)
+        found = self._of_tokens(log_probs_and_entropy, out.logits, ids, temperature, shared)
+        return *found, out.hidden_states[-1].detach()
 
     @torch.no_grad()
-    def reference_log_probs(self, ids: Tensor, temperature: float) -> Tensor:
-        """Return the base model's (B, W) log-probs: adapters switched off, or the frozen copy. Raises RuntimeError if
+    def reference_log_probs(self, ids: Tensor, temperature: float, shared: SharedPrompts | None = None) -> Tensor:
+        """Return the reference's (B, W) log-probs: its adapters or none, or the frozen copy. Raises RuntimeError if
         full weights are trained and no reference was set."""
         if self.lora is not None:
-            with self.without_adapters():
-                return token_log_probs(self.policy.logits(ids), ids, temperature)
-        reference = self.frozen["reference"]
-        if not reference:
-            raise RuntimeError("set_reference() must be called before reference_log_probs()")
-        return token_log_probs(self.policy.logits(ids, reference), ids, temperature)
+            with self.reference_adapters():
+                logits = self._outputs(ids, shared).logits
+        else:
+            reference = self.frozen["reference"]
+            if not reference:
+                raise RuntimeError("set_reference() must be called before reference_log_probs()")
+            logits = self._outputs(ids, shared, reference).logits
+        return self._of_tokens(lambda *given: (token_log_probs(*given),), logits, ids, temperature, shared)[0]
+
+    def _outputs(
+        self,
+        ids: Tensor,
+        shared: SharedPrompts | None,
+        modules: Mapping[str, nn.Module] | None = None,
+        *,
+        hidden: bool = False,
+    ) -> Any:
+        if shared is None:
+            return self.policy.forward(ids, modules, hidden=hidden)
+        return self.policy.forward_shared(shared, modules, hidden=hidden)
+
+    def _of_tokens(
+        self,
+        function: Callable[[Tensor, Tensor, float], tuple[Tensor, ...]],
+        logits: Tensor,
+        ids: Tensor,
+        temperature: float,
+        shared: SharedPrompts | None,
+    ) -> Any:
+        """Return the results of a function of logits and ids, (B, W) each."""
+        if shared is None:
+            return function(logits, ids, temperature)
+        return tuple(map(shared.rows, function(shared.tails(logits), shared.tail_ids, temperature)))

@@ -12,7 +12,7 @@ from torch import nn
 
 from configs.schema import RunConfig
 from models.policies.base import Policy, PolicySettings
-from models.policies.language_classes import attention_of, check_causal, check_installed, whole
+from models.policies.language_classes import attention_of, check_causal, check_installed, shared_inputs, whole
 from models.policies.language_model_folders import hidden_size, load_language_config
 from models.policies.parts import Part
 from models.policies.trainable import Trainable
@@ -21,6 +21,8 @@ from models.weights.pretrained_loading import load_pretrained
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from models.maths.shared_prompts import SharedPrompts
 
 #: The trained module by its name.
 CRITIC = "critic"
@@ -45,11 +47,10 @@ class ValueModel(nn.Module):
         config.target_modules = {name.removeprefix("backbone.") for name in config.target_modules}
         self.backbone.add_adapter(config)
 
-    def forward(self, ids: Tensor, hidden: Tensor | None) -> Tensor:
-        """Return (B, W) float32 values of the state after each token."""
+    def forward(self, inputs: Mapping[str, Any], hidden: Tensor | None) -> Tensor:
+        """Return (B, W) float32 values of the state after each token; ``inputs``: arguments of the backbone."""
         if self.backbone is not None:
-            out = self.backbone(**self.inputs(self.backbone, ids), use_cache=False)
-            hidden = out.last_hidden_state
+            hidden = self.backbone(**inputs, use_cache=False).last_hidden_state
         assert hidden is not None
         # Half precision would round away small differences between values.
         with torch.autocast(hidden.device.type, enabled=False):
@@ -129,7 +130,13 @@ class TrainableCritic(Trainable):
         """True if it reads hidden states of the policy."""
         return self.policy.model.backbone is None
 
-    def values(self, ids: Tensor, hidden: Tensor | None = None) -> Tensor:
+    def _inputs(self, ids: Tensor, shared: SharedPrompts | None) -> Mapping[str, Any]:
+        model = self.policy.model
+        if shared is not None:
+            return shared_inputs(shared, self.policy.settings.dtype)
+        return model.inputs(model.backbone, ids)
+
+    def values(self, ids: Tensor, hidden: Tensor | None = None, shared: SharedPrompts | None = None) -> Tensor:
         """Return (B, W) float32 values of the state before each token, given the tokens before it; 0 at position 0.
 
         They are computed on the critic's device and returned on that of ``ids``.
@@ -137,11 +144,18 @@ class TrainableCritic(Trainable):
         Args:
             ids: (B, W) int64, padded on the right with any token.
             hidden: (B, W, H) of the policy, for a critic without a backbone; it gets no gradient.
+            shared: compute the rows from this packed form of them, on which ``hidden`` is then (G, L, H).
         """
-        dtype, device = self.policy.settings.dtype, self.policy.settings.device
+        dtype, device, model = self.policy.settings.dtype, self.policy.settings.device, self.policy.model
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            found = self.policy.model(ids.to(device), None if hidden is None else hidden.detach())
-        return nn.functional.pad(found[:, :-1], (1, 0)).to(ids.device)
+            inputs: Mapping[str, Any] = {} if model.backbone is None else self._inputs(ids.to(device), shared)
+            found = model(
+                {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in inputs.items()},
+                None if hidden is None else hidden.detach(),
+            ).to(ids.device)
+        if shared is None:
+            return nn.functional.pad(found[:, :-1], (1, 0))
+        return shared.rows(nn.functional.pad(shared.tails(found[:, shared.kept])[:, :-1], (1, 0)))
 
 
 def recompute_layers(model: Any) -> None:

@@ -143,10 +143,10 @@ class UNetPolicy(DDIMPolicy):
         return super().initial_latents(generators) * flow_length(first)
 
     def predicted(self, modules: Modules, noisy: Tensor, timestep: Tensor, rows: Rows) -> Tensor:
-        return modules["unet"](noisy, timestep, return_dict=False, **self.conditions(rows))[0]
+        return modules["unet"](noisy, timestep, return_dict=False, **self.conditions(rows, noisy))[0]
 
     @abstractmethod
-    def conditions(self, rows: Rows) -> dict[str, Any]:
+    def conditions(self, rows: Rows, noisy: Tensor) -> dict[str, Any]:
         """Return the UNet's arguments other than latents and time."""
 
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:

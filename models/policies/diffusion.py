@@ -119,6 +119,7 @@ class DiffusionPolicy(Policy):
             compile=section.compile,
             vae_tiling=section.vae_tiling,
             empty=empty,
+            quantize=section.quantize,
         )
 
     @contextmanager
@@ -290,11 +291,11 @@ class TrainableDenoiser(Trainable):
 
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return the base model's (B, ...) velocity: LoRA switched off, or the frozen copy. Raises RuntimeError if full
-        weights are trained and no reference was set."""
+        """Return the reference's (B, ...) velocity: its adapters or none, or the frozen copy. Raises RuntimeError if
+        full weights are trained and no reference was set."""
         reference = self.frozen["reference"]
         if self.lora is not None:
-            with self.without_adapters():
+            with self.reference_adapters():
                 return self.policy.velocity(latents, sigma, conditioning)
         if not reference:
             raise RuntimeError("set_reference() must be called before reference_velocity()")

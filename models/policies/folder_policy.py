@@ -30,6 +30,7 @@ from models.policies.pipeline_index import CLASSIC
 from models.policies.single_files import check_parts, write_folder
 from models.weights.complete import check_complete
 from models.weights.pretrained_loading import check_model_folder, check_own_code, load_pretrained
+from models.weights.quantized import quantization_config
 from models.weights.single_file import HeldPart, held_parts
 from models.weights.stored_weights import StoredWeights, check_safetensors, check_variants, empty_model, on_meta
 
@@ -113,7 +114,26 @@ class FolderPolicy(DecodingPolicy):
         # Decoding is a small part of the work, and its rounding affects rewards.
         kinds = {"default": settings.dtype, **dict.fromkeys(cls.decoder_names, torch.float32)}
         loading: dict[str, Any] = {"dtype": kinds, "use_safetensors": True, **placing}
+        quantized = cls.quantization(folder, settings)
+        if quantized:
+            from diffusers import PipelineQuantizationConfig
+
+            loading["quantization_config"] = PipelineQuantizationConfig(quant_mapping=quantized)
         return load_pretrained(diffusers_class(cls.pipeline_name), folder, label="model.path", **loading, **given)
+
+    @classmethod
+    def quantization(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
+        """Return the configs that quantize denoisers and text encoders while they are loaded, by component."""
+        section, index = settings.quantize, cls._index_of(folder)
+        if section is None:
+            return {}
+        asked = ((cls.denoiser_names, section.name), (cls.text_parts, section.text_encoders))
+        made = {(part, name): component_class(index, part) for parts, name in asked if name for part in parts}
+        return {
+            part: quantization_config(name, kind.__module__.split(".")[0], settings.dtype, settings.device)
+            for (part, name), kind in made.items()
+            if kind is not None
+        }
 
     @property
     def denoisers(self) -> dict[str, Any]:

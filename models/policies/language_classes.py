@@ -17,6 +17,8 @@ from configs.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from models.maths.shared_prompts import SharedPrompts
+
 #: Classes without a position argument whose attention depends on distances only, so that padding has no effect.
 _RELATIVE = frozenset({"bloom", "mpt", "roformer"})
 #: Cache layers that keep rows separate and ignore padding; a class with other layers is refused.
@@ -131,3 +133,35 @@ def at(model: Any, ids: Tensor, positions: Tensor) -> dict[str, Any]:
 def whole(model: Any, ids: Tensor) -> dict[str, Any]:
     """Return the arguments of a transformers model for whole rows (B, W), at positions from 0 on."""
     return at(model, ids, torch.arange(ids.shape[1], device=ids.device)[None])
+
+
+def shared_inputs(shared: SharedPrompts, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return packed rows as keyword arguments of a transformers model; ``dtype`` is that of its attention scores."""
+    return {
+        "input_ids": shared.ids,
+        "position_ids": shared.positions,
+        "attention_mask": shared.mask(dtype),
+    }
+
+
+def check_shares_prompts(model: Any, *, label: str = "model.path") -> None:
+    """Check that texts of a group can share the tokens of their prompt; raise ConfigError if the class or its attention
+    takes no mask of single tokens, or layers depend on the order of tokens. ``model``: it, without weights."""
+    config, attention = model.config.get_text_config(decoder=True), str(model.config._attn_implementation)
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    remedy = "Remove optimize.shared_prompts"
+    if layers != {"full_attention"} or (window and not getattr(config, "layer_types", None)):
+        reason = "with layers that depend on the order of tokens (a sliding window, or a recurrence)"
+    elif not takes_positions(model):
+        reason = "that takes no positions of tokens (position_ids)"
+    elif attention not in ("sdpa", "eager"):
+        reason, remedy = (
+            f"whose attention '{attention}' takes no mask of single tokens",
+            f"{remedy}, or model.attention",
+        )
+    else:
+        return
+    raise ConfigError(
+        f"optimize.shared_prompts is true, but {label} holds a {type(model).__name__} {reason}. {remedy}."
+    )

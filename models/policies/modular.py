@@ -61,24 +61,25 @@ class ModularPolicy(PipelinePolicy, ABC):
                 f"model.device_map is {settings.device_map!r}, but diffusers places no parts of modular pipelines, "
                 f"such as that of '{cls.family}'. Remove it."
             )
-        pipeline = cls.pipeline_blocks().init_pipeline()
+        pipeline, quantized = cls.pipeline_blocks().init_pipeline(), cls.quantization(folder, settings)
         loaded = {}
         for name in pipeline.component_names:
             spec = pipeline.get_component_spec(name)
             if name in given:
                 loaded[name] = given[name]
             elif (folder / name).is_dir() and name != "guider":
-                loaded[name] = cls._loaded(spec.type_hint, folder / name, settings)
+                given_config = {"quantization_config": quantized[name]} if name in quantized else {}
+                loaded[name] = cls._loaded(spec.type_hint, folder / name, settings, **given_config)
         pipeline.register_components(**loaded)
         return pipeline
 
     @classmethod
-    def _loaded(cls, made: Any, folder: Path, settings: DiffusionSettings) -> Any:
+    def _loaded(cls, made: Any, folder: Path, settings: DiffusionSettings, **options: Any) -> Any:
         if not issubclass(made, torch.nn.Module):
             return load_pretrained(made, folder, label="model.path")
         # Decoding is a small part of the work, and its rounding affects rewards.
         dtype = torch.float32 if folder.name in cls.decoder_names else settings.dtype
-        return load_pretrained(made, folder, label="model.path", dtype=dtype, use_safetensors=True)
+        return load_pretrained(made, folder, label="model.path", dtype=dtype, use_safetensors=True, **options)
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:

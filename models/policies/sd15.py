@@ -34,5 +34,5 @@ class SD15(UNetPolicy):
         embeds, _ = self.pipeline.encode_prompt(list(prompts), self.settings.device, 1, False)
         return {"prompt_embeds": embeds}
 
-    def conditions(self, rows: Rows) -> dict[str, Any]:
+    def conditions(self, rows: Rows, noisy: Tensor) -> dict[str, Any]:
         return {"encoder_hidden_states": rows["prompt_embeds"]}

@@ -51,10 +51,11 @@ class SDXL(UNetPolicy):
             embeds, pooled = embeds * filled[:, None, None], pooled * filled[:, None]
         return {"prompt_embeds": embeds, "pooled": pooled}
 
-    def conditions(self, rows: Rows) -> dict[str, Any]:
+    def conditions(self, rows: Rows, noisy: Tensor) -> dict[str, Any]:
         """Return text, pooled text and the size: the image's own size, without a crop."""
-        text, pooled, settings = rows["prompt_embeds"], rows["pooled"], self.settings
-        numbers = self.table(text.device, _time_ids, settings.height, settings.width, text.dtype)
+        text, pooled = rows["prompt_embeds"], rows["pooled"]
+        height, width = (side * self.pipeline.vae_scale_factor for side in noisy.shape[-2:])
+        numbers = self.table(text.device, _time_ids, height, width, text.dtype)
         added = {"text_embeds": pooled, "time_ids": numbers.expand(len(pooled), -1)}
         return {"encoder_hidden_states": text, "added_cond_kwargs": added}
 

@@ -16,7 +16,6 @@ from models.policies.compute_meter import Meter
 from models.weights.lora import LoraSpec, add_lora, within
 from models.weights.merging import Merged
 from models.weights.sharding import Sharding, exchange, gather, scatter, whole
-from models.weights.tensor_files import TensorFiles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +32,9 @@ class Trainable:
         self._sharding: Sharding | None = None
         self._gathered = False
         self._reference: dict[str, nn.Module] | None = None
+        self._start: Sequence[Path] | None = None
+        #: Adapters of the reference, whole and as this rank's parts.
+        self._start_values: dict[bool, list[Tensor]] = {}
         self._teachers: dict[str, dict[str, nn.Module]] = {}
         self.merged: Merged | None = None
         """The factors of adapted layers, if they can be merged."""
@@ -133,6 +135,8 @@ class Trainable:
                 own = [key for key in targets if key.startswith(f"{name}.")]
                 stored.read({key.removeprefix(f"{name}."): targets[key] for key in own})
             return
+        from models.weights.tensor_files import TensorFiles
+
         stored_files = TensorFiles(files)
         shapes = stored_files.shapes
         if set(targets) != set(shapes):
@@ -145,13 +149,18 @@ class Trainable:
 
     @property
     def needs_reference(self) -> bool:
-        """True if ``set_reference`` must be called; with LoRA, the reference is the policy with adapters disabled."""
+        """True if ``set_reference`` must be called; with LoRA, the reference is the policy with other adapters."""
         return self.lora is None and self._reference is None
 
-    def set_reference(self, base: Policy) -> None:
-        """Set the frozen base model as the reference of full weights; equal weights give equal velocities."""
-        self._reference = self._add(base, _computed_as_trained)
+    def set_reference(self, base: Policy, start: Sequence[Path] | None = None) -> None:
+        """Set the frozen base model as the reference of full weights; equal weights give equal velocities. ``start``:
+        files of the weights that training started from, which replace those of the base model."""
+        self._reference = self._add(base, _computed_as_trained, start)
         self._measure(self._reference)
+
+    def set_reference_adapters(self, start: Sequence[Path]) -> None:
+        """Set the adapters that training started from as those of the reference; without, it has none."""
+        self._start = start
 
     @property
     def teachers(self) -> tuple[str, ...]:
@@ -169,13 +178,18 @@ class Trainable:
         self._teachers[name] = self._add(teacher, _computed_as_trained if self.lora is None else _frozen)
         self._measure(self._teachers[name])
 
-    def _add(self, other: Policy, prepare: Callable[[nn.Module], nn.Module]) -> dict[str, nn.Module]:
+    def _add(
+        self, other: Policy, prepare: Callable[[nn.Module], nn.Module], files: Sequence[Path] | None = None
+    ) -> dict[str, nn.Module]:
         modules = {name: prepare(module) for name, module in other.trained.items()}
         if self._sharding is not None:
             _spread(other, self._sharding)
-            if self._gathered:
-                for module in modules.values():
-                    gather(module)
+        if files is not None:
+            named = ((name, module.named_parameters()) for name, module in modules.items())
+            self.fill({f"{name}.{key}": each for name, parameters in named for key, each in parameters}, files)
+        if self._gathered:
+            for module in modules.values():
+                gather(module)
         return modules
 
     @contextmanager
@@ -203,8 +217,16 @@ class Trainable:
         self.changed()
 
     @contextmanager
-    def without_adapters(self) -> Iterator[None]:
-        """Disable adapters inside the context."""
+    def reference_adapters(self) -> Iterator[None]:
+        """Use the adapters that training started from inside the context, or none."""
+        if self._start is not None:
+            if self._gathered not in self._start_values:
+                made = {name: torch.empty_like(parameter.detach()) for name, parameter in self.named_parameters()}
+                self.fill(made, self._start)
+                self._start_values[self._gathered] = list(made.values())
+            with self.holding(self._start_values[self._gathered]):
+                yield
+            return
         for module in self.policy.trained.values():
             module.disable_adapters()
         try:

@@ -101,6 +101,10 @@ class VisionLM(CausalLM):
                 f"rollout.tokens.engine is '{tokens.engine.name}', which gets token ids and reads no images, but "
                 "model.policy 'vision_lm' writes about images. Remove it."
             )
+        if config.optimize.shared_prompts:
+            raise ConfigError(
+                "optimize.shared_prompts packs texts, but prompts of model.policy 'vision_lm' have images. Remove it."
+            )
         if config.model.options.get("train_vision") and config.execution.strategy == "fsdp":
             raise ConfigError(
                 "model.options.train_vision is true, but execution.strategy 'fsdp' keeps what encodes images whole and "

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from models.quickstart.corpus import digit_pairs, rendered_words
-from models.quickstart.pipeline import LATENT_CHANNELS, VAE_FACTOR, tiny_pipeline
-from models.quickstart.pretrain import Report, pretrain
+from models.quickstart.corpus import LATENT_CHANNELS, VAE_FACTOR, digit_pairs, rendered_words
+
+if TYPE_CHECKING:
+    from models.quickstart.pretrain import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,9 @@ class DigitsBuilder:
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""
+        from models.quickstart.pipeline import tiny_pipeline
+        from models.quickstart.pretrain import pretrain
+
         texts, images = digit_pairs(self.images, seed=1)
         pipeline = tiny_pipeline()
         pretrain(
@@ -62,6 +66,9 @@ class WordsBuilder:
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""
+        from models.quickstart.pipeline import tiny_pipeline
+        from models.quickstart.pretrain import pretrain
+
         words = files("models.quickstart").joinpath("words.txt").read_text().split()
         texts, images = rendered_words(self.images, 1, words)
         pipeline = tiny_pipeline()

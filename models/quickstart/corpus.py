@@ -7,10 +7,12 @@ from functools import cache
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 HEIGHT, WIDTH = 16, 32
+#: Channels of the autoencoder that compresses them, and of its latents.
+VAE_CHANNELS = (8, 16)
+VAE_FACTOR = 2 ** (len(VAE_CHANNELS) - 1)
+LATENT_CHANNELS = 4
 LETTERS = "ACDEGINOPRST"
 _SUPERSAMPLING = 3
 
@@ -19,6 +21,9 @@ _SUPERSAMPLING = 3
 def real_digits(*, heldout: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Return 70 % of scikit-learn's handwritten digits, or the others: (N, 8, 8) float in [0, 1], ink 1, and (N,)
     labels."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     digits = load_digits()
     images, others, labels, of_others = train_test_split(
         digits.images / 16.0, digits.target, test_size=0.3, random_state=0, stratify=digits.target

@@ -13,14 +13,11 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
 from models.policies.dummy_components import silent_t5
-from models.quickstart.corpus import WIDTH
+from models.quickstart.corpus import LATENT_CHANNELS, VAE_CHANNELS, VAE_FACTOR, WIDTH
 from models.weights.pretrained_loading import load_pretrained
 
 MAX_TOKENS = 8
 TEXT_WIDTH = 32
-LATENT_CHANNELS = 4
-_VAE_CHANNELS = (8, 16)
-VAE_FACTOR = 2 ** (len(_VAE_CHANNELS) - 1)
 _WIDTH = 64
 _HEADS = 2
 _LAYERS = 4
@@ -67,13 +64,13 @@ def _transformer() -> SD3Transformer2DModel:
 
 
 def _autoencoder() -> AutoencoderKL:
-    levels = len(_VAE_CHANNELS)
+    levels = len(VAE_CHANNELS)
     return AutoencoderKL(
         in_channels=3,
         out_channels=3,
         down_block_types=("DownEncoderBlock2D",) * levels,
         up_block_types=("UpDecoderBlock2D",) * levels,
-        block_out_channels=_VAE_CHANNELS,
+        block_out_channels=VAE_CHANNELS,
         layers_per_block=1,
         latent_channels=LATENT_CHANNELS,
         norm_num_groups=4,

@@ -2,7 +2,7 @@
 
 A backbone is fixed; ``flowmill reward fit`` trains the head. A new one is one class here and one line in ``BACKBONES``.
 
-Legend: B rows, H W image pixels, C h w latents, D embedding.
+Legend: B rows, H W image pixels, C h w latents, D embedding, K outputs of a head.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import nn
 
+from configs.fingerprint import hash_text
 from models.rewards.clip import ClipEmbeddings
 from models.rewards.text import SequenceClassification
 
@@ -41,13 +42,51 @@ class RewardBackbone(Protocol):
         ...
 
     def head(self, inputs: Tensor) -> nn.Sequential:
-        """Return new layers for such inputs, with one output, drawn from torch's generator."""
+        """Return new layers for such inputs, with K outputs, drawn from torch's generator."""
+        ...
+
+    def shares(self, prompts: Sequence[str]) -> Tensor:
+        """Return (B, K) float32: the shares of the K outputs in the score; that of the first is 1."""
         ...
 
 
 @dataclass(kw_only=True)
-class Pixels:
-    """Pixels, averaged down to a small size: a convolutional network from scratch, for tiny images; no prompt."""
+class _OneOutput:
+    """A backbone whose inputs hold the prompt."""
+
+    def shares(self, prompts: Sequence[str]) -> Tensor:
+        """Return (B, 1) ones."""
+        return torch.ones(len(prompts), 1)
+
+
+@dataclass(kw_only=True)
+class _Prompted:
+    """A backbone whose inputs are the sample alone: the head is bilinear in a sample and the features of its prompt.
+
+    Output 0 is for all prompts, output k for those with feature k. The score is output 0 plus the sum of those of the
+    prompt's F features over the root of F. The output of a feature that training did not see is 0.
+    """
+
+    prompt: Literal["none", "words", "characters"] = "none"
+    """Features of the prompt: none, its words, or its characters with their positions."""
+    features: PositiveInt = 1024
+    """Number of features, to which words or characters are hashed."""
+
+    def shares(self, prompts: Sequence[str]) -> Tensor:
+        """Return (B, 1 + features), or (B, 1) ones if the prompt has no features."""
+        found = torch.zeros(len(prompts), 1 if self.prompt == "none" else 1 + self.features)
+        found[:, 0] = 1
+        for row, prompt in enumerate(prompts if self.prompt != "none" else ()):
+            words = prompt.lower().split()
+            parts = words if self.prompt == "words" else [f"{place} {each}" for place, each in enumerate(prompt)]
+            for part in parts:
+                found[row, 1 + int(hash_text(part), 16) % self.features] += 1 / len(parts) ** 0.5
+        return found
+
+
+@dataclass(kw_only=True)
+class Pixels(_Prompted):
+    """Pixels, averaged down to a small size: a convolutional network from scratch, for tiny images."""
 
     judged: ClassVar[Judged] = "images"
 
@@ -71,12 +110,12 @@ class Pixels:
 
     def head(self, inputs: Tensor) -> nn.Sequential:
         """Return two convolutions and two linear layers."""
-        return _convolutions(inputs, self.channels, self.hidden)
+        return _convolutions(inputs, self.channels, self.hidden, self.shares(()).shape[1])
 
 
 @dataclass(kw_only=True)
-class FinalLatents:
-    """The model's output before decoding; no prompt."""
+class FinalLatents(_Prompted):
+    """The model's output before decoding."""
 
     judged: ClassVar[Judged] = "latents"
 
@@ -95,11 +134,14 @@ class FinalLatents:
 
     def head(self, inputs: Tensor) -> nn.Sequential:
         """Return two convolutions and two linear layers, or the linear ones alone."""
-        return _convolutions(inputs, self.channels, self.hidden) if inputs.ndim == 4 else _linear(inputs, self.hidden)
+        outputs = self.shares(()).shape[1]
+        if inputs.ndim == 4:
+            return _convolutions(inputs, self.channels, self.hidden, outputs)
+        return _linear(inputs, self.hidden, outputs)
 
 
 @dataclass(kw_only=True)
-class ClipFeatures(ClipEmbeddings):
+class ClipFeatures(_OneOutput, ClipEmbeddings):
     """Embeddings of a frozen CLIP or SigLIP: the image's, and its product with the prompt's, entry by entry."""
 
     name: ClassVar[str] = "fitted"
@@ -128,7 +170,7 @@ class ClipFeatures(ClipEmbeddings):
 
 
 @dataclass(kw_only=True)
-class TextFeatures(SequenceClassification):
+class TextFeatures(_OneOutput, SequenceClassification):
     """Hidden states of a frozen sequence classifier, before its own head: the mean over the tokens of a text."""
 
     judged: ClassVar[Judged] = "texts"
@@ -161,7 +203,7 @@ class TextFeatures(SequenceClassification):
         return _linear(inputs, self.hidden)
 
 
-def _convolutions(inputs: Tensor, channels: int, hidden: int) -> nn.Sequential:
+def _convolutions(inputs: Tensor, channels: int, hidden: int, outputs: int) -> nn.Sequential:
     _, first, height, width = inputs.shape
     return nn.Sequential(
         nn.Conv2d(first, channels, 3, padding="same"),
@@ -171,11 +213,20 @@ def _convolutions(inputs: Tensor, channels: int, hidden: int) -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(channels * height * width, hidden),
         nn.ReLU(),
-        nn.Linear(hidden, 1),
+        _last(hidden, outputs),
     )
 
 
-def _linear(inputs: Tensor, hidden: int) -> nn.Sequential:
+def _linear(inputs: Tensor, hidden: int, outputs: int = 1) -> nn.Sequential:
     if not hidden:
-        return nn.Sequential(nn.Linear(inputs.shape[1], 1))
-    return nn.Sequential(nn.Linear(inputs.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        return nn.Sequential(_last(inputs.shape[1], outputs))
+    return nn.Sequential(nn.Linear(inputs.shape[1], hidden), nn.ReLU(), _last(hidden, outputs))
+
+
+def _last(width: int, outputs: int) -> nn.Linear:
+    """Return a layer; several outputs begin at 0, so that a feature without judgments says nothing."""
+    made = nn.Linear(width, outputs)
+    if outputs > 1:
+        nn.init.zeros_(made.weight)
+        nn.init.zeros_(made.bias)
+    return made

@@ -73,7 +73,7 @@ class Fitted:
         places = {each: getattr(self, each) for each in PLACES if self.model is not None}
         self._backbone = create(BACKBONES, name, {**options, **places}, label="backbone")
         head = WeightsFile(reward=_NAME, file=str(Path(self.path) / HEAD), option="path", remedy=_REMEDY)
-        self._layers = read_layers(head).to(device)
+        self._layers = read_layers(head, self._backbone.shares(()).shape[1]).to(device)
         # Found here, they leave the device with the layers.
         self._frozen = nn.ModuleList(each for each in vars(self._backbone).values() if isinstance(each, nn.Module))
 
@@ -96,16 +96,16 @@ class Fitted:
             ValueError: it was fitted on another kind of samples.
         """
         self._check("texts" if media.dtype == object else "latents" if media.dtype == np.float32 else "images")
-        return Scores(self._scores(self._backbone.inputs(list(media), prompts)).cpu().numpy())
+        return Scores(self._scores(self._backbone.inputs(list(media), prompts), prompts).cpu().numpy())
 
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return one score per (3, H, W) image, or latents."""
-        return self._scores(self._backbone.smooth(media, prompts))
+        return self._scores(self._backbone.smooth(media, prompts), prompts)
 
-    def _scores(self, inputs: Tensor) -> Tensor:
-        first = next(self._layers.parameters())
-        found: Tensor = self._layers(inputs.to(first.device)).squeeze(-1)
-        return found
+    def _scores(self, inputs: Tensor, prompts: Sequence[str]) -> Tensor:
+        device = next(self._layers.parameters()).device
+        found: Tensor = self._layers(inputs.to(device)) * self._backbone.shares(prompts).to(device)
+        return found.sum(-1)
 
     def _check(self, given: str) -> None:
         if given != self._backbone.judged:

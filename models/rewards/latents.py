@@ -66,8 +66,8 @@ def layer_tensors(layers: nn.Sequential) -> dict[str, torch.Tensor]:
     }
 
 
-def read_layers(given: WeightsFile) -> nn.Sequential:
-    """Return the layers of a file, see ``LatentHead``.
+def read_layers(given: WeightsFile, outputs: int = 1) -> nn.Sequential:
+    """Return the layers of a file, see ``LatentHead``; the last may have several outputs.
 
     Raises:
         ConfigError: there are none, or they do not fit together.
@@ -80,7 +80,7 @@ def read_layers(given: WeightsFile) -> nn.Sequential:
         if weight.ndim == 2 and any(isinstance(layer, nn.Conv2d) for layer in layers[-2:]):
             layers.append(nn.Flatten())
         layers += [_layer(number, weight, bias, given), nn.ReLU()]
-    if not layers or stored[f"{numbers[-1]}.weight"].shape[0] != 1 or stored[f"{numbers[-1]}.weight"].ndim != 2:
+    if not layers or stored[f"{numbers[-1]}.weight"].shape[0] != outputs or stored[f"{numbers[-1]}.weight"].ndim != 2:
         raise given.unusable(f"it holds {sorted(stored)}")
     return nn.Sequential(*layers[:-1]).eval().requires_grad_(False)
 

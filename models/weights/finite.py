@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from configs.errors import ConfigError
+from models.weights.sharding import local
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +43,10 @@ def _modules(loaded: Any) -> Iterator[nn.Module]:
 
 @torch.no_grad()
 def _is_finite(tensor: Tensor) -> bool:
-    held = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    held = local(tensor)
+    if is_traceable_wrapper_subclass(held):
+        # A scale of a quantized weight is not finite if one of its numbers was not.
+        return all(_is_finite(getattr(held, name)) for name in held.__tensor_flatten__()[0])
     if held.is_meta or not held.is_floating_point() or not held.numel():
         return True
     # Minimum and maximum propagate NaN and need no memory; they do not exist for 8-bit numbers.

@@ -100,6 +100,8 @@ def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:
     with _as_if_in_memory(module), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         # peft warns about a model with layers of both kinds, but handles each correctly.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+        # It only cannot merge adapters into a quantized layer.
+        warnings.filterwarnings("ignore", message="TorchaoLoraLinear was instantiated")
         torch.manual_seed(seed)
         module.add_adapter(config)
     for layer in module.modules():

@@ -10,6 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from models.weights.lora import is_transposed
+from models.weights.quantized import is_quantized
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,7 +25,7 @@ class Merged:
     The layers' own weights stay unchanged; merged copies are kept and updated before the next forward after the
     adapters change. Gradients of the adapters are the same as without merging, see ``adapter_gradients``; convolutions
     compute weight and adapter separately if gradients are needed. Weights in half precision are not merged: rounding
-    the sum would lose updates of the adapters.
+    the sum would lose updates of the adapters. Nor are quantized weights.
     """
 
     def __init__(self, modules: Iterable[nn.Module], entered: Iterable[nn.Module] = ()) -> None:
@@ -33,7 +34,8 @@ class Merged:
 
         modules = list(modules)
         parts = [part for module in modules for part in module.modules()]
-        self._layers = [_Layer(part) for part in parts if isinstance(part, LoraLayer)]
+        adapted = [part for part in parts if isinstance(part, LoraLayer)]
+        self._layers = [_Layer(part) for part in adapted if not is_quantized(part.base_layer.weight)]
         self._state: list[tuple[int, int]] = []
         self._hooks = [module.register_forward_pre_hook(self._before) for module in (*modules, *entered)]
 

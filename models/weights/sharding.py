@@ -4,6 +4,7 @@ All ranks together hold the weights once, or each of several groups does (HSDP):
 the second gives this rank's part.
 
 A block is whole only while it computes. The functions here also accept plain tensors, so callers need not distinguish.
+Functions import torch.distributed, as that takes a second and a check of a config shards nothing.
 """
 
 from __future__ import annotations
@@ -14,16 +15,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from models.weights.lora import within
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +37,8 @@ class Sharding:
     def over(cls, device: torch.device, *, world: int, size: int, offload: bool) -> Sharding:
         """Return a sharding over ranks; all ranks must call this together. ``size``: number of consecutive ranks per
         group; each group holds all weights."""
+        from torch.distributed.device_mesh import init_device_mesh
+
         shape, names = ((world,), ("parts",)) if size == world else ((world // size, size), ("copies", "parts"))
         return cls(mesh=init_device_mesh(device.type, shape, mesh_dim_names=names), offload=offload)
 
@@ -52,6 +52,8 @@ class Sharding:
     def shard(self, modules: Iterable[nn.Module], blocks: Sequence[str], untrained: Sequence[str] = ()) -> None:
         """Shard modules over the ranks in place; each block in the lists of these names is a separate unit.
         ``untrained``: names of parts that stay whole on every rank, so that it can call them by themselves."""
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
         policy = CPUOffloadPolicy(pin_memory=self.mesh.device_type != "cpu") if self.offload else OffloadPolicy()
         for module in modules:
             for block in units(module, blocks):
@@ -74,6 +76,8 @@ class Sharding:
         """Shard a frozen module over the ranks in place; each layer is a separate unit, whole only while it computes.
         Weights outside of layers stay whole on every rank and its device, so that methods of the module other than its
         forward work as before."""
+        from torch.distributed.fsdp import fully_shard
+
         for layer in layers(module):
             fully_shard(layer, mesh=self.mesh, reshard_after_forward=True)
 
@@ -96,6 +100,8 @@ def units(module: nn.Module, blocks: Sequence[str]) -> Iterator[nn.Module]:
 
 def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
     """Yield the modules that are sharded as separate units."""
+    from torch.distributed.fsdp import FSDPModule
+
     yield from (part for part in module.modules() if isinstance(part, FSDPModule))
 
 
@@ -115,17 +121,24 @@ def scatter(module: nn.Module) -> None:
 
 def whole(tensor: Tensor) -> Tensor:
     """Return a whole tensor; if it is sharded, all ranks must call this together."""
+    from torch.distributed.tensor import DTensor
+
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part, which shares memory with the tensor."""
+    from torch.distributed.tensor import DTensor
+
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def spread_like(pattern: Tensor, part: Tensor, shape: torch.Size) -> Tensor:
     """Return this rank's part as a tensor of ``shape`` sharded like ``pattern``, sharing the part's memory.
     ``DTensor.from_local`` would copy a part in host memory to the devices of the mesh."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
     if not isinstance(pattern, DTensor):
         return part
     stride = torch.empty(shape, device="meta").stride()

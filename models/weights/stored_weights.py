@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from configs.errors import ConfigError, CorruptError
 from models.library_loading import read_weight_index
 from models.weights.finite import check_tensors
-from models.weights.tensor_files import TensorFiles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,13 +40,15 @@ class StoredWeights:
     def of(cls, folder: Path, module: nn.Module) -> StoredWeights:
         """Return the stored weights of a module that was just loaded from a component's folder or created empty."""
         files, own = weight_files(folder), module.state_dict()
-        names = _file_names(module, own, TensorFiles(files).shapes)
+        names = _file_names(module, own, files)
         return cls(files, {name: tensor.dtype for name, tensor in own.items()}, names)
 
     @torch.no_grad()
     def read(self, targets: Mapping[str, Tensor]) -> None:
         """Fill tensors, whole or sharded, with the stored weights, rounded to the dtype they were loaded in; raise
         ConfigError if the files lack a weight, or hold one that is not finite."""
+        from models.weights.tensor_files import TensorFiles
+
         rounded = {
             name: target if target.dtype == self.dtypes[name] else torch.empty_like(target, dtype=self.dtypes[name])
             for name, target in targets.items()
@@ -77,9 +77,12 @@ class StoredWeights:
         module.load_state_dict(found, strict=False, assign=True)
 
 
-def _file_names(module: Any, own: Mapping[str, Any], stored: Iterable[str]) -> dict[str, str]:
+def _file_names(module: Any, own: Mapping[str, Any], files: Sequence[Path]) -> dict[str, str]:
     """Return names in files by names in a model of transformers, which renames weights of some classes."""
-    if set(own) <= set(stored) or not hasattr(module, "base_model_prefix"):
+    from models.weights.tensor_files import TensorFiles
+
+    stored = TensorFiles(files).shapes if hasattr(module, "base_model_prefix") else own
+    if set(own) <= set(stored):
         return {}
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
@@ -165,6 +168,8 @@ def stored_name(name: str) -> str:
 
 def _allocate(empty: Tensor, device: torch.device) -> Tensor:
     """Return uninitialized memory for a tensor on the meta device, sharded like it."""
+    from torch.distributed.tensor import DTensor
+
     if not isinstance(empty, DTensor):
         return torch.empty_like(empty, device=device)
     own = torch.empty_like(empty.to_local(), device=device)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from storage.artifacts.shard_files import ShardFiles
 from storage.backends import open_backend
 from storage.backends.base import FileEntry, Root
 from storage.backends.checksums import REMEDY
+from storage.backends.disk_errors import named_disk
 from storage.layout import ArtifactRef
 
 
@@ -196,6 +198,34 @@ class ArtifactStore:
     def contribute(self, ref: ArtifactRef, shard: str, folder: Path, company: ProcessGroup) -> None:
         """Publish this process's part of a shard that rank 0 commits."""
         self._publish(ref, shard, folder, company)
+
+    def make(
+        self, ref: ArtifactRef, shard: str, write: Callable[[Path], tuple[int, Mapping[str, Any]]], **origin: Any
+    ) -> Manifest:
+        """Return the manifest of an artifact of one shard; what is not committed is written now.
+
+        Args:
+            ref: the artifact.
+            shard: name of its shard.
+            write: writes the files into an empty folder, and returns the number of rows and figures about them.
+            origin: stage, stage_version, options and inputs of the manifest.
+
+        Raises:
+            CommitLostError: another writer committed different content.
+            StoreError: the disk is full or read-only.
+        """
+        manifest = self.manifest(ref)
+        if manifest is not None:
+            return manifest
+        with named_disk(self.root.disk):
+            record = self.record(ref, shard)
+            if record is None:
+                started = time.time()
+                with self.root.staging() as folder:
+                    rows, summary = write(folder)
+                    producer = {"started": started, "seconds": round(time.time() - started, 4)}
+                    record = self.commit(ref, shard, folder, rows=rows, summary=summary, producer=producer)
+            return self.seal(ref, shards=[shard], summary=record.summary, **origin)
 
     def seal(self, ref: ArtifactRef, *, shards: Sequence[str], summary: Mapping[str, Any], **origin: Any) -> Manifest:
         """Write the manifest after every planned shard is committed.

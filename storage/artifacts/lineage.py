@@ -5,7 +5,7 @@ Lineage records are small create-once objects that form a log; ``tasks.runs.chai
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -89,10 +89,10 @@ class RunFolder:
         """Write the run's first record; False when the run exists."""
         return write(self.store.root, layout.run_record(self.name), record)
 
-    def restore(self, record: Mapping[str, Any]) -> None:
-        """Restore the run's first record if it is lost: from its copy, else from the given values."""
+    def restore(self, record: Callable[[], Mapping[str, Any]]) -> None:
+        """Restore the run's first record if it is lost: from its copy, else from the values that ``record`` gives."""
         if self.store.root.read(layout.run_record(self.name)) is None:
-            self.create(self.describe() or record)
+            self.create(self.describe() or record())
 
     def entries(self) -> list[LineageEntry]:
         """Return every lineage record, oldest number first within an (epoch, stage, slot)."""

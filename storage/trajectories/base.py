@@ -152,6 +152,11 @@ class TrajectoryShard:
         """Close the payload file; it is opened again when needed."""
         self._blob = None
 
+    def shape(self, name: str, row: int) -> tuple[int, ...]:
+        """Return the shape of a stored array of a row; empty if there is none."""
+        found = self._stored.find(row, name)
+        return () if found is None else found[0].shape
+
     def array(self, name: str, row: int) -> np.ndarray:
         """Return a stored array of a row, without decoding; read-only.
 

@@ -18,7 +18,7 @@ from configs.option_types import Share
 from models.maths.transitions import expand
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess, errors
+from tasks.algorithms.forward import ForwardProcess, Prediction, errors
 from tasks.algorithms.objectives import dpo_loss, loser_share, pair_sign, unit_sum
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class DPO(ForwardProcess):
 
     beta: PositiveFloat = 2000.0
     """Inverse temperature; errors are means over latent dims, so it is large."""
+    prediction: Prediction = "velocity"
+    """The prediction whose errors are compared."""
     winner_margin: Share | None = None
     """Diffusion-SDPO's mu, 0 to 1: scale the worse sample's gradient down where it would raise the better sample's
     error, see ``objectives.loser_share``; at 1 it is 0 there. The loss keeps its value. None: no scaling."""
@@ -47,7 +49,7 @@ class DPO(ForwardProcess):
         sign = pair_sign(rows.advantages, rows.units)
         metrics: dict[str, Tensor] = {}
         learned = self._damped(rows, velocity, sign, metrics)
-        error, reference = errors(rows, learned, models.reference_velocity(rows))
+        error, reference = errors(rows, learned, models.reference_velocity(rows), prediction=self.prediction)
         margin, reference_margin = (unit_sum(sign * values * rows.weights, rows.units) for values in (error, reference))
         loss = dpo_loss(margin, reference_margin, self.beta) * sign.abs()
         preferred = (margin < reference_margin).float()

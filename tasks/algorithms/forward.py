@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, NonNegativeFloat
 
@@ -12,12 +12,15 @@ from configs.errors import ConfigError
 from configs.registry import build
 from tasks.algorithms.base import BehaviorDecay, ForwardTimes, Requirements
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.objectives import squared_error
+from tasks.algorithms.objectives import prediction_weight, squared_error
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+#: The prediction whose squared error is a loss: of flow matching, the noise (DDPM, arXiv 2006.11239, eq. 14), v of
+#: variance-preserving diffusion (arXiv 2202.00512), or the clean latents; see ``objectives.prediction_weight``.
+Prediction: TypeAlias = Literal["velocity", "epsilon", "v_prediction", "sample"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +83,10 @@ class ForwardProcess(VelocityKL):
         return Requirements(**{**base, **further})
 
 
-def errors(batch: ForwardBatch, *velocities: Tensor) -> tuple[Tensor, ...]:
-    """Return the flow-matching error of each velocity, (B,)."""
-    return tuple(squared_error(velocity, batch.target) for velocity in velocities)
+def errors(batch: ForwardBatch, *velocities: Tensor, prediction: Prediction = "velocity") -> tuple[Tensor, ...]:
+    """Return the flow-matching error of each velocity, or that of another prediction, (B,)."""
+    weight = prediction_weight(prediction, batch.grid.sigma)
+    return tuple(squared_error(velocity, batch.target) * weight for velocity in velocities)
 
 
 def decay_of(options: Mapping[str, Any]) -> BehaviorDecay:

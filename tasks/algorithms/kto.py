@@ -13,7 +13,7 @@ from pydantic import PositiveFloat
 
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess, errors
+from tasks.algorithms.forward import ForwardProcess, Prediction, errors
 from tasks.algorithms.objectives import kto_loss
 
 
@@ -23,6 +23,8 @@ class KTO(ForwardProcess):
 
     beta: PositiveFloat = 2000.0
     """Inverse temperature; errors are means over latent dims, so it is large."""
+    prediction: Prediction = "velocity"
+    """The prediction whose errors are compared."""
     desired_weight: PositiveFloat = 1.0
     """Weight of desired samples; raise it where they are few."""
     undesired_weight: PositiveFloat = 1.0
@@ -37,7 +39,7 @@ class KTO(ForwardProcess):
         """Return the loss of each row, plus the KL."""
         rows = expect(batch, ForwardBatch)
         velocity = models.velocity(rows)
-        error, reference = errors(rows, velocity, models.reference_velocity(rows))
+        error, reference = errors(rows, velocity, models.reference_velocity(rows), prediction=self.prediction)
         gain = 0.5 * self.beta * (reference - error)
         loss = kto_loss(gain, rows.advantages, self.desired_weight, self.undesired_weight)
         metrics = {"gain": gain.detach(), "preferred": (gain * rows.advantages > 0).float()}

@@ -8,12 +8,10 @@ schedule with its shift; with ``rollout.steps`` 1000 these are the training time
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess
-from tasks.algorithms.objectives import prediction_weight, squared_error
+from tasks.algorithms.forward import ForwardProcess, Prediction, errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +20,8 @@ class SFT(ForwardProcess):
 
     guided: bool = False
     """Velocities use the guidance of rollouts; false, as usual in fine-tuning: conditional velocities."""
-    prediction: Literal["velocity", "epsilon", "v_prediction", "sample"] = "velocity"
-    """The prediction whose squared error is the loss: of flow matching, the noise (DDPM, arXiv 2006.11239, eq. 14), v
-    of variance-preserving diffusion (arXiv 2202.00512), or the clean latents; see ``objectives.prediction_weight``."""
+    prediction: Prediction = "velocity"
+    """The prediction whose squared error is the loss."""
 
     @property
     def requires(self) -> Requirements:
@@ -36,6 +33,6 @@ class SFT(ForwardProcess):
         rows = expect(batch, ForwardBatch)
         velocity = models.velocity(rows)
         desired = (rows.advantages > 0).to(velocity.dtype)
-        error = squared_error(velocity, rows.target) * prediction_weight(self.prediction, rows.grid.sigma) * desired
+        error = errors(rows, velocity, prediction=self.prediction)[0] * desired
         metrics = {"error": error.detach()}
         return RowLoss(loss=self.add_kl(rows, models, velocity, error, metrics), metrics=metrics)

@@ -15,6 +15,7 @@ from tasks.algorithms.base import Batch, Models
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from models.maths.shared_prompts import SharedPrompts
     from models.policies.causal_lm import TrainableLM
     from models.policies.critic_lm import TrainableCritic
 
@@ -45,6 +46,8 @@ class TokenBatch(Batch):
     """(B, W) float32 values of the critic at the time of advantage estimation, if there is one."""
     reference: Tensor | None = None
     """(B, W) float32 log-probs of the base model, if stored."""
+    shared: SharedPrompts | None = None
+    """The rows packed by prompt, if texts of a group share theirs (``optimize.shared_prompts``)."""
 
     @property
     def by_token(self) -> Tensor:
@@ -73,7 +76,7 @@ class TokenModels(Models):
 
     def log_probs(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Return the policy's (B, W) log-probs, with gradient, and entropies."""
-        return self.trainable.log_probs(batch.ids, self.temperature)
+        return self.trainable.log_probs(batch.ids, self.temperature, batch.shared)
 
     def log_probs_and_values(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``log_probs`` and the critic's (B, W) values with gradient; no gradient connects the two.
@@ -85,10 +88,10 @@ class TokenModels(Models):
         ids, hidden = batch.ids, None
         with torch.set_grad_enabled(not self.held):
             if critic.reads_policy:
-                log_probs, entropy, hidden = self.trainable.log_probs_and_hidden(ids, self.temperature)
+                log_probs, entropy, hidden = self.trainable.log_probs_and_hidden(ids, self.temperature, batch.shared)
             else:
                 log_probs, entropy = self.log_probs(batch)
-        return log_probs, entropy, critic.values(ids, hidden)
+        return log_probs, entropy, critic.values(ids, hidden, batch.shared)
 
     def reference_log_probs(self, batch: TokenBatch) -> Tensor:
         """Return the base model's (B, W) log-probs, stored or computed once per row and epoch."""
@@ -98,7 +101,7 @@ class TokenModels(Models):
         if known is not None and all(key in known for key in batch.keys):
             rows = [known[key][: batch.ids.shape[1]] for key in batch.keys]
             return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(batch.ids.device)
-        found = self.trainable.reference_log_probs(batch.ids, self.temperature)
+        found = self.trainable.reference_log_probs(batch.ids, self.temperature, batch.shared)
         if known is not None:
             known.update(zip(batch.keys, found.cpu(), strict=True))
         return found

@@ -23,6 +23,7 @@ from tasks.inputs.components import make_algorithm
 from tasks.inputs.model_settings import check_model, check_reference_images
 from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.prompts import SOURCE, Prompt, source_prompts
+from tasks.inputs.quantize_settings import check_frozen
 from tasks.inputs.trained_weights import check_teachers, check_trained
 from tasks.metrics.alerts import NAMES
 from tasks.modalities.forward_cost import Cost
@@ -59,6 +60,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     check_optimizer(config)
     check_data(config, requires)
     kind.check(config, requires)
+    check_frozen(config)
     check_trained(config)
     check_teachers(config)
     sources = source_prompts(config)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from configs.advantages import AdvantageSection
 from configs.errors import ConfigError
 from configs.schema import RunConfig
-from models.policies import CLIP_CONDITIONED, IMAGE_CONDITIONED, MODALITIES, most_images
+from models.policies import ANY_SIZE, CLIP_CONDITIONED, IMAGE_CONDITIONED, MODALITIES, most_images
 from tasks.algorithms.base import Requirements
+from tasks.inputs.model_settings import check_model
 
 
 def check_data(config: RunConfig, requires: Requirements) -> None:
@@ -50,6 +51,7 @@ def check_data(config: RunConfig, requires: Requirements) -> None:
     for setting, is_set in without_use.items():
         if is_set:
             raise ConfigError(f"{setting} acts on rollouts, and a run with the section data has none. Remove it.")
+    _check_buckets(config, requires)
     if config.model.policy in IMAGE_CONDITIONED | CLIP_CONDITIONED:
         raise ConfigError(
             f"data: the prompts of model.policy '{config.model.policy}' come with images, which rows of given data do "
@@ -69,3 +71,26 @@ def check_data(config: RunConfig, requires: Requirements) -> None:
             f"data: samples of model.policy '{config.model.policy}' have sound, which is not encoded. "
             "Choose a family without sound."
         )
+
+
+def _check_buckets(config: RunConfig, requires: Requirements) -> None:
+    """Check that the model takes images of several sizes, and that no samples of different sizes are compared."""
+    assert config.data is not None
+    if not config.data.buckets:
+        return
+    if config.model.policy not in ANY_SIZE or config.model.frames > 1:
+        raise ConfigError(
+            f"data.buckets has several sizes, but model.policy '{config.model.policy}' is trained on samples of one. "
+            f"Remove it, or choose a family of {', '.join(sorted(ANY_SIZE))}."
+        )
+    if requires.unit != "row" and config.data.rating is not None:
+        raise ConfigError(
+            f"data.buckets gives rated images of one prompt several sizes, but optimize.algorithm "
+            f"'{config.optimize.algorithm.name}' compares them at equal noise. Remove it, or give pairs."
+        )
+    for height, width in config.data.buckets:
+        sized = config.model.model_copy(update={"height": height, "width": width})
+        try:
+            check_model(config.model_copy(update={"model": sized}))
+        except ConfigError as error:
+            raise ConfigError(f"data.buckets [{height}, {width}]: {error}") from None

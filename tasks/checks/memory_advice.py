@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from configs.model import LoraSection
+from configs.model import LoraSection, QuantizeSection
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.rewards.factory import why_not_spread, works_on_accelerator
@@ -37,6 +37,9 @@ _SWITCHES: tuple[tuple[Mapping[str, Any], tuple[str, ...]], ...] = (
     ({"model.lora": LoraSection(rank=32, alpha=64)}, ()),
     ({"model.dtype": "bfloat16"}, ()),
     ({"execution.offload": True}, _TRAINING),
+    ({"model.quantize": QuantizeSection(name="int8")}, ()),
+    ({"model.quantize": QuantizeSection(name="nf4")}, ()),
+    ({"model.quantize": QuantizeSection(text_encoders="int8")}, ("encode",)),
 )
 _SERVER = (
     "let a server on another GPU score ('flowmill serve-reward', rewards[].server), or give the models of rewards a "
@@ -120,6 +123,7 @@ def _possible(config: RunConfig, setting: str) -> bool:
     return {
         "model.lora": model.lora is None,
         "model.dtype": model.dtype == "float32",
+        "model.quantize": model.lora is not None and execution.strategy != "fsdp" and not model.compile,
         "execution.strategy": execution.ranks > 1,
         "execution.sampling": execution.ranks > 1,
         "execution.offload": execution.ranks > 1 and execution.strategy == "fsdp" and not execution.offload,
@@ -145,4 +149,8 @@ def _with(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
 
 
 def _text(value: Any) -> str:
-    return f"{{rank: {value.rank}, alpha: {value.alpha}}}" if isinstance(value, LoraSection) else str(value).lower()
+    if isinstance(value, LoraSection):
+        return f"{{rank: {value.rank}, alpha: {value.alpha}}}"
+    if isinstance(value, QuantizeSection):
+        return "{" + ", ".join(f"{name}: {given}" for name, given in value.model_dump(exclude_none=True).items()) + "}"
+    return str(value).lower()

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from configs.escaping import fenced, in_code, in_link, in_markdown, visible
+from configs.model import ModelSection, QuantizeSection
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
+from models.weights.quantized import CODE
 from tasks.export.usage import Usage, snippet
 from tasks.inputs.base_model import BaseModel
 from tasks.inputs.prompts import prompt_set
@@ -47,12 +49,14 @@ class CardContent:
     """File with images before and after training, relative to the card."""
     lora: LoraSpec | None
     """The trained adapters, if any."""
+    start: Mapping[str, str] | None
+    """The run, as RUN@EPOCH, and the ``kind/id`` of the policy that training started from; None: the base model."""
 
 
 def model_card(about: CardContent, usage: Usage | None) -> str:
     """Return README.md: YAML front matter and text."""
     parts = [
-        f"---\n{_head(front(about))}---",
+        f"---\n{yaml_head(front(about))}---",
         f"# {in_markdown(_title(about))}",
         _summary(about),
         _results(about),
@@ -76,11 +80,12 @@ def front(about: CardContent) -> dict[str, Any]:
         "tags": ["flowmill", "reinforcement-learning", config.optimize.algorithm.name, *_kind_tags(config)],
         "flowmill": {
             "base_model": base.plain(),
+            **({} if config.model.quantize is None else {"quantize": config.model.quantize.model_dump()}),
             "algorithm": config.optimize.algorithm.name,
             "epochs": about.epoch,
             "prompts": {"train": prompt_set(config.prompts, "train"), "heldout": prompt_set(config.prompts, "heldout")},
             "prompts_artifact": about.prompts,
-            "rewards": [_plain_reward(section) for section in config.rewards],
+            "rewards": [plain_reward(section) for section in config.rewards],
             "policy": about.policy,
             "digest": about.digest,
             "before": about.before,
@@ -89,7 +94,8 @@ def front(about: CardContent) -> dict[str, Any]:
     }
 
 
-def _head(fields: Mapping[str, Any]) -> str:
+def yaml_head(fields: Mapping[str, Any]) -> str:
+    """Return the front matter of a card as YAML, without characters that change how text is read."""
     written = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1000)
     if visible(written, keep="\n") == written:
         return written
@@ -159,7 +165,8 @@ def _use(about: CardContent, usage: Usage | None) -> str:
     if usage.base is not None and about.base.source != "hub":
         lines += ["", f"{in_code(usage.base)} is the folder of the base model; {_whereabouts(about)}"]
     lines += _strength(about.lora)
-    notes = [*usage.call.differences, *_solver_note(about.config), *_dtype_note(usage)]
+    notes = [*usage.call.differences, *quantized_notes(about.config.model), *_solver_note(about.config)]
+    notes += _dtype_note(usage)
     if notes:
         lines += ["", "What plain diffusers does differently:", "", *(f"- {note}" for note in notes)]
     return "\n".join(lines)
@@ -184,6 +191,18 @@ def _whereabouts(about: CardContent) -> str:
     return "put it, or a link to it, here."
 
 
+def quantized_notes(model: ModelSection) -> list[str]:
+    """Return what the call of an export loads whole and training did not, a sentence each."""
+    section = model.quantize or QuantizeSection()
+    found = (("base model", section.name), ("text encoders", section.text_encoders))
+    return [
+        f"The call loads the {part} unquantized, so that results differ slightly. Training and evaluation rounded the "
+        f"linear layers to {name}, as `quantization_config={CODE[name]}` does."
+        for part, name in found
+        if name is not None
+    ]
+
+
 def _solver_note(config: RunConfig) -> Sequence[str]:
     if config.evaluate.solver == "euler":
         return ()
@@ -204,6 +223,8 @@ def _origin(about: CardContent) -> str:
     }
     lora = about.config.model.lora
     begun = [] if lora is None or lora.start is None else [f"- Training began with {in_code(Path(lora.start).name)}."]
+    if about.start is not None:
+        begun = [f"- Training started from the policy {in_code(about.start['run'])}, {in_code(about.start['policy'])}."]
     return "\n".join(
         [
             "## Origin",
@@ -234,6 +255,7 @@ def _slot_name(config: RunConfig, slot: str, figure: str) -> str:
     return f"{in_code(slot)}{', a judge' if judge else ''}, {in_markdown(figure)}"
 
 
-def _plain_reward(section: RewardSection) -> Mapping[str, Any]:
+def plain_reward(section: RewardSection) -> Mapping[str, Any]:
+    """Return name, label and weight of a reward; its options may name places on this machine."""
     label = {} if section.label is None else {"label": section.label}
     return {"name": section.name, **label, "weight": section.weight}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +22,12 @@ from models.rewards import BACKBONES
 from models.rewards.fitted import ABOUT, HEAD, PLACES
 from models.rewards.latents import layer_tensors
 from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.records import Manifest
-from storage.backends.disk_errors import named_disk
 from storage.layout import ArtifactRef
 from tasks.export.copying import new_folder
 from tasks.fitting.figures import card, figures_of_preferences, figures_of_ratings
 from tasks.fitting.judgments import Judgment, Judgments, read_judgments
 from tasks.fitting.splits import check_leaks, check_sizes, held_out
-from tasks.fitting.training import Examples, Fit, scores_of, train_head
+from tasks.fitting.training import Examples, Fit, Inputs, scores_of, train_head
 from tasks.inputs.option_paths import held, places
 
 if TYPE_CHECKING:
@@ -77,13 +74,17 @@ def fit_reward(config: FitConfig) -> FittedModel:
     ]
     work: dict[str, Json] = {"stage": _STAGE, "version": _VERSION, "options": settings, "judgments": judgments}
     ref = ArtifactRef("reward_models", fingerprint(work))
-    manifest = store.manifest(ref)
-    if manifest is None:
-        _commit(store, ref, config, found, apart, settings)
-    record = store.shards(ref)[0]
-    folder = store.folder(ref, record)
+    new = store.manifest(ref) is None
+
+    def write(folder: Path) -> tuple[int, dict[str, Any]]:
+        about = _write(folder, config, found, apart)
+        return len(found.rows), {"accuracy": about["heldout"]["accuracy"]["mean"], **about["data"]}
+
+    inputs = tuple(sorted(map(str, found.inputs)))
+    store.make(ref, _SHARD, write, stage=_STAGE, stage_version=_VERSION, options=settings, inputs=inputs)
+    folder = store.folder(ref, store.shards(ref)[0])
     about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-    return FittedModel(ref=ref, folder=folder, about=about, new=manifest is None)
+    return FittedModel(ref=ref, folder=folder, about=about, new=new)
 
 
 def _split(config: FitConfig, found: Judgments, judged: Any, store: ArtifactStore) -> list[bool]:
@@ -108,31 +109,6 @@ def _contents(config: FitConfig) -> dict[str, str]:
     return {option: found.digest for option, found in looked.items() if found is not None}
 
 
-def _commit(
-    store: ArtifactStore,
-    ref: ArtifactRef,
-    config: FitConfig,
-    found: Judgments,
-    apart: list[bool],
-    settings: dict[str, Any],
-) -> Manifest:
-    started = time.time()
-    with named_disk(store.root.disk), store.root.staging() as folder:
-        about = _write(folder, config, found, apart)
-        summary = {"accuracy": about["heldout"]["accuracy"]["mean"], **about["data"]}
-        producer = {"started": started, "seconds": round(time.time() - started, 4)}
-        store.commit(ref, _SHARD, folder, rows=len(found.rows), summary=summary, producer=producer)
-        return store.seal(
-            ref,
-            shards=[_SHARD],
-            summary=summary,
-            stage=_STAGE,
-            stage_version=_VERSION,
-            options=settings,
-            inputs=tuple(sorted(map(str, found.inputs))),
-        )
-
-
 def _write(folder: Path, config: FitConfig, found: Judgments, apart: list[bool]) -> dict[str, Any]:
     """Train, and write weights, description and card into a folder; return the description."""
     device = chosen_device(config.device, label="device")
@@ -142,7 +118,7 @@ def _write(folder: Path, config: FitConfig, found: Judgments, apart: list[bool])
     backbone: RewardBackbone = create(BACKBONES, name, options, label="backbone")
     pairs = list(dict.fromkeys((item, row.prompt) for row in found.rows for item in row.items))
     numbers = {pair: number for number, pair in enumerate(pairs)}
-    inputs = _inputs(backbone, [found.media[item] for item, _ in pairs], [prompt for _, prompt in pairs]).to(device)
+    inputs = _inputs(backbone, [(found.media[item], prompt) for item, prompt in pairs], device)
 
     def examples(out: bool) -> Examples:
         rows = [row for row, each in zip(found.rows, apart, strict=True) if each == out]
@@ -165,11 +141,16 @@ def _write(folder: Path, config: FitConfig, found: Judgments, apart: list[bool])
     return about
 
 
-def _inputs(backbone: RewardBackbone, media: list[Any], prompts: list[str]) -> torch.Tensor:
-    """Return the inputs of all media, computed in small batches."""
-    step = 16
-    starts = range(0, len(media), step)
-    return torch.cat([backbone.inputs(media[at : at + step], prompts[at : at + step]) for at in starts])
+def _inputs(backbone: RewardBackbone, pairs: list[tuple[Any, str]], device: torch.device) -> Inputs:
+    """Return the inputs of media and their prompts, computed in small batches."""
+    media, prompts = map(list, zip(*pairs, strict=True))
+    known, step = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}, 16
+    found = [backbone.inputs(media[at : at + step], prompts[at : at + step]) for at in range(0, len(media), step)]
+    return Inputs(
+        media=torch.cat(found).to(device),
+        prompts=torch.tensor([known[prompt] for prompt in prompts], device=device),
+        shares=backbone.shares(list(known)).to(device),
+    )
 
 
 def _figures(rows: list[Judgment], heldout: Examples, fit: Fit, scores: torch.Tensor, seed: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +12,16 @@ import numpy as np
 import xxhash
 from PIL import Image
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, DataError
+from configs.reward_fit import JudgmentRows
 from models.image_files import open_picture
 from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.trajectories.tables import read_rows
 from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.prompt_files import READERS
-from tasks.inputs.prompt_rows import file_below, size_of, too_large
+from tasks.inputs.data_rows import read_given
+from tasks.inputs.data_sources import GivenFile, source_rows
+from tasks.inputs.prompt_rows import size_of, too_large
 
 if TYPE_CHECKING:
     from models.rewards.backbones import Judged
@@ -44,7 +45,7 @@ class Judgment:
     rater: str
     """Name of the rater; empty if unknown."""
     source: str
-    """Name of the file, or artifact."""
+    """Name of the file or folder, or artifact."""
     where: str
     """File or artifact, and row, for messages."""
 
@@ -96,7 +97,7 @@ def read_judgments(
     """Return the judgments of files and artifacts, in order.
 
     Args:
-        sources: files, or ``preferences/ID``.
+        sources: sources of rows, or ``preferences/ID``.
         judged: media that they are about.
         scale: lowest and highest rating.
         store: the store of the artifacts.
@@ -110,7 +111,7 @@ def read_judgments(
         if source.startswith(f"{_KIND}/") and not Path(source).exists():
             _read_artifact(found, source, judged, store)
         else:
-            _read_file(found, Path(source), judged, scale)
+            _read_rows(found, source, judged, scale)
     if len({len(row.items) for row in found.rows}) > 1:
         raise ConfigError("data: some rows are preferences and others are ratings. Fit one reward on each.")
     if found.problems:
@@ -122,59 +123,52 @@ def read_judgments(
     return found
 
 
-def _read_file(found: Judgments, file: Path, judged: Judged, scale: tuple[float, float]) -> None:
+def _read_rows(found: Judgments, source: str, judged: Judged, scale: tuple[float, float]) -> None:
     if judged == "latents":
-        raise ConfigError(f"data: '{file}' is a file, but latents are only in a store. Name preferences/ID of one.")
-    if file.suffix not in READERS or file.suffix == ".txt" or not file.is_file():
-        kinds = ", ".join(kind for kind in READERS if kind != ".txt")
-        raise ConfigError(f"data: '{file}' is no file of judgments. Name a file ({kinds}), or preferences/ID.")
-    known: dict[str, str | None] = {}
-    column = judged.removesuffix("s")
-    for number, row in READERS[file.suffix](str(file), "prompt"):
-        where = f"{file}, row {number}"
-        names = ("chosen", "rejected") if "chosen" in row else (column,)
-        if missing := [name for name in ("prompt", *names, *(["rating"] * (len(names) == 1))) if name not in row]:
-            raise ConfigError(
-                f"{where} has no column '{missing[0]}'; it has {', '.join(row)}. Columns are prompt, chosen and "
-                f"rejected, or prompt, {column} and rating; tie and rater are optional."
-            )
-        texts = [str(row[name] or "") for name in names]
-        for name, text in zip(names, texts, strict=True):
-            if text not in known:
-                known[text] = _content(found, text, judged, file.parent, f"{where}, column '{name}'")
-        value = (0.5 if _is_tie(row) else 1.0) if len(names) == 2 else _rating(found, row["rating"], scale, where)
-        if value is not None:
-            found.add(row, [known[text] for text in texts], value, file.name, where)
-
-
-def _content(found: Judgments, value: str, judged: Judged, folder: Path, where: str) -> str | None:
-    if not value.strip():
-        found.problems.append(f"{where} is empty")
-        return None
-    if judged == "texts":
-        return found.hold(value)
+        raise ConfigError(f"data: '{source}' has rows, but latents are only in a store. Name preferences/ID of one.")
     try:
-        data = file_below(folder, value).read_bytes()
+        given = read_given(_section(source, judged, scale))
+    except DataError as error:
+        raise ConfigError(f"data: {_own(str(error))}") from None
+    found.problems += [_own(reason) for _, reason in given.refused]
+    known: dict[str, str | None] = {}
+    for row in given.rows:
+        for sample in row.samples:
+            if sample.key not in known:
+                known[sample.key] = _content(found, sample, judged)
+        items, (value, *_) = [known[sample.key] for sample in row.samples], row.ratings
+        assert value is not None
+        found.add({"prompt": row.text, **row.metadata}, items, value, Path(source).name, _own(row.place))
+
+
+def _section(source: str, judged: Judged, scale: tuple[float, float]) -> JudgmentRows:
+    """Return the section of a source: of preferences, if its first row has a column 'chosen'."""
+    rated = {"train": source, "sample": judged.removesuffix("s"), "rating": "rating", "scale": scale}
+    first = next((row for _, _, row in source_rows(JudgmentRows.model_validate(rated))), None)
+    if isinstance(first, Mapping) and "chosen" in first:
+        return JudgmentRows(train=source, chosen="chosen", rejected="rejected")
+    return JudgmentRows.model_validate(rated)
+
+
+def _own(message: str) -> str:
+    """Return a message about the rows of a run as one about those of a fit."""
+    return message.removeprefix("data.train: ")
+
+
+def _content(found: Judgments, sample: GivenFile, judged: Judged) -> str | None:
+    try:
+        if judged == "texts":
+            if sample.text is None:
+                raise ValueError("it is no text")
+            return found.hold(sample.text)
+        data = sample.read()
         if large := too_large(*size_of(data)):
             raise ValueError(f"it {large}. Scale it down")
         return found.hold(open_picture(io.BytesIO(data)))
+    except DataError as error:
+        found.problems.append(_own(str(error)))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        found.problems.append(f"{where}: image '{value}' cannot be read: {error}")
-        return None
-
-
-def _is_tie(row: Mapping[str, Any]) -> bool:
-    return str(row.get("tie", "")).strip().lower() in ("true", "1", "1.0", "yes")
-
-
-def _rating(found: Judgments, value: object, scale: tuple[float, float], where: str) -> float | None:
-    try:
-        rating = float(str(value))
-    except ValueError:
-        rating = math.nan
-    if scale[0] <= rating <= scale[1]:
-        return rating
-    found.problems.append(f"{where}: rating {value!r} is not on the scale {scale[0]:g} to {scale[1]:g}; see 'scale'")
+        found.problems.append(f"{_own(sample.name)} cannot be read: {error}")
     return None
 
 

@@ -1,6 +1,6 @@
 """Training of the head of a reward. The same judgments, settings and threads give the same bits.
 
-Legend: N media with their prompts, R judgments.
+Legend: N media with their prompts, P prompts, K outputs of the head, R judgments.
 """
 
 from __future__ import annotations
@@ -22,6 +22,23 @@ if TYPE_CHECKING:
     from models.rewards.backbones import RewardBackbone
 
 _PASSES, _POINTS, _CHUNK = 10, 20, 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The media, and the prompts for which they are scored."""
+
+    media: Tensor
+    """(N, ...) inputs of the head."""
+    prompts: Tensor
+    """(N,) rows of ``shares``."""
+    shares: Tensor
+    """(P, K) shares of the outputs of the head in the score."""
+
+    def scores(self, layers: nn.Sequential, rows: Tensor) -> Tensor:
+        """Return the scores of some rows of the media."""
+        found: Tensor = layers(self.media[rows]) * self.shares[self.prompts[rows]]
+        return found.sum(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +72,14 @@ class Fit:
     """Mean losses of all judgments by update."""
 
 
-def train_head(backbone: RewardBackbone, inputs: Tensor, judged: Examples, heldout: Examples, config: FitConfig) -> Fit:
+def train_head(backbone: RewardBackbone, inputs: Inputs, judged: Examples, heldout: Examples, config: FitConfig) -> Fit:
     """Return a head trained on judgments; held-out ones are measured only.
 
     Preferences: mean negative log-likelihood. Ratings: mean squared error, in standard deviations.
 
     Args:
         backbone: it makes the head.
-        inputs: (N, ...) inputs of the head.
+        inputs: inputs of the head.
         judged: the judgments to train on.
         heldout: the others.
         config: optimizer, ties and seed.
@@ -72,8 +89,8 @@ def train_head(backbone: RewardBackbone, inputs: Tensor, judged: Examples, heldo
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        layers = backbone.head(inputs).to(inputs.device)
-    tie = nn.Parameter(inputs.new_zeros(())) if config.ties == "davidson" and not judged.rated else None
+        layers = backbone.head(inputs.media).to(inputs.shares.device)
+    tie = nn.Parameter(inputs.shares.new_zeros(())) if config.ties == "davidson" and not judged.rated else None
     mean, deviation = judged.values.mean(), judged.values.std().clamp_min(1e-6)
 
     def losses(rows: Examples, scores: Tensor) -> Tensor:
@@ -99,10 +116,10 @@ def train_head(backbone: RewardBackbone, inputs: Tensor, judged: Examples, heldo
                     f"After {update} updates scores are not finite. Lower 'learning_rate' ({config.learning_rate:g})."
                 )
         if update < updates:
-            chosen = torch.randint(len(judged.values), (config.batch_size,), generator=draw).to(inputs.device)
+            chosen = torch.randint(len(judged.values), (config.batch_size,), generator=draw).to(judged.items.device)
             used, places = judged.items[chosen].unique(return_inverse=True)
             batch = Examples(items=places, values=judged.values[chosen])
-            loss = losses(batch, layers(inputs[used]).squeeze(1)).mean()
+            loss = losses(batch, inputs.scores(layers, used)).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -112,15 +129,16 @@ def train_head(backbone: RewardBackbone, inputs: Tensor, judged: Examples, heldo
 
 
 @torch.no_grad()
-def scores_of(layers: nn.Sequential, inputs: Tensor) -> Tensor:
+def scores_of(layers: nn.Sequential, inputs: Inputs) -> Tensor:
     """Return (N,) scores, without a gradient."""
-    return torch.cat([layers(rows).squeeze(1) for rows in inputs.split(_CHUNK)])
+    rows = torch.arange(len(inputs.media), device=inputs.media.device)
+    return torch.cat([inputs.scores(layers, each) for each in rows.split(_CHUNK)])
 
 
 @torch.no_grad()
 def _rescale(layers: nn.Sequential, factor: Tensor, shift: Tensor) -> None:
-    """Let the last layer return factor * score + shift."""
+    """Let the score be factor * score + shift; the first output is part of every score."""
     last = layers[-1]
     assert isinstance(last, nn.Linear)
     last.weight.mul_(factor)
-    last.bias.mul_(factor).add_(shift)
+    last.bias.mul_(factor)[0].add_(shift)

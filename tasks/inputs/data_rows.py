@@ -21,6 +21,8 @@ from tasks.inputs.data_sources import MEDIA, GivenFile, source_files, source_row
 from tasks.inputs.prompt_rows import ImageSource, RowLocation, check_metadata, file_below, images_of, text_of
 
 _SETTING = "data.train"
+#: What a column 'tie' holds for a pair of which neither sample is better.
+_TRUE = ("true", "1", "1.0", "yes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class DataRow:
     image: tuple[tuple[ImageSource, ...], str] | None
     """Files of the prompt's input images and their joined content keys, if it has some."""
     ratings: tuple[float | None, ...]
-    """Rating of each sample on the section's scale; 1 and 0 for a pair; None if the rows have no ratings."""
+    """Rating of each sample on the section's scale; 1 and 0 for a pair, 0.5 for a tie; None if rows have no ratings."""
 
     @property
     def identity(self) -> list[Any]:
@@ -130,19 +132,26 @@ def read_given(section: DataSection) -> GivenData:
 
 def _row(row: Mapping[str, Any], section: DataSection, place: RowLocation, folder: Path) -> DataRow:
     if section.prompt not in row:
-        raise DataError(f"{place} has no '{section.prompt}'; it has {', '.join(row) or 'nothing'}. Set data.prompt.")
-    text = text_of(row[section.prompt], place)
+        raise DataError(f"{place} has no '{section.prompt}'; it has {', '.join(row) or 'nothing'}. Name another.")
+    asked = row[section.prompt]
+    text = asked if asked == "" and not section.trained else text_of(asked, place)
     columns = (str(section.chosen), str(section.rejected)) if section.paired else (section.sample,)
     samples = tuple(_sample(row, name, place, folder) for name in columns)
     used = {section.prompt, *columns, section.rating, section.prompt_image} - {*section.keep}
     image = None if section.prompt_image is None else images_of(row, section.prompt_image, place, folder)
     metadata = {str(name): value for name, value in row.items() if name not in used}
+    tie = section.paired and str(row.get("tie", "")).strip().lower() in _TRUE
+    if not section.trained:
+        # Several raters, or one who has no name, may judge the same samples.
+        metadata = {"rater": str(row.get("rater") or ""), "row": place.number}
+    elif tie:
+        raise DataError(f"{place} is a tie: neither sample is better, so there is nothing to learn. Remove the row.")
     check_metadata(metadata, place)
     try:
         canonical_json(metadata)
     except (TypeError, ValueError) as error:
         raise DataError(f"{place}: columns must be plain JSON values: {error}.") from None
-    ratings = (1.0, 0.0) if section.paired else (_rating(row, section, place),)
+    ratings = ((0.5, 0.5) if tie else (1.0, 0.0)) if section.paired else (_rating(row, section, place),)
     return DataRow(place=str(place), text=text, metadata=metadata, samples=samples, image=image, ratings=ratings)
 
 
@@ -157,8 +166,8 @@ def _rating(row: Mapping[str, Any], section: DataSection, place: RowLocation) ->
         value = None
     if value is None or not low <= value <= high:
         raise DataError(
-            f"{place}: the rating '{section.rating}' is {given!r}, but data.scale is {low} to {high}. Mend the row, or "
-            "set data.scale."
+            f"{place}: the rating '{section.rating}' is {given!r}, but the scale is {low} to {high}. Mend the row, or "
+            "set the scale."
         )
     return value
 
@@ -176,7 +185,7 @@ def _sample(row: Mapping[str, Any], column: str, place: RowLocation, folder: Pat
         value = _reply(value, place)
     if not isinstance(value, str) or not value.strip():
         raise DataError(
-            f"{place} has no '{column}', the path of an image or clip, or a text. Add it, or set data.sample."
+            f"{place} has no '{column}', the path of an image or clip, or a text. Add it, or name another column."
         )
     if Path(value).suffix.lower() not in MEDIA:
         return GivenFile(name=f"{place}, {column}", key=hash_text(value), text=value)

@@ -40,6 +40,7 @@ from tasks.inputs.components import as_evaluated
 from tasks.inputs.model_source import check_source
 from tasks.inputs.prompt_rows import readable
 from tasks.inputs.prompts import Prompt
+from tasks.inputs.quantize_settings import check_quantize
 
 #: Width of a token in latents, in the models that builders make.
 _BUILT_PATCH = 2
@@ -65,6 +66,7 @@ def check_model(config: RunConfig) -> None:
     _check_guidance(config)
     _check_attention(config)
     _check_placement(config)
+    check_quantize(config)
     _check_precision(config)
 
 

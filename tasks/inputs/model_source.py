@@ -11,7 +11,6 @@ from configs.registry import create, resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
-from models.weights.dcp_checkpoints import DcpCheckpoint
 from tasks.inputs.components import lora_spec
 
 
@@ -24,6 +23,8 @@ def check_source(config: RunConfig) -> None:
         raise ConfigError(f"model.path '{path}' is no folder. Paths are relative to the config file.")
     _check_single_files(config.model)
     if config.model.checkpoint is not None:
+        from models.weights.dcp_checkpoints import DcpCheckpoint
+
         DcpCheckpoint(Path(config.model.checkpoint))
     _check_start(config)
 

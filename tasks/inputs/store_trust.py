@@ -37,6 +37,8 @@ HARMLESS = frozenset(
         "render.model.negative_prompt",
         "render.model.device_map",
         "model.lora.targets",
+        "model.start",
+        "render.model.start",
         "model.device_map",
         "prompts.column",
         "prompts.image",

@@ -14,7 +14,6 @@ from configs.registry import resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
 from models.policies.folder_policy import FolderPolicy
-from models.weights.dcp_checkpoints import DcpCheckpoint
 from models.weights.lora import LoraSpec, add_lora
 from tasks.inputs.components import lora_spec, make_algorithm
 from tasks.inputs.weight_sources import critic_folder
@@ -38,6 +37,8 @@ def check_trained(config: RunConfig) -> None:
     if shapes and start is not None:
         family.read_adapter(start).weights(shapes)
     if shapes and config.model.checkpoint is not None:
+        from models.weights.dcp_checkpoints import DcpCheckpoint
+
         DcpCheckpoint(Path(config.model.checkpoint)).places(shapes)
     if make_algorithm(config).requires.critic and config.critic.backbone == "own":
         own = folder if config.critic.path is None else critic_folder(config.critic.path)

@@ -42,6 +42,7 @@ def describe_run(context: RunContext) -> dict[str, Any]:
         "state": state_of(context, complete=all(each.state is State.FRESH for each in standing)),
         "epochs": context.config.run.epochs,
         "finished_epochs": finished,
+        "start": context.starts_from,
         "tracking": run.newest("tracking"),
         "benchmark": (run.newest(BENCHMARK) or {}).get("title"),
         "evaluations": {str(epoch): figures for epoch, figures in view.evaluations.items()},

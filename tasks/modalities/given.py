@@ -21,6 +21,8 @@ class GivenSample:
     """Its sample id."""
     group: str
     """Samples of one group are compared: the two of a pair, or rated ones of one prompt."""
+    first: GivenFile
+    """The first sample of its row, whose shape decides the size of all."""
     replica: int
     """Its position within the row: 0 for a single or chosen sample, 1 for a rejected one."""
 

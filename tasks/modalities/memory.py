@@ -10,6 +10,7 @@ from configs.execution import ExecutionSection
 from configs.schema import RunConfig
 from models.memory.architectures import parameters
 from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters, within
+from models.weights.quantized import dequantizing_bytes, largest_layer, weight_bytes
 from models.weights.sharding import units
 
 if TYPE_CHECKING:
@@ -162,9 +163,9 @@ class Role:
     trained: int
     """Number of trained parameters."""
     whole: int
-    """Bytes of weights outside of training: whole weights and, with sharding, this rank's part."""
+    """Bytes of weights outside of training: whole weights, a dequantized layer, with sharding also this rank's part."""
     spread: int
-    """Bytes of weights while training: with fsdp this rank's part, and gathered blocks."""
+    """Bytes of weights while training: with fsdp this rank's part, and gathered blocks; a dequantized layer."""
     state: int
     """Bytes of gradients, moments, and copies of trained parameters."""
     placed: Placed
@@ -195,6 +196,7 @@ class Sizes:
         models: int = 1,
         frozen: int = 0,
         untrained: Sequence[str] = (),
+        quantizer: str | None = None,
     ) -> Role:
         """Return the sizes of a trained model.
 
@@ -207,6 +209,7 @@ class Sizes:
             models: number of models of these sizes, of which one computes at a time.
             frozen: bytes of further frozen weights that are placed as the model's are.
             untrained: names of parts of the model that are not trained.
+            quantizer: that of its frozen weights.
         """
         config, number, parts = self.config, BYTES[dtype], self.config.execution.holders
         total = parameters(module)
@@ -217,19 +220,22 @@ class Sizes:
         weights = trained * MASTER + (total - trained) * number
         if lora is not None:
             trained = lora_parameters(module, lora) + of_head
-            summed = dtype == "float32" and config.execution.strategy != "fsdp"
-            weights = trained * MASTER + (total + (adapted_parameters(module, lora) if summed else 0)) * number
+            summed = dtype == "float32" and config.execution.strategy != "fsdp" and quantizer is None
+            weights = trained * MASTER + weight_bytes(module, quantizer, number)
+            weights += adapted_parameters(module, lora) * number if summed else 0
         each = [parameters(unit) for unit in units(module, blocks)]
         # Parameters outside of blocks, such as embeddings and the head, stay gathered during a forward.
         at_work = total - sum(each) + WHOLE_BLOCKS * max(each, default=0)
         working = at_work * (MASTER if lora is None else number) if parts > 1 else 0
         held, trained = models * weights + frozen, models * trained
+        # One layer at a time is dequantized.
+        layer = dequantizing_bytes(quantizer, largest_layer(module, quantizer), number)
         placed = Placed.of(config.execution, self.optimizer, weights=held, trained=trained, copies=1 + copies)
         return Role(
             parameters=models * total,
             trained=trained,
-            whole=held + (placed.weights if parts > 1 else 0),
-            spread=working + placed.weights,
+            whole=held + layer + (placed.weights if parts > 1 else 0),
+            spread=working + layer + placed.weights,
             state=placed.state,
             placed=placed,
             step=step_bytes(config, trained, parts, self.optimizer),

@@ -88,6 +88,10 @@ class SampleSet(ABC):
     def begin_update(self, units: Units) -> None:  # noqa: B027 - most weigh all rows alike
         """Handle the start of an update with these units, before its first batch is read."""
 
+    def alike(self, units: Units) -> list[Units]:
+        """Return the units of an update in parts of equal shapes, which do not share micro-batches."""
+        return [units]
+
     @abstractmethod
     def positions(self) -> np.ndarray:
         """Return the number of rows of each sample, (N,)."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -81,13 +81,19 @@ def answers_of(run: RunFolder) -> dict[int, Answer]:
     Raises:
         CorruptError: a record is damaged.
     """
-    records = {number_of(path): Answer.decode(data, path) for path, data in run.series(_SERIES).items()}
+    records = {number_of(path): _decoded(data, path) for path, data in run.series(_SERIES).items()}
     withdrawn = {record.withdraws for record in records.values()}
     found: dict[tuple[str, Key], tuple[int, Answer]] = {}
     for number, record in records.items():
         if not record.withdraws and number not in withdrawn:
             found.setdefault((record.rater, record.key), (number, record))
     return dict(found.values())
+
+
+@lru_cache(maxsize=1 << 16)
+def _decoded(data: bytes, path: str) -> Answer:
+    # Every request of the page reads all answers, and they do not change.
+    return Answer.decode(data, path)
 
 
 def append_answer(run: RunFolder, answer: Answer) -> None:
@@ -135,22 +141,13 @@ def commit_preferences(run: RunFolder) -> ArtifactRef:
     inputs = sorted({*rows["first_artifact"], *rows["second_artifact"]})
     options = {"answers": fingerprint(rows)}
     work: dict[str, Any] = {"stage": _STAGE, "version": _VERSION, "options": options, "inputs": inputs}
-    ref, store = ArtifactRef(PREFERENCES, fingerprint(work)), run.store
-    if store.manifest(ref) is None:
-        with store.root.staging() as folder:
-            write_rows(PREFERENCES, folder, rows)
-            count = len(rows["number"])
-            store.commit(ref, _SHARD, folder, rows=count, producer={"started": time.time()})
-        summary = {"raters": sorted(set(rows["rater"]))}
-        store.seal(
-            ref,
-            shards=[_SHARD],
-            summary=summary,
-            stage=_STAGE,
-            stage_version=_VERSION,
-            options=options,
-            inputs=tuple(inputs),
-        )
+    ref = ArtifactRef(PREFERENCES, fingerprint(work))
+
+    def write(folder: Path) -> tuple[int, dict[str, Any]]:
+        write_rows(PREFERENCES, folder, rows)
+        return len(rows["number"]), {"raters": sorted(set(rows["rater"]))}
+
+    run.store.make(ref, _SHARD, write, stage=_STAGE, stage_version=_VERSION, options=options, inputs=tuple(inputs))
     run.add(PREFERENCES, {"artifact": str(ref)})
     return ref
 

@@ -96,6 +96,11 @@ def win_rates(
         }
 
 
+def rate_text(row: Row) -> str:
+    """Return a win rate with its interval as text."""
+    return f"{row['rate']:.3f}" + ("" if row["low"] is None else f" ({row['low']:.3f} to {row['high']:.3f})")
+
+
 def agreements(answers: Iterable[Answer]) -> list[Row]:
     """Return the agreement of each two raters with common pairs, and of all raters if they are more than two.
 

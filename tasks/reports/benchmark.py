@@ -135,7 +135,7 @@ def result_of(
 def _pinned(benchmark: Benchmark, subject: Subject, root: str, processes: int) -> RunConfig:
     """Return the config of an evaluation-only run: the subject's model, the benchmark's other settings."""
     model = {
-        **subject.config.model.fingerprinted(),
+        **subject.config.model.fingerprinted({"start"}),
         **{
             name: getattr(benchmark, name) for name in ("height", "width", "guidance_scale", "negative_prompt", "dtype")
         },
@@ -184,7 +184,7 @@ def _prompts_of(benchmark: Benchmark) -> list[Any]:
 def _folder_config(folder: Path, root: str, config: Path | None) -> RunConfig:
     if config is not None:
         data = load_config(config).model_dump(mode="json")
-        others = dict.fromkeys(("revision", "single_file", "build", "lora", "checkpoint"))
+        others = dict.fromkeys(("revision", "single_file", "build", "lora", "checkpoint", "start"))
         data["model"] |= {"path": str(folder.resolve()), **others}
         return parse_config(data, where=str(config))
     model = {"policy": _family_of(folder), "path": str(folder.resolve())}

@@ -6,11 +6,12 @@ Both take shards in order, split them by rank and worker, and continue at a posi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from configs.errors import ConfigError, StoreError
 from storage.artifacts.records import ShardRecord
-from storage.layout import ArtifactRef
+from storage.trajectories.base import TrajectoryShard
 from storage.trajectories.tables import read_rows
 from storage.trajectories.webdataset import TAR
 from tasks.inputs.components import open_trajectory_store
@@ -19,7 +20,7 @@ from tasks.runs.context import RunContext
 
 #: Key of a sample's rewards and advantage in a stream.
 SCORES = "scores"
-_DATASET = ("sample_id", "prompt_id", "group_id", "prompt", "metadata", "epoch", "seed", "policy")
+_COLUMNS = ("sample_id", "prompt_id", "group_id", "prompt", "metadata", "epoch", "seed", "policy")
 
 
 def stream_of(context: RunContext, epoch: int, *, evaluation: bool, start: int) -> Any:
@@ -46,8 +47,8 @@ def stream_of(context: RunContext, epoch: int, *, evaluation: bool, start: int) 
             f"rollout.store is '{context.config.rollout.store}', so the samples of run '{context.run.name}' are in no "
             "tars. Read them with dataset(), or set rollout.store to 'webdataset' in the next run."
         )
-    ref, scores = _ref(context, epoch, evaluation=evaluation), _scores(context, epoch, evaluation=evaluation)
-    records = {record.shard: record for record in context.store.shards(ref)}
+    samples = SampleRows(context, epoch, evaluation=evaluation)
+    records = {record.shard: record for record in samples.records}
 
     def opened(shards: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         left = start
@@ -56,11 +57,11 @@ def stream_of(context: RunContext, epoch: int, *, evaluation: bool, start: int) 
             if left >= record.rows:
                 left -= record.rows
                 continue
-            with (context.store.folder(ref, record) / TAR).open("rb") as tar:
-                samples = group_by_keys(tar_file_expander([{"url": shard["url"], "stream": tar}]))
-                for number, sample in enumerate(samples):
+            with (context.store.folder(samples.ref, record) / TAR).open("rb") as tar:
+                found = group_by_keys(tar_file_expander([{"url": shard["url"], "stream": tar}]))
+                for number, sample in enumerate(found):
                     if number >= left:
-                        yield {**sample, SCORES: scores.get(str(sample["__key__"]), {})}
+                        yield {**sample, SCORES: samples.scores.get(str(sample["__key__"]), {})}
             left = 0
 
     return wds.DataPipeline(wds.SimpleShardList(list(records)), wds.split_by_node, wds.split_by_worker, opened)
@@ -69,8 +70,8 @@ def stream_of(context: RunContext, epoch: int, *, evaluation: bool, start: int) 
 def dataset_of(context: RunContext, epoch: int, *, evaluation: bool) -> Any:
     """Return a ``datasets.IterableDataset`` of an epoch's samples, a shard for each of theirs.
 
-    Columns: those of the samples table that describe a sample, ``image`` (of clips ``video`` as bytes), ``text``, and
-    ``reward``, ``advantage`` and ``reward.<label>`` as far as they exist.
+    Columns: those of ``SampleRows``; clips are not decoded, which needs torchcodec: cast their column to
+    ``datasets.Video()``.
 
     Args:
         context: the run.
@@ -82,50 +83,64 @@ def dataset_of(context: RunContext, epoch: int, *, evaluation: bool) -> Any:
     """
     import datasets
 
-    ref, scores = _ref(context, epoch, evaluation=evaluation), _scores(context, epoch, evaluation=evaluation)
-    records = context.store.shards(ref)
-    if not records:
-        raise StoreError(f"{ref} has no samples.")
+    samples = SampleRows(context, epoch, evaluation=evaluation)
+    if not samples.records:
+        raise StoreError(f"{samples.ref} has no samples.")
 
     def rows(shards: Sequence[ShardRecord]) -> Iterator[dict[str, Any]]:
         for record in shards:
-            yield from _rows(context, ref, record, scores)
+            yield from samples.of_shard(record)
 
-    first = next(rows(records[:1]))
-    features = datasets.Features({name: _feature(name, value, datasets) for name, value in first.items()})
-    return datasets.IterableDataset.from_generator(rows, features=features, gen_kwargs={"shards": list(records)})
-
-
-def _ref(context: RunContext, epoch: int, *, evaluation: bool) -> ArtifactRef:
-    return context.chain.require(*context.plan.samples_of(epoch, evaluation=evaluation)).ref
+    features = features_of(next(rows(samples.records[:1])), decode_clips=False)
+    return datasets.IterableDataset.from_generator(rows, features=features, gen_kwargs={"shards": samples.records})
 
 
-def _rows(
-    context: RunContext, ref: ArtifactRef, record: ShardRecord, scores: Mapping[str, Mapping[str, float | None]]
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one shard."""
-    shard = open_trajectory_store(context.config.rollout.store).open(context.store.files(ref, record))
-    for number, row in enumerate(shard.table.select(list(_DATASET)).to_pylist()):
-        form = shard.media_format(number)
-        if form:
-            media = bytes(shard.media_file(number))
-            row |= {"video": media} if form == "mp4" else {"image": {"bytes": media, "path": None}}
-        text = shard.text(number)
-        yield {**row, **({} if text is None else {"text": text}), **scores.get(row["sample_id"], {})}
-    shard.close()
+class SampleRows:
+    """The samples of a rollout or an evaluation, or the given ones, as rows for other tools.
+
+    Columns: those of the samples table that describe a sample, ``image`` or ``video`` (its file, as datasets stores
+    it), ``text``, and ``reward``, ``advantage`` and ``reward.<label>`` as far as they exist.
+    """
+
+    def __init__(self, context: RunContext, epoch: int, *, evaluation: bool) -> None:
+        """Bind to an epoch; raise NotCommittedError if there are no such samples."""
+        self._context, self._epoch, self._evaluation = context, epoch, evaluation
+        self.ref = context.chain.require(*context.plan.samples_of(epoch, evaluation=evaluation)).ref
+        self.records = list(context.store.shards(self.ref))
+
+    def of_shard(self, record: ShardRecord) -> Iterator[dict[str, Any]]:
+        """Yield the rows of one shard."""
+        store, opener = self._context.store, open_trajectory_store(self._context.config.rollout.store)
+        shard = opener.open(store.files(self.ref, record))
+        for number, row in enumerate(shard.table.select(list(_COLUMNS)).to_pylist()):
+            yield {**row, **content_of(shard, number), **self.scores.get(row["sample_id"], {})}
+        shard.close()
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, float | None]]:
+        """The rewards and the advantage of each sample by name; the rating of given samples."""
+        given = self._context.plan.given and not self._evaluation
+        table = read_rows(self._context.store, self.ref, "rewards") if given else None
+        table = RunView(self._context).scores(self._epoch, evaluation=self._evaluation) if table is None else table
+        names = [name for name in table.column_names if name.split(".")[0] in ("sample_id", "reward", "advantage")]
+        return {str(row.pop("sample_id")): row for row in table.select(names).to_pylist()}
 
 
-def _feature(name: str, value: Any, datasets: Any) -> Any:
-    if name == "image":
-        return datasets.Image()
-    kinds = {bytes: "binary", int: "int64", str: "string"}
-    return datasets.Value(kinds.get(type(value), "float32"))
+def content_of(shard: TrajectoryShard, row: int) -> dict[str, Any]:
+    """Return the stored image or clip, and the text, of a row by the names of their columns."""
+    form, text = shard.media_format(row), shard.text(row)
+    media = {"bytes": bytes(shard.media_file(row)), "path": f"{row}.{form}"} if form else None
+    found = {} if media is None else {"video" if form == "mp4" else "image": media}
+    return found if text is None else {**found, "text": text}
 
 
-def _scores(context: RunContext, epoch: int, *, evaluation: bool) -> dict[str, dict[str, float | None]]:
-    """Return the rewards and the advantage of each sample by name; the rating of given samples."""
-    given = context.plan.given and not evaluation
-    table = read_rows(context.store, _ref(context, epoch, evaluation=evaluation), "rewards") if given else None
-    table = RunView(context).scores(epoch, evaluation=evaluation) if table is None else table
-    names = [name for name in table.column_names if name.split(".")[0] in ("sample_id", "reward", "advantage")]
-    return {str(row.pop("sample_id")): row for row in table.select(names).to_pylist()}
+def features_of(row: Mapping[str, Any], *, decode_clips: bool = True) -> Any:
+    """Return the ``datasets.Features`` of rows like this one; numbers that are missing in it are float32."""
+    import datasets
+
+    def feature(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return datasets.Video(decode=decode_clips) if value["path"].endswith(".mp4") else datasets.Image()
+        return datasets.Value({int: "int64", str: "string", bool: "bool"}.get(type(value), "float32"))
+
+    return datasets.Features({name: feature(value) for name, value in row.items()})

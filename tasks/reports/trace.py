@@ -80,6 +80,7 @@ def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, An
         about = {"rating": given.get("reward"), "row": given.get("note")}
         return {"given": about, "updates": _updates(context, entries, epoch, sample_id)}
     row = _row(RunView(context).scores(epoch), sample_id) or {}
+    start = {} if context.starts_from is None else {"start": context.starts_from}
     scores = {
         section.slot: {name: row[f"{name}.{section.slot}"] for name in ("reward", "note")}
         for section in context.config.scored
@@ -90,6 +91,7 @@ def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, An
     followed = {slot: {"value": each["value"], "rms": each["rms"]} for slot, each in gradients.items() if each}
     return {
         "epoch": epoch,
+        **start,
         "rewards": scores,
         **({"gradients": followed} if followed else {}),
         "advantage": row.get("advantage"),

@@ -23,6 +23,7 @@ from tasks.runs.chain import Chain
 from tasks.runs.media_cache import Recent
 from tasks.runs.moves import as_given, moved
 from tasks.runs.progress import Ledger, Reporter, Silent
+from tasks.runs.start import started_from
 from tasks.specs.graph import RENDERER, policy_after
 from tasks.specs.run_inputs import RunInputs
 
@@ -77,6 +78,10 @@ class RunContext(RunInputs):
         if _asks_for(config) == _asks_for(self.config):
             return Chain(self)
         return Chain(self, run=Chain(RunInputs(self.store, config, self.run, reads=self.reads)), epoch=self.epoch)
+
+    def find_start(self) -> Mapping[str, Any]:
+        """Return the policy to start from, of a run that has not begun."""
+        return started_from(self.store, self.config)
 
     def policy_ref(self, epoch: int) -> ArtifactRef:
         """Return the policy after an epoch; epoch 0 is the base policy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +27,7 @@ from tasks.runs.context import RunContext
 from tasks.runs.locks import FINISHED, run_name
 from tasks.runs.moves import Moves, as_before, moved
 from tasks.runs.progress import Reporter
+from tasks.runs.start import started_from
 from tasks.specs.graph import RENDERER
 
 _CUT = "rollout.groups_per_shard"
@@ -45,7 +47,7 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunCont
     if context is None:
         store = ArtifactStore(config.store)
         run = RunFolder(store, run_name(config))
-        if not run.create(_record(config)):
+        if not run.create(_record(store, config)):
             # Another process created it in the meantime; bind to it only if it is the same.
             if run.describe() is None:
                 raise StoreError(
@@ -55,7 +57,7 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunCont
             return begin_run(config, reporter=reporter)
         context = RunContext(store, config, run, reporter=reporter)
     else:
-        context.run.restore(_record(config))
+        context.run.restore(partial(_record, context.store, config))
     context.run.add("configs", recorded(config))
     note_needs(context.run, config)
     return context
@@ -207,9 +209,10 @@ def recorded(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude={"store"})
 
 
-def _record(config: RunConfig) -> dict[str, Any]:
+def _record(store: ArtifactStore, config: RunConfig) -> dict[str, Any]:
     identity = {"prompts": _prompts_identity(config), "preprocess": prompts_fingerprint(source_prompts(config))}
-    return {"config": recorded(config), **identity, "schema_version": 2}
+    start = {} if config.model.start is None else {"start": started_from(store, config)}
+    return {"config": recorded(config), **identity, **start, "schema_version": 2}
 
 
 def _prompts_identity(config: RunConfig) -> str:

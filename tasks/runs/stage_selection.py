@@ -12,7 +12,7 @@ from tasks.specs.stages import STAGES
 #: Settings that identify the run: a stage with other values would belong to another run.
 _OF_THE_RUN = (
     *("model.policy", "model.path", "model.revision", "model.single_file", "model.build", "model.lora"),
-    *("run.seed", "run.name"),
+    *("model.quantize", "run.seed", "run.name"),
 )
 
 

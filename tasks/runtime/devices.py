@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from models.weights.sharding import local
 
@@ -60,5 +61,12 @@ def allocator_advice(device: torch.device) -> str:
 
 def module_bytes(module: Any) -> int:
     """Return the bytes of a module's parameters and buffers on this rank."""
-    tensors = [*module.parameters(), *module.buffers()]
-    return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors if not tensor.is_meta)
+    return sum(_bytes(local(tensor)) for tensor in (*module.parameters(), *module.buffers()) if not tensor.is_meta)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor; a quantized one consists of several."""
+    if is_traceable_wrapper_subclass(tensor):
+        return sum(_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
+    scales = getattr(getattr(tensor, "quant_state", None), "absmax", None)
+    return tensor.numel() * tensor.element_size() + (0 if scales is None else _bytes(scales))

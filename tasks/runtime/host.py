@@ -210,10 +210,10 @@ class ModelHost:
             empty: make trained modules without weights, for ranks that then read their shards.
         """
         quiet_libraries()
-        family = self._family
-        settings = family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=empty)
+        settings = self._family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=empty)
         self.loads.update(part.value for part in parts)
-        return family.load(folder or self.context.base_folder, settings, parts, self.config.model.options)
+        found = self._family.load(folder or self.context.base_folder, settings, parts, self.config.model.options)
+        return found.computing_dequantized(self.config.model.quantize, parts)
 
     @property
     def _family(self) -> type[Policy]:
@@ -285,9 +285,14 @@ class ModelHost:
             return held if self._holds == _BASE else self._fresh()
 
     def give_reference(self, trainable: Trainable) -> None:
-        """Load the frozen base denoisers as the reference of full weights, unless they are already loaded."""
+        """Load the reference, unless it is loaded: the policy that the run starts from, else the base model."""
+        start = None
+        if self.config.model.start is not None:
+            start = weight_files(self.context.store, self.context.policy_ref(0), Weights.TRAINED)
         if trainable.needs_reference:
-            trainable.set_reference(self._denoisers())
+            trainable.set_reference(self._denoisers(), start)
+        elif trainable.lora is not None and start is not None:
+            trainable.set_reference_adapters(start)
 
     def give_teacher(self, trainable: Trainable, folder: str, name: str = "") -> None:
         """Load the frozen denoisers of another model of the family, unless they are already loaded."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor
 
 from models.devices import make_current
 from tasks.runtime.heartbeat import Heartbeat, HeartbeatSender
@@ -66,6 +65,8 @@ class Ranks:
         Parameters without a gradient on any rank keep none, as in one process. Gradients of sharded parameters are
         already summed in the backward pass.
         """
+        from torch.distributed.tensor import DTensor
+
         if self.world == 1 or any(isinstance(parameter, DTensor) for parameter in parameters):
             return
         has = self.largest(torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8))

@@ -47,7 +47,8 @@ class Renderer:
             model = self.config.model
             family = resolve(POLICIES, model.policy, label="render.model.policy")
             settings = family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=False)
-            self._policy = family.load(self._context.renderer_folder, settings, _PARTS, model.options)
+            found = family.load(self._context.renderer_folder, settings, _PARTS, model.options)
+            self._policy = found.computing_dequantized(model.quantize, _PARTS)
         return self._policy
 
     def held(self) -> int:

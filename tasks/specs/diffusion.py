@@ -22,6 +22,8 @@ class DiffusionSpec(ModalitySpec):
         unused = NOT_ENCODED.get(model.policy, frozenset())
         options = {name: value for name, value in model.options.items() if name not in unused}
         about = {"policy": model.policy, "dtype": model.dtype, "options": options}
+        if model.quantize is not None and model.quantize.text_encoders is not None:
+            about["quantize"] = model.quantize.text_encoders
         # A custom family may encode images.
         if model.policy in POLICIES and model.policy not in IMAGE_CONDITIONED:
             return about
@@ -49,6 +51,7 @@ class DiffusionSpec(ModalitySpec):
             "steps": rollout.steps,
             "latents_dtype": rollout.latents_dtype,
             "media": rollout.media.fingerprinted(),
+            **({"buckets": config.data.buckets} if config.data is not None and config.data.buckets else {}),
         }
 
     def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, NotCommittedError
 from configs.model import ModelSection
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
@@ -75,6 +75,25 @@ class RunInputs:
         path = Path(str(lora.start))
         known = self._recorded_start("start") if self.reads or not path.expanduser().exists() else None
         return known or adapter_identity(path)
+
+    @cached_property
+    def start(self) -> Mapping[str, Any]:
+        """The policy of another run that this one starts from, see ``tasks.runs.start``; as recorded at its begin."""
+        return (self.run.describe() or {}).get("start") or self._recorded_start("start") or self.find_start()
+
+    @property
+    def starts_from(self) -> dict[str, str] | None:
+        """The run and the policy that the run starts from, as RUN@EPOCH and ``kind/id``."""
+        section = self.config.model
+        return None if section.start is None else {"run": section.start, "policy": self.start["policy"]}
+
+    def find_start(self) -> Mapping[str, Any]:
+        """Return the policy to start from, of a run without a record of it.
+
+        Raises:
+            NotCommittedError: only a run that begins can.
+        """
+        raise NotCommittedError(f"Run '{self.run.name}' has lost its first record. Start it again with its config.")
 
     def _recorded_start(self, name: str) -> dict[str, str] | None:
         for entry in reversed(self.run.made(0, "policy")):

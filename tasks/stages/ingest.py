@@ -130,6 +130,7 @@ class IngestStage(Stage):
                 prompt=prompt,
                 name=f"d{number:08d}-{prompt.id}-{replica}",
                 group=prompt.id if grouped else f"d{number:08d}",
+                first=row.samples[0],
                 replica=replica,
             )
             for replica, file in enumerate(row.samples)

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.errors import ConfigError
 from configs.fingerprint import canonical_json
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
-from tasks.inputs.weight_sources import ABOUT_POLICY, Weights
+from storage.layout import ArtifactRef
+from tasks.inputs.weight_sources import ABOUT_POLICY, Weights, policy_folder, tensor_files
 from tasks.specs.graph import Node
 from tasks.stages.stage import Output, Shard, Stage
 
@@ -31,14 +33,18 @@ class PolicyStage(Stage):
     def options(self) -> Mapping[str, Any]:
         """The trained weights, and their start: a checkpoint, adapters of a file, or the seed of fresh ones."""
         model = self.config.model
-        start = {} if model.checkpoint is None else {"checkpoint": self.facts.checkpoint_identity}
+        start: dict[str, Any] = {} if model.checkpoint is None else {"checkpoint": self.facts.checkpoint_identity}
+        if model.start is not None:
+            start = {"start": {name: self.facts.start[name] for name in ("policy", "digest", "weights")}}
         if model.lora is None:
             return {"trained": "full", **start}
+        # Everything later reads the policy, and so depends on the rounded base model.
+        lora = {"trained": "lora", **({} if model.quantizer is None else {"quantize": model.quantizer})}
         if model.lora.start is not None:
             # Rank, alpha and layers are those of the file, even if the config repeats them.
-            return {"trained": "lora", "start": self.facts.adapter_identity}
+            return {**lora, "start": self.facts.adapter_identity}
         seed = {} if start else {"seed": self.config.run.seed}
-        return {"trained": "lora", "lora": model.lora.model_dump(mode="json"), **seed, **start}
+        return {**lora, "lora": model.lora.model_dump(mode="json"), **seed, **start}
 
     def upstream(self) -> tuple[Node, ...]:
         """The base model."""
@@ -55,9 +61,10 @@ class PolicyStage(Stage):
 
     def load(self) -> None:
         """Make fresh adapters if the run trains them; for weights of others read the shapes."""
-        if self.config.model.checkpoint is not None or _adapter_of(self.config):
+        model = self.config.model
+        if model.checkpoint is not None or model.start is not None or _adapter_of(self.config):
             self._shapes = self.host.fresh().shapes()
-        elif self.config.model.lora is not None:
+        elif model.lora is not None:
             self._fresh = self.host.fresh().state()
 
     def run(self, shard: Shard, folder: Path) -> Output:
@@ -69,7 +76,9 @@ class PolicyStage(Stage):
 
             from models.weights.finite import check_tensors
 
-            check_tensors(weights, f"model.{'checkpoint' if self.config.model.checkpoint else 'lora.start'}")
+            model = self.config.model
+            name = "checkpoint" if model.checkpoint else "start" if model.start else "lora.start"
+            check_tensors(weights, f"model.{name}")
             save_file(dict(weights), folder / Weights.TRAINED.value)
         return Output(rows=1)
 
@@ -79,11 +88,32 @@ class PolicyStage(Stage):
             from models.weights.dcp_checkpoints import DcpCheckpoint
 
             return DcpCheckpoint(Path(model.checkpoint)).read(self._shapes or self.host.fresh().shapes())
+        if model.start is not None:
+            return self._started(self._shapes or self.host.fresh().shapes())
         adapter = _adapter_of(self.config)
         if adapter is not None:
             family = resolve(POLICIES, model.policy, label="model.policy")
             return family.read_adapter(adapter).weights(self._shapes or self.host.fresh().shapes())  # type: ignore[no-any-return]
         return {} if model.lora is None else self._fresh or self.host.fresh().state()
+
+    def _started(self, shapes: Mapping[str, torch.Size]) -> Mapping[str, torch.Tensor]:
+        """Return the weights of another run's policy; ConfigError if it is of another model."""
+        import torch
+
+        from models.weights.tensor_files import TensorFiles
+
+        start, base = self.facts.start, str(self.inputs()[0])
+        if start.get("base", base) != base:
+            raise ConfigError(
+                f"model.start: '{self.config.model.start}' is trained from {start['base']}, and the base model of this "
+                f"run is {base}. Set model.revision to the commit of that run."
+            )
+        if start["weights"] is None:
+            return {}
+        folder = policy_folder(self.context.store, ArtifactRef.parse(start["policy"]))
+        found = {name: torch.empty(shape) for name, shape in shapes.items()}
+        TensorFiles(tensor_files(folder, start["weights"])).read_into(found)
+        return found
 
 
 def _adapter_of(config: RunConfig) -> str | None:

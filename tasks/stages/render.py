@@ -46,6 +46,7 @@ class Drawing(Stage):
             "same_noise": section.same_noise,
             "store": self.config.rollout.store,
             **modality_spec(drawer).evaluation_options(drawer),
+            **({} if drawer.model.quantize is None else {"quantize": drawer.model.quantize.fingerprinted()}),
             **self.draws(),
         }
 

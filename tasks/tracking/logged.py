@@ -13,10 +13,9 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, uuid5
 
-from mlflow import MlflowClient
 from PIL import Image
 
 from configs.escaping import visible
@@ -24,6 +23,9 @@ from tasks.metrics.image_grids import squared
 from tasks.metrics.points import Point
 from tasks.metrics.texts import Text
 from tasks.tracking.names import epoch_digits, mlflow_name
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 _FOLDER = "images"
 _QUALITY = 80

@@ -66,6 +66,7 @@ def _main_settings(config: RunConfig) -> dict[str, Any]:
         "algorithm": optimize.algorithm.name,
         "base": model.base_name,
         "family": model.policy,
+        "model.quantize.name": model.quantizer,
         "trained": "all weights" if lora is None else f"LoRA {lora.brief()}",
         "rewards": ", ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards),
         "sampler": rollout.sampler.name,

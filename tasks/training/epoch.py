@@ -80,7 +80,7 @@ class TrainingEpoch:
                 self._data.algorithm,
                 models,
                 plan,
-                reading=Reading(self._batches(samples), samples.begin_update),
+                reading=Reading(self._batches(samples), samples.begin_update, samples.alike),
                 micro_batch_size=self._config.execution.micro_batch_size,
                 section=self._config.optimize,
                 ranks=self._ranks,

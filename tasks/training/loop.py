@@ -88,6 +88,8 @@ class Reading:
     """Units -> micro-batch, padded."""
     begin: Callable[[Units], None] = lambda units: None
     """Called with the units of an update before its first batch is read."""
+    alike: Callable[[Units], Sequence[Units]] = lambda units: [units]
+    """Units of an update -> parts that do not share micro-batches."""
 
 
 def run_updates(
@@ -124,7 +126,7 @@ def run_updates(
     for number in range(len(state.metrics), len(plan)):
         reading.begin(plan[number])
         rows = len(plan[number].rows)
-        chunks = micro_batches(plan[number], micro_batch_size)
+        chunks = [chunk for part in reading.alike(plan[number]) for chunk in micro_batches(part, micro_batch_size)]
         own = dealt(chunks, ranks)
         # Ranks with sharded weights run in lockstep: a rank with too few micro-batches adds some that do not count.
         idle = -(-len(chunks) // ranks.shares) - len(own) if state.trainable.sharded else 0

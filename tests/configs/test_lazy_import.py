@@ -107,3 +107,19 @@ def test_what_looks_at_a_run_computes_nothing(
         f"print('\\nloaded', {needless} & {{*sys.modules}} or 'none')"
     )
     assert carried_out(tmp_path, code)[-2:] == ["loaded", "none"]
+
+
+@pytest.mark.parametrize(
+    ("code", "needless"),
+    [
+        ("main()", {"diffusers", "transformers", "torch.distributed.tensor", "prefect", "mlflow"}),
+        ("import flows.pipeline", {"diffusers", "transformers", "mlflow"}),
+    ],
+)
+def test_what_people_wait_for_loads_no_library_of_later_work(tmp_path: Path, code: str, needless: set[str]) -> None:
+    code = (
+        "sys.argv = ['flowmill', 'check', 'digits']\nfrom flows.cli import main\n"
+        f"try:\n    {code}\nexcept SystemExit as end:\n    assert not end.code\n"
+        f"print('\\nloaded', {needless} & {{*sys.modules}} or 'none')"
+    )
+    assert carried_out(tmp_path, code)[-2:] == ["loaded", "none"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from flows.environment import as_overrides, default_root, existing_root, prepare
 from flows.server import local_api
 from models.rewards.remote import RemoteReward
 from storage.backends import open_backend
+from tests.conftest import ROOT
 
 #: A port without a listener, as a proxy and as a server.
 NO_LISTENER = "http://127.0.0.1:9"
@@ -128,6 +131,31 @@ def test_a_prefect_server_that_does_not_answer_is_named_before_a_run_begins() ->
         local_api(),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        (f'PREFECT_API_URL = "{NO_LISTENER}/api"', ["started", "False", "stopped", "refused"]),
+        ("", ["started", "False", "used", "stopped"]),
+    ],
+)
+def test_a_server_starts_before_prefect_is_imported_and_only_if_no_profile_names_one(
+    tmp_path: Path, profile: str, said: list[str]
+) -> None:
+    code = (
+        "import sys\nfrom configs.errors import ConfigError\nfrom flows import server\n"
+        "class Api:\n    def __init__(self): print('started', 'prefect' in sys.modules)\n"
+        "    def stop(self): print('stopped')\n"
+        "server.LocalApi = Api\n"
+        "try:\n    with server.local_api(): print('used')\nexcept ConfigError: print('refused')"
+    )
+    (tmp_path / "profiles.toml").write_text(f'active = "mine"\n[profiles.mine]\n{profile}\n')
+    variables = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    variables |= {"PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == said, done.stderr
 
 
 def test_a_prefect_server_of_another_version_is_named(prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> None:

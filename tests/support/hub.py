@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ class Hub(ThreadingHTTPServer):
         self.blobs: dict[str, bytes] = {}
         self.commits: list[str] = []
         self.faulty_card = False
+        self.sent = 0
+        self.most_sent: int | None = None
+        """Uploads of large files that are taken; the next ones are refused."""
 
     @property
     def url(self) -> str:
@@ -35,14 +39,20 @@ class _Handler(BaseHTTPRequestHandler):
         return
 
     def do_GET(self) -> None:
-        repo = self.path.removeprefix("/api/models/").split("?")[0]
+        repo = _repo_of(self.path.split("?")[0])
         if repo not in self.server.private:
             return self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
-        return self._answer(200, {"id": repo, "sha": "0" * 40, "siblings": []})
+        files = [{"rfilename": name} for name in self.server.files.get(repo, {})]
+        about = {"id": repo, "sha": "0" * 40, "private": self.server.private[repo], "siblings": files}
+        return self._answer(200, about)
 
     def do_PUT(self) -> None:
-        self.server.blobs[self.path.rpartition("/")[2]] = self._body()
-        self._answer(200, {})
+        data = self._body()
+        if self.server.sent == self.server.most_sent:
+            return self._answer(403, {"error": "Quota exceeded"})
+        self.server.sent += 1
+        self.server.blobs[self.path.rpartition("/")[2]] = data
+        return self._answer(200, {})
 
     def do_POST(self) -> None:
         body, user = self._body(), self.server.users.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
@@ -54,11 +64,11 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(401, {"error": "Invalid credentials"})
         if path == "/api/repos/create":
             return self._create(json.loads(body), user)
-        repo = "/".join(path.removeprefix("/api/models/").removeprefix("/").split("/")[:2]).removesuffix(".git")
+        repo = _repo_of(path)
         if repo.split("/")[0] != user:
             return self._answer(403, {"error": "You don't have the rights"})
         if path.endswith("/preupload/main"):
-            return self._modes(json.loads(body))
+            return self._modes(repo, json.loads(body))
         if path.endswith("/info/lfs/objects/batch"):
             return self._batch(json.loads(body))
         return self._commit(repo, [json.loads(line) for line in body.decode().splitlines()])
@@ -71,22 +81,27 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.private.setdefault(repo, wanted.get("private") or wanted.get("visibility") == "private")
         return self._answer(409 if known else 200, {"url": f"{self.server.url}/{repo}", "name": repo})
 
-    def _modes(self, wanted: dict[str, Any]) -> None:
-        large = (".safetensors", ".png")
-        modes = [("lfs" if file["path"].endswith(large) else "regular") for file in wanted["files"]]
-        named = zip(wanted["files"], modes, strict=True)
-        self._answer(
-            200, {"files": [{"path": f["path"], "uploadMode": mode, "shouldIgnore": False} for f, mode in named]}
-        )
+    def _modes(self, repo: str, wanted: dict[str, Any]) -> None:
+        held, found = self.server.files.get(repo, {}), []
+        for name in (file["path"] for file in wanted["files"]):
+            large, data = name.endswith((".safetensors", ".png", ".parquet", ".tar")), held.get(name)
+            about = {"path": name, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
+            if data is not None:
+                blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
+                about["oid"] = (hashlib.sha256(data) if large else blob).hexdigest()
+            found.append(about)
+        self._answer(200, {"files": found})
 
     def _batch(self, wanted: dict[str, Any]) -> None:
         found = [
             {
                 "oid": one["oid"],
                 "size": one["size"],
-                "actions": {"upload": {"href": f"{self.server.url}/blobs/{one['oid']}"}},
+                # A file that is there needs no upload.
+                **({} if known else {"actions": {"upload": {"href": f"{self.server.url}/blobs/{one['oid']}"}}}),
             }
             for one in wanted["objects"]
+            for known in [one["oid"] in self.server.blobs]
         ]
         self._answer(200, {"transfer": "basic", "objects": found})
 
@@ -98,6 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 files[value["path"]] = self.server.blobs[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
             else:
                 self.server.commits.append(value["summary"])
         self._answer(200, {"success": True, "commitUrl": f"{self.server.url}/{repo}/commit/1", "commitOid": "1"})
@@ -120,6 +137,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def _repo_of(path: str) -> str:
+    """Return the repository that a path names."""
+    parts = [part for part in path.split("/") if part not in ("", "api", "models", "datasets")]
+    return "/".join(parts[:2]).removesuffix(".git")
 
 
 @contextmanager

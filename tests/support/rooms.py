@@ -44,8 +44,8 @@ ORDER: Mapping[str, tuple[str, ...]] = {
         "stages",
         "execution",
         "checks",
-        "reports",
         "ratings",
+        "reports",
         "tracking",
     ),
 }

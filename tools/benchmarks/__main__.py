@@ -1,4 +1,4 @@
-"""``make bench``: what epochs, start-up, stores and kernels cost, how soon algorithms learn, peers on the same work.
+"""``make bench``: what epochs, waiting, stores and kernels cost, how soon algorithms learn, peers on the same work.
 
 ``python -m tools.benchmarks [PART ...] [--write]``; with ``--write`` each table replaces the one in its page. Ratios
 are of one run; seconds are of this machine.
@@ -25,6 +25,7 @@ from tools.benchmarks import (
     rewards,
     s3,
     store,
+    waits,
 )
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -43,6 +44,7 @@ def parts(options: argparse.Namespace) -> dict[str, Callable[[], str]]:
         "store": store.table,
         "s3": s3.table,
         "looking": looking.table,
+        "waits": waits.table,
         "kernels": kernels.table,
         "embeddings": embeddings.table,
         "rewards": rewards.table,

@@ -94,7 +94,9 @@ def footprints_of(
     """Return the tracer of activations for the model's architecture and family; guided if rollouts are."""
     quiet_libraries()
     guided = guided and uses_guidance(config)
-    return _footprints(_Model(config.model, architecture), spec, guided, config.optimize.guidance_gradient == "both")
+    # Activations are those of the model that is not quantized.
+    model = _Model(config.model.model_copy(update={"quantize": None}), architecture)
+    return _footprints(model, spec, guided, config.optimize.guidance_gradient == "both")
 
 
 @dataclass(frozen=True, slots=True)

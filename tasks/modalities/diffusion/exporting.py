@@ -118,6 +118,7 @@ class PipelineExport:
             after=evaluation_figures(self._context.chain, self._epoch),
             picture=picture,
             lora=lora,
+            start=self._context.starts_from,
         )
 
     @property

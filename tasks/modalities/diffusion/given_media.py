@@ -6,6 +6,7 @@ Legend: B samples, H W pixels, F frames.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -21,6 +22,7 @@ from models.policies.nan_checks import finite, noise_levels
 from models.policies.parts import Part
 from storage.trajectories.base import Sample
 from tasks.inputs.components import decode_rows
+from tasks.inputs.data_rows import data_of
 from tasks.inputs.prompt_rows import size_of, too_large
 from tasks.modalities.diffusion.final_samples import decode_in_slices
 from tasks.modalities.given import GivenSample
@@ -32,6 +34,9 @@ _RESAMPLING = Image.Resampling.LANCZOS
 def read_media(making: SamplingContext, sample: GivenSample) -> np.ndarray:
     """Return an image (H, W, 3) or clip (F, H, W, 3) of the configured size, uint8, upright and center-cropped.
 
+    With ``data.buckets`` the size is that of the nearest aspect ratio to the first sample of the row, so that samples
+    of a pair have one size.
+
     Raises:
         DataError: it cannot be read, is too large, or has another number of frames than the model makes.
     """
@@ -40,11 +45,19 @@ def read_media(making: SamplingContext, sample: GivenSample) -> np.ndarray:
         if large := too_large(*size_of(data)):
             raise DataError(f"{name} {large}. Scale it down.")
         frames = _frames(data, model, name)
+        buckets = data_of(making.config).buckets
+        shaped = frames if sample.first is sample.file or not buckets else _frames(sample.first.read(), model, name)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{name} cannot be read as an image or clip: {error}. Save it again, or remove it.") from None
-    fitted = [ImageOps.fit(Image.fromarray(each), (model.width, model.height), _RESAMPLING) for each in frames]
+    height, width = nearest(buckets, *shaped[0].shape[:2]) if buckets else (model.height, model.width)
+    fitted = [ImageOps.fit(Image.fromarray(each), (width, height), _RESAMPLING) for each in frames]
     found = np.stack([np.asarray(each, np.uint8) for each in fitted])
     return found[0] if model.frames == 1 else found
+
+
+def nearest(buckets: Sequence[tuple[int, int]], height: int, width: int) -> tuple[int, int]:
+    """Return the size (height, width) with the nearest aspect ratio to that of an image, by its logarithm."""
+    return min(buckets, key=lambda size: (abs(math.log(size[0] * width / (size[1] * height))), size))
 
 
 def _frames(data: bytes, model: ModelSection, name: str) -> Sequence[np.ndarray]:
@@ -69,11 +82,14 @@ def given_media(making: SamplingContext, samples: Sequence[GivenSample], media: 
     """Return given images or clips as samples that end in their latents."""
     config = making.config
     policy = cast(DiffusionPolicy, making.host.load(frozenset({Part.VAE})))
-    pixels = torch.from_numpy(np.stack(media)).to(making.host.device).movedim(-1, 1)
-    with torch.no_grad():
-        latents = decode_in_slices(policy, lambda part: _encoded(policy, part), pixels, decode_rows(config))
-    finite(latents, "latents of given samples")
-    kept = latents.to(getattr(torch, config.rollout.latents_dtype)).numpy()
+    kept: dict[int, np.ndarray] = {}
+    for shape in dict.fromkeys(each.shape for each in media):
+        rows = [row for row, each in enumerate(media) if each.shape == shape]
+        pixels = torch.from_numpy(np.stack([media[row] for row in rows])).to(making.host.device).movedim(-1, 1)
+        with torch.no_grad():
+            latents = decode_in_slices(policy, lambda part: _encoded(policy, part), pixels, decode_rows(config))
+        finite(latents, "latents of given samples")
+        kept |= zip(rows, latents.to(getattr(torch, config.rollout.latents_dtype)).numpy(), strict=True)
     # The chain ends at level 0: given latents are clean, whatever the last level of the family's schedule.
     sigmas = [*noise_levels(policy, config.rollout.steps).tolist()[:-1], 0.0]
     return [

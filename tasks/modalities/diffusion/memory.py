@@ -10,6 +10,7 @@ from configs.schema import RunConfig
 from models.memory.architectures import architecture_of, meta_decoder, meta_denoiser, parameters
 from models.memory.published import Architecture
 from models.policies import MODULAR, POLICIES
+from models.weights.quantized import dequantizing_bytes, quantized_bytes, weight_bytes
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import lora_spec
 from tasks.inputs.row_tokens import image_tokens, text_tokens
@@ -48,7 +49,8 @@ def denoiser_memory(
     family, module = resolve(POLICIES, config.model.policy, label="model.policy"), meta_denoiser(architecture)
     model, execution, number = config.model, config.execution, BYTES[config.model.dtype]
     spec = lora_spec(config, family)
-    base = parameters(module) * architecture.denoisers * number
+    base = weight_bytes(module, model.quantizer, number) * architecture.denoisers
+    text, reading = text_bytes(config, architecture)
     role = Sizes(config, optimizer, spec).role(
         module,
         family.blocks,
@@ -56,6 +58,7 @@ def denoiser_memory(
         copies=int(config.optimize.ema is not None) + int(requires.behavior),
         models=architecture.denoisers,
         frozen=base * (int(reference and spec is None) + len(requires.teachers)),
+        quantizer=model.quantizer,
     )
     row = measure_activations(config, architecture, spec, requires)
     decoder = parameters(meta_decoder(architecture)) * MASTER
@@ -63,8 +66,8 @@ def denoiser_memory(
     # Each forward of a micro-batch keeps its own activations.
     several = (row.training + (requires.calls - 1) * row.kept) // execution.context_parallel
     parts = {
-        "text": architecture.text_parameters * number + reads_images(config) * decoder,
-        "encode_activations": _encoding(config, architecture, number) + row.encoding,
+        "text": text + reads_images(config) * decoder,
+        "encode_activations": _encoding(config, architecture, number) + reading + row.encoding,
         "sampling_weights": role.spread if execution.sampling == "spread" else role.whole,
         "decoder": decoder,
         "rollout_activations": row.sampling,
@@ -74,7 +77,7 @@ def denoiser_memory(
         "optimize_activations": several,
         "step": role.step,
     }
-    read = max(architecture.text_parameters * number, 0 if execution.holders > 1 else base + decoder)
+    read = max(text, 0 if execution.holders > 1 else base + decoder)
     ahead = READ_AHEAD * execution.micro_batch_size * row.stored
     lines = _lines(parts, asked)
     return Memory(
@@ -89,6 +92,17 @@ def denoiser_memory(
         remedies=_remedies(config),
         notes=() if asked is None else asked.notes,
     )
+
+
+def text_bytes(config: RunConfig, architecture: Architecture) -> tuple[int, int]:
+    """Return the bytes of text encoders, and of dequantizing their largest layer."""
+    model, text, number = config.model, architecture.text, BYTES[config.model.dtype]
+    quantizer = None if model.quantize is None else model.quantize.text_encoders
+    if quantizer is None:
+        return architecture.text_parameters * number, 0
+    rows = (architecture.text_parameters - text.embedded) // text.width
+    held = text.embedded * number + quantized_bytes(quantizer, rows, text.width, number)
+    return held, dequantizing_bytes(quantizer, text.width * text.inner, number)
 
 
 def _lines(parts: Mapping[str, int], asked: Asked | None) -> dict[str, dict[str, int]]:

@@ -21,11 +21,13 @@ from models.policies import POLICIES
 from models.policies.diffusion import DiffusionPolicy
 from models.policies.nan_checks import finite
 from models.weights.lora import LoraSpec
+from models.weights.quantized import dequantizing_bytes, largest_layer, weight_bytes
 from tasks.inputs.components import decode_rows, make_solver
 from tasks.inputs.prompts import uses_guidance
 from tasks.modalities.diffusion.activations import footprints_of
 from tasks.modalities.diffusion.evaluation_sampling import no_noise
 from tasks.modalities.diffusion.final_samples import Finals
+from tasks.modalities.diffusion.memory import text_bytes
 from tasks.modalities.memory import BYTES, MASTER, DrawingMemory
 from tasks.runs.seeds import generator
 
@@ -84,11 +86,14 @@ def drawing_memory(config: RunConfig) -> DrawingMemory | None:
     if architecture is None:
         return None
     execution, number = config.execution, BYTES[config.model.dtype]
-    denoisers = parameters(meta_denoiser(architecture)) * architecture.denoisers
+    module, quantizer = meta_denoiser(architecture), config.model.quantizer
+    denoisers = weight_bytes(module, quantizer, number) * architecture.denoisers
+    layer = dequantizing_bytes(quantizer, largest_layer(module, quantizer), number)
+    text, reading = text_bytes(config, architecture)
     family = resolve(POLICIES, config.model.policy, label="render.model.policy")
     # Fully trained weights would be cast for every forward; with the smallest adapters they keep their dtype.
     traced = footprints_of(config, architecture, LoraSpec(rank=1, alpha=1, targets=tuple(family.lora_targets)))
     return DrawingMemory(
-        weights=(denoisers + architecture.text_parameters) * number + parameters(meta_decoder(architecture)) * MASTER,
-        work=max(traced.sampling(execution.rollout_batch_size), traced.decoding(decode_rows(config))),
+        weights=denoisers + text + parameters(meta_decoder(architecture)) * MASTER,
+        work=max(traced.sampling(execution.rollout_batch_size) + layer, reading, traced.decoding(decode_rows(config))),
     )

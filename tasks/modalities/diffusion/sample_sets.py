@@ -212,6 +212,8 @@ class ForwardSet(SampleSet):
     ) -> None:
         """Bind to the samples; levels and noise are drawn from ``seed``, which identifies run and epoch."""
         super().__init__(shards, advantages, ahead=ahead, device=device)
+        self.of_one_size = True
+        """Whether all samples have latents of one size."""
         self._gradients, self._about = gradients, about
         self._condition = condition
         self._times = times
@@ -225,6 +227,15 @@ class ForwardSet(SampleSet):
         for sample in np.flatnonzero(live).tolist():
             live[sample] = self._gradients.has(self._id(sample))
         return live
+
+    def alike(self, units: Units) -> list[Units]:
+        """Return the units in parts with latents of one size, in the order of first appearance."""
+        if self.of_one_size or not len(units):
+            return [units]
+        parts: dict[tuple[int, ...], list[int]] = {}
+        for number, sample in enumerate(units.rows[units.bounds[:-1], 0].tolist()):
+            parts.setdefault(self.reader.shape("latents", sample), []).append(number)
+        return [units.take(np.array(numbers)) for numbers in parts.values()]
 
     def positions(self) -> np.ndarray:
         """Return the number of noise levels of each sample."""

@@ -46,6 +46,7 @@ def check_combination(found: Combination) -> None:
         _levels_lie_on_the_schedule,
         _advantages_are_used,
         _advantages_mean_something,
+        _prompts_are_not_shared,
         _stored_predictions_are_used,
         _guidance_that_is_left_out_is_there,
         _slopes_are_passed_over_once,
@@ -321,6 +322,14 @@ def _modalities_can_be_trained_apart(found: Combination) -> None:
                 f"rewards: '{named[0].slot}' judges a modality alone, but {setting} trains rows of older policies, "
                 "whose log-probs are not recomputed by modality. Remove one of the two."
             )
+
+
+def _prompts_are_not_shared(found: Combination) -> None:
+    if found.config.optimize.shared_prompts:
+        raise ConfigError(
+            "optimize.shared_prompts is true, but the samples of a denoiser have no tokens of a prompt in them that a "
+            "group could share. Remove it."
+        )
 
 
 def _slopes_are_passed_over_once(found: Combination) -> None:

@@ -46,7 +46,7 @@ def training_set(
         )
     if requires.data == "forward" and requires.times is not None:
         times = requires.times
-        return ForwardSet(
+        forward = ForwardSet(
             shards,
             advantages,
             times=times,
@@ -57,6 +57,8 @@ def training_set(
             gradients=training.gradients,
             about=about,
         )
+        forward.of_one_size = config.data is None or not config.data.buckets
+        return forward
     made = TransitionSet(
         shards,
         advantages,

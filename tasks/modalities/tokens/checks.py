@@ -144,7 +144,7 @@ def _check_base(config: RunConfig) -> None:
     if config.model.path is not None and folder.is_dir():
         check_folder(folder, family.models)
         check_vocabulary(folder)
-        check_class(folder, config.model.attention, family)
+        check_class(folder, config.model.attention, family, shared=config.optimize.shared_prompts)
 
 
 def _family(config: RunConfig) -> type[CausalLM]:
@@ -177,9 +177,9 @@ def _check_critic(config: RunConfig) -> None:
         )
     if section.path is not None:
         folder, base = critic_folder(section.path), Path(str(config.model.path)).expanduser()
-        family = _family(config)
+        family, shared = _family(config), config.optimize.shared_prompts
         check_folder(folder, family.models, label="critic.path")
-        check_class(folder, config.model.attention, family, critic=True)
+        check_class(folder, config.model.attention, family, critic=True, shared=shared)
         if config.model.path is not None and base.is_dir():
             check_critic(folder, base, family.models)
 

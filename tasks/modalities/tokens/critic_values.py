@@ -16,8 +16,8 @@ from models.policies.critic_lm import TrainableCritic
 from storage.trajectories.base import TrajectoryShard
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import Weights
+from tasks.modalities.tokens.forwards import forwards
 from tasks.modalities.tokens.run_prompts import read_prompts
-from tasks.modalities.tokens.text_sampling import padded_rows
 
 if TYPE_CHECKING:
     from tasks.modalities.modality import ValueRequest
@@ -35,28 +35,27 @@ def values_of(valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, lis
     critic = cast(TrainableCritic, host.critic.of(valuing.policy)) if valuing.values else None
     if valuing.reference:
         host.give_reference(policy)
-    values: list[np.ndarray] = []
-    reference: list[np.ndarray] = []
-    count, read = shard.table.num_rows, read_prompts(valuing.context, policy.policy)
-    names = shard.table.column("prompt_id").to_pylist()
-    for start in range(0, count, size):
-        rows = list(range(start, min(start + size, count)))
-        filled = [*rows, *[rows[-1]] * (size - len(rows))]
-        tokens = [read.with_images(names[row], shard.array("tokens", row)) for row in filled]
-        ids = padded_rows(tokens, host.device, read.widths)
-        masks = [shard.array("token_mask", row).astype(bool) for row in rows]
+    values: dict[int, np.ndarray] = {}
+    reference: dict[int, np.ndarray] = {}
+    read, names = read_prompts(valuing.context, policy.policy), shard.table.column("prompt_id").to_pylist()
+    rows = [read.with_images(name, shard.array("tokens", row)) for row, name in enumerate(names)]
+    masks = [shard.array("token_mask", row).astype(bool) for row in range(len(rows))]
+    prompts = [int(mask.argmax()) for mask in masks]
+    parts = forwards(rows, prompts, host.device, size=size, widths=read.widths, shared=read.shared)
+    for numbers, ids, packed in parts:
         if critic is not None:
-            hidden = policy.log_probs_and_hidden(ids, temperature)[2] if critic.reads_policy else None
-            values += _chosen(critic.values(ids, hidden), masks)
+            hidden = policy.log_probs_and_hidden(ids, temperature, packed)[2] if critic.reads_policy else None
+            values |= _chosen(critic.values(ids, hidden, packed), numbers, masks)
         if valuing.reference:
-            reference += _chosen(policy.reference_log_probs(ids, temperature), masks)
+            reference |= _chosen(policy.reference_log_probs(ids, temperature, packed), numbers, masks)
+    order = range(len(rows))
     return {
-        "values": values if valuing.values else None,
-        "reference_log_probs": reference if valuing.reference else None,
+        "values": [values[row] for row in order] if valuing.values else None,
+        "reference_log_probs": [reference[row] for row in order] if valuing.reference else None,
     }
 
 
-def _chosen(found: torch.Tensor, masks: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the values of chosen tokens, per row."""
+def _chosen(found: torch.Tensor, numbers: list[int], masks: list[np.ndarray]) -> dict[int, np.ndarray]:
+    """Return the values of chosen tokens, by number of the row."""
     table = found.float().cpu().numpy()
-    return [table[row, : len(mask)][mask] for row, mask in enumerate(masks)]
+    return {number: table[place, : len(masks[number])][masks[number]] for place, number in enumerate(numbers)}

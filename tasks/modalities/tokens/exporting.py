@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from configs.escaping import in_code, in_markdown, in_python
 from models.policies.causal_lm import CausalLM
+from tasks.export.card import quantized_notes
 from tasks.inputs.base_model import BaseModel, describe_base, license_files
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import PIPELINE, Weights
@@ -41,7 +42,7 @@ _CARD = """---
 
 # {title}
 
-Trained from {base} with {algorithm}.
+Trained from {base} with {algorithm}.{start}{quantized}
 
 ```python
 {load}
@@ -88,6 +89,7 @@ class LanguageModelExport:
     def _card(self, base: BaseModel, policy: CausalLM) -> str:
         """Return the card: front matter, usage, and results of training."""
         epoch, config = self._exporting.epoch, self._config
+        start = self._context.starts_from
         lora, section = self._exporting.format == "lora", tokens_of(config)
         stops = ", ".join(map(in_python, section.stop))
         names = {"auto": policy.models.auto, "reader": policy.models.reader}
@@ -100,7 +102,11 @@ class LanguageModelExport:
             "front": "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items()),
             "title": in_markdown(f"{self._context.run.name}, epoch {epoch}"),
             "base": in_code(base.name),
+            "start": ""
+            if start is None
+            else f" Training started from the policy {in_code(start['run'])}, {in_code(start['policy'])}.",
             "algorithm": in_code(config.optimize.algorithm.name),
+            "quantized": "".join(f" {note}" for note in quantized_notes(config.model)),
             "load": (_ADAPTER if lora else _MODEL).format(base=in_python(base.name), **names),
             "tokenizer": _READERS[policy.models.reader],
             "inputs": call_of(prompts_in(self._context.base_folder, config, tokenizer=policy.tokenizer)),

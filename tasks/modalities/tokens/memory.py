@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.registry import resolve
 from configs.schema import RunConfig
@@ -25,7 +25,7 @@ from tasks.inputs.prompts import source_prompts
 from tasks.modalities.memory import BYTES, Memory, OptimizerSizes, Role, Sizes, host_memory
 from tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes, settings_of
 from tasks.modalities.tokens.rendering import drawing_of
-from tasks.modalities.tokens.run_prompts import largest_image, longest_prompt
+from tasks.modalities.tokens.run_prompts import largest_image, longest_prompt, shared_members
 
 #: Assumed maximum tokens that a chat template adds to a prompt, without a tokenizer.
 _TEMPLATE = 64
@@ -59,7 +59,7 @@ def language_memory(
     sizes = Sizes(config, optimizer, spec)
     module, copies = meta_language_model(about, models=family.models), int(config.optimize.ema is not None)
     blocks = [name for name in block_lists(module) if not within(name, untrained)]
-    actor = sizes.role(module, blocks, dtype=model.dtype, copies=copies, untrained=untrained)
+    actor = sizes.role(module, blocks, dtype=model.dtype, copies=copies, untrained=untrained, quantizer=model.quantizer)
     critic = CriticMemory.of(config, about, sizes, untrained) if requires.critic else CriticMemory()
     measured = text_footprints(
         about,
@@ -72,8 +72,9 @@ def language_memory(
     prompt, notes = _prompt_tokens(config, context_length(about))
     most = prompt + tokens_of(config).max_new
     width = Widths(most=most, limit=context_length(about)).of(most)
-    apart = critic.apart(execution.micro_batch_size, width)
-    work = _work(config, measured, apart, prompt=prompt, width=width, reference=reference)
+    forward = _forward(config, prompt, width)
+    apart = critic.apart(forward.rows, forward.width)
+    work = _work(config, measured, apart, prompt=prompt, forward=forward, reference=reference)
     compared = reference or make_estimator(config).needs_reference
     drawing, drawing_notes = drawing_of(config)
     roles = [role for role in (actor, critic.anywhere) if role is not None]
@@ -109,23 +110,42 @@ def language_memory(
     )
 
 
+class _Forward(NamedTuple):
+    """The shape of a micro-batch of training."""
+
+    rows: int
+    width: int
+    mask: int
+    """Bytes of its mask of single tokens."""
+
+
+def _forward(config: RunConfig, prompt: int, width: int) -> _Forward:
+    """Return the shape of rows, or of groups that share their prompt."""
+    rows, members = config.execution.micro_batch_size, shared_members(config)
+    if members is None:
+        return _Forward(rows, width, 0)
+    groups, tokens = -(-rows // members), prompt + members * tokens_of(config).max_new
+    # Where tokens are visible, as bool, and what is added to scores.
+    return _Forward(groups, tokens, groups * tokens**2 * (1 + BYTES[config.model.dtype]))
+
+
 def _work(
-    config: RunConfig, measured: TextFootprints, apart: Apart, *, prompt: int, width: int, reference: bool
+    config: RunConfig, measured: TextFootprints, apart: Apart, *, prompt: int, forward: _Forward, reference: bool
 ) -> dict[str, int | None]:
     """Return the cache, and the logits and activations of each phase; no values: None."""
     execution, estimator, section = config.execution, make_estimator(config), tokens_of(config)
-    rows = execution.micro_batch_size
+    rows, width, mask = forward
     sampled = measured.sampling(execution.rollout_batch_size, prompt=prompt, new=section.max_new)
     valuing = None
     if estimator.needs_values or estimator.needs_reference:
-        valuing = max(measured.valuing(rows, width, reference=estimator.needs_reference), apart.value)
+        valuing = max(measured.valuing(rows, width, reference=estimator.needs_reference), apart.value) + mask
     training = measured.training(rows, width, reference=reference and not estimator.needs_reference)
     return {
         "cache": sampled.cache,
         "sample": sampled.work,
-        "rescore": measured.scoring(min(execution.rollout_batch_size, rows), width) if section.rescore else 0,
+        "rescore": measured.scoring(min(execution.rollout_batch_size, rows), width) + mask if section.rescore else 0,
         "value": valuing,
-        "optimize_activations": training + apart.training,
+        "optimize_activations": training + apart.training + mask,
     }
 
 

@@ -11,8 +11,10 @@ import pyarrow as pa
 
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
+from models.maths.shared_prompts import SharedWidths
 from models.policies.causal_lm import TrainableLM
 from models.policies.critic_lm import CRITIC, TrainableCritic
+from models.policies.language_classes import check_shares_prompts
 from models.policies.parts import Part
 from models.rewards.base import Batch as Scored
 from models.rewards.base import Needs
@@ -34,7 +36,7 @@ from tasks.modalities.tokens.critic_values import values_of
 from tasks.modalities.tokens.exporting import LanguageModelExport
 from tasks.modalities.tokens.given_texts import GivenText, given_texts, read_text
 from tasks.modalities.tokens.memory import language_memory
-from tasks.modalities.tokens.run_prompts import read_prompts
+from tasks.modalities.tokens.run_prompts import read_prompts, shared_members
 from tasks.modalities.tokens.sample_sets import TextSet
 from tasks.modalities.tokens.text import stored_text
 from tasks.modalities.tokens.text_sampling import evaluation_maker, rollout_maker
@@ -120,8 +122,18 @@ class Tokens(Kind):
     ) -> SampleSet:
         """Return texts as rows."""
         device = None if training.host is None else training.host.device
+        # Units alone are read without a host, for which widths do not matter.
         read = None if training.host is None else read_prompts(training.context)
-        return TextSet(shards, advantages, ahead=training.config.execution.ahead, device=device, read=read)
+        members = shared_members(training.config)
+        shared = None if members is None else SharedWidths(prompt=1, completion=1, members=members)
+        return TextSet(
+            shards,
+            advantages,
+            ahead=training.config.execution.ahead,
+            device=device,
+            read=read,
+            shared=shared if read is None else read.shared,
+        )
 
     def values(self, valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
         """Run each text through critic and base model once."""
@@ -129,6 +141,8 @@ class Tokens(Kind):
 
     def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> TokenModels:
         """Return log-probs and values."""
+        if config.optimize.shared_prompts:
+            check_shares_prompts(cast(TrainableLM, trainable).policy.model)
         return TokenModels(
             trainable=cast(TrainableLM, trainable),
             temperature=tokens_of(config).temperature,

@@ -13,6 +13,7 @@ import numpy as np
 
 from configs.registry import resolve
 from configs.schema import RunConfig
+from models.maths.shared_prompts import SharedWidths
 from models.maths.tokens import Widths
 from models.policies import POLICIES
 from models.policies.language_model_folders import context_length_of, load_tokenizer
@@ -42,6 +43,16 @@ class RunPrompts:
     """Maximum tokens of the model."""
     images: Mapping[str, Sequence[str]]
     """Content keys of the images of prompts, by id."""
+    members: int | None
+    """Texts of a group that share the tokens of their prompt; None: they do not."""
+
+    @property
+    def shared(self) -> SharedWidths | None:
+        """Widths of the run's packed rows, if texts share prompts."""
+        if self.members is None:
+            return None
+        most = self.prompts.section.max_new
+        return SharedWidths(prompt=self.longest, completion=most, members=self.members)
 
     @property
     def widths(self) -> Widths:
@@ -51,6 +62,11 @@ class RunPrompts:
     def with_images(self, prompt: str, tokens: np.ndarray) -> np.ndarray | Sequence[int]:
         """Return a stored row of a prompt, by its id, with the ids of its images."""
         return self.prompts.with_images(tokens, self.images[prompt]) if self.images else tokens
+
+
+def shared_members(config: RunConfig) -> int | None:
+    """Return the texts of a group that share the tokens of their prompt; None: they do not."""
+    return config.samples_per_group if config.optimize.shared_prompts else None
 
 
 #: Cache of the prompts of each run in this process.
@@ -80,7 +96,7 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
         longest, limit = prompts.longest(everything), context_length_of(folder)
         keys = {each.id: image_keys(each.metadata) for split in everything.values() for each in split}
         images = keys if prompts.pictures is not None else {}
-        found = _READ[context] = RunPrompts(prompts, longest, limit, images)
+        found = _READ[context] = RunPrompts(prompts, longest, limit, images, shared_members(context.config))
     return found
 
 

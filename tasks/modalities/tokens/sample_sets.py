@@ -14,15 +14,16 @@ import torch
 
 from configs.advantages import ReplaySection
 from models.devices import moved
+from models.maths.shared_prompts import SharedPrompts, SharedWidths, share_prompts
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import Requirements, expect
 from tasks.algorithms.tokens import TokenBatch, TokenModels
 from tasks.modalities.proximal import Proximal, importance_weights
 from tasks.modalities.reader import RaggedArray
-from tasks.modalities.rows import Units, micro_batches, padded, single_rows
+from tasks.modalities.rows import Units, joint_rows, micro_batches, padded, single_rows
 from tasks.modalities.sample_set import Correctable
+from tasks.modalities.tokens.forwards import padded_rows
 from tasks.modalities.tokens.run_prompts import RunPrompts
-from tasks.modalities.tokens.text_sampling import padded_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +49,7 @@ class TextSet(Correctable):
         ahead: int = 0,
         device: torch.device | None = None,
         read: RunPrompts | None,
+        shared: SharedWidths | None = None,
     ) -> None:
         """Bind to the samples; see ``SampleSet``.
 
@@ -57,9 +59,10 @@ class TextSet(Correctable):
             ahead: see there.
             device: see there.
             read: the run's prompts; None if no batches are needed.
+            shared: widths of packed rows, if texts of a group share the tokens of their prompt.
         """
         super().__init__(shards, advantages, ahead=ahead, device=device)
-        self._read = read
+        self._read, self._shared = read, shared
         self._unchanged, self._share = True, 1.0
         self._recomputed: dict[int, np.ndarray] = {}
         columns = {name: self.earned.column(name) for name in _BY_TOKEN if name in self.earned.column_names}
@@ -71,6 +74,14 @@ class TextSet(Correctable):
         if found is None:
             return super().says_something()
         return np.array([bool(found[row].any()) for row in range(len(self.reader))], np.bool_)
+
+    def units(self, requires: Requirements) -> Units:
+        """Return units of rows that must stay together; the live ones of a group where they share their prompt."""
+        if self._shared is None or requires.unit != "row":
+            return super().units(requires)
+        live = self.live(requires)
+        groups = [[sample for sample in members if live[sample]] for members in self._groups()]
+        return self._early(joint_rows([members for members in groups if members], self.positions()))
 
     def positions(self) -> np.ndarray:
         """Return 1 for every sample."""
@@ -134,6 +145,8 @@ class TextSet(Correctable):
             if table is not None
         }
         about: dict[str, Any] = {**by_token, **common}
+        if self._shared is not None:
+            about["shared"] = self._packed(ids, samples, masks, self._shared)
         return TokenBatch(
             ids=ids,
             mask=moved(torch.from_numpy(_spread(shape, masks, masks, bool)), device),
@@ -147,6 +160,16 @@ class TextSet(Correctable):
     def _tokens(self, sample: int, read: RunPrompts) -> np.ndarray | Sequence[int]:
         prompt = self.reader.prompt_ids[self.reader.prompt_rows[sample]]
         return read.with_images(prompt, self.reader.array("tokens", sample))
+
+    def _packed(
+        self, ids: Tensor, samples: Sequence[int], masks: Sequence[np.ndarray], widths: SharedWidths
+    ) -> SharedPrompts:
+        """Pack rows; repeated ones, which fill a batch up, are groups of their own."""
+        groups = [self.reader.groups[sample] for sample in samples]
+        repeated = [number > 0 and sample == samples[number - 1] for number, sample in enumerate(samples)]
+        numbers = np.cumsum([n == 0 or repeated[n] or groups[n] != groups[n - 1] for n in range(len(samples))])
+        prompts = [int(mask.argmax()) for mask in masks]
+        return share_prompts(ids, prompts, [len(mask) for mask in masks], numbers.tolist(), widths)
 
     def _numbers(self, shape: tuple[int, int], masks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> Tensor:
         return moved(torch.from_numpy(_spread(shape, masks, values, np.float32, chosen=True)), self.device)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from models.devices import moved
 from models.engines import make_engine
 from models.engines.base import Asked, Engine
 from models.engines.local import Local
 from models.maths.generation import Completion, Sampling
+from models.maths.shared_prompts import SharedWidths
 from models.maths.tokens import Widths
 from models.policies.causal_lm import CausalLM, TrainableLM
 from storage.trajectories.base import Sample
@@ -29,6 +29,7 @@ from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import Weights
 from tasks.modalities.samplers import SampleRequest, SamplingContext
 from tasks.modalities.tokens.exporting import write_model
+from tasks.modalities.tokens.forwards import forwards
 from tasks.modalities.tokens.gap import check_gap
 from tasks.modalities.tokens.run_prompts import RunPrompts, read_prompts
 from tasks.modalities.tokens.text import FINISHES, Stops, completed_text
@@ -118,9 +119,18 @@ class TextSampler:
         places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
         # Logits of all positions take many times the memory of sampling.
         size = min(self._size, self._making.config.execution.micro_batch_size)
-        temperature, widths = self._section.temperature, self._read.widths
-        own = _rescored(self._held(), list(places), temperature, self._host.device, size=size, widths=widths).cpu()
-        return [own[places[row], len(prompt) : len(row)] for row, prompt in zip(rows, prompts, strict=True)]
+        lengths = {row: len(prompt) for row, prompt in zip(rows, prompts, strict=True)}
+        own = _rescored(
+            self._held(),
+            list(places),
+            [lengths[row] for row in places],
+            self._section.temperature,
+            self._host.device,
+            size=size,
+            widths=self._read.widths,
+            shared=self._read.shared,
+        )
+        return [own[places[row]][len(prompt) : len(row)] for row, prompt in zip(rows, prompts, strict=True)]
 
     def _request(self, jobs: Sequence[SampleRequest], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Asked:
         policy = self._held().policy
@@ -149,8 +159,8 @@ class TextSampler:
                 self._bring()
             ids = self._proof()
             widths = Widths(limit=self._held().policy.context_length)
-            found = _rescored(self._held(), [ids], 1.0, self._host.device, size=1, widths=widths)
-            engine.prove(ids, found[0, 1 : len(ids)].tolist())
+            (found,) = _rescored(self._held(), [ids], [1], 1.0, self._host.device, size=1, widths=widths, shared=None)
+            engine.prove(ids, found[1 : len(ids)].tolist())
         return engine
 
     def _bring(self) -> None:
@@ -247,27 +257,17 @@ def evaluation_maker(making: SamplingContext) -> TextSampler:
 def _rescored(
     held: TrainableLM,
     rows: Sequence[Sequence[int]],
+    prompts: Sequence[int],
     temperature: float,
     device: torch.device,
     *,
     size: int,
     widths: Widths,
-) -> Tensor:
-    """Return (B, W) log-probs of whole rows, as training computes them, in forwards of ``size`` rows."""
-    filled = [*rows, *[rows[-1]] * (-len(rows) % size)]
-    parts = padded_rows(filled, device, widths).split(size)
-    return torch.cat([held.log_probs(part, temperature)[0] for part in parts])[: len(rows)]
-
-
-def padded_rows(rows: Sequence[Sequence[int] | np.ndarray], device: torch.device, widths: Widths) -> Tensor:
-    """Return rows of token ids padded on the right, (B, W) int64, on a device.
-
-    Args:
-        rows: token ids of each row.
-        device: target device.
-        widths: the possible widths.
-    """
-    lengths = np.array([len(row) for row in rows])
-    ids = np.zeros((len(rows), widths.of(int(lengths.max()))), np.int64)
-    ids[np.arange(ids.shape[1]) < lengths[:, None]] = np.concatenate([np.asarray(row, np.int64) for row in rows])
-    return moved(torch.from_numpy(ids), device)
+    shared: SharedWidths | None,
+) -> list[Tensor]:
+    """Return the (W,) log-probs of each whole row, as training computes them; see ``forwards``."""
+    found: dict[int, Tensor] = {}
+    for numbers, ids, packed in forwards(rows, prompts, device, size=size, widths=widths, shared=shared):
+        log_probs = held.log_probs(ids, temperature, packed)[0].cpu()
+        found |= dict(zip(numbers, log_probs, strict=True))
+    return [found[number] for number in range(len(rows))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import yaml
 
 from configs.escaping import command
 from configs.load import asks_for
+from configs.paths import portable
 from tasks.metrics.alerts import alerts
 from tasks.metrics.evaluations import weighted_rewards
 from tasks.metrics.speed import epoch_speeds, in_words
@@ -23,9 +23,6 @@ from tasks.reports.report.headline import evaluated, headline
 from tasks.reports.report.samples import extremes, pairs
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
-
-#: The beginning of a place on a machine: an absolute path, or the address of a file.
-_PLACE = re.compile(r"(file:|sqlite:)|~?[/\\]|[A-Za-z]:[/\\]")
 
 
 def read_run(context: RunContext) -> RunReport:
@@ -45,7 +42,7 @@ def read_run(context: RunContext) -> RunReport:
     first, final = (weighted_rewards(config, each) for each in figures)
     paired, changed = pairs(view, last, before, after)
     exported, lineage = view.chain.find(config.run.epochs, "export"), view.lineage().to_pylist()
-    rewards, values = config.rewards, _portable(config.model_dump(mode="json"))
+    rewards, values = config.rewards, portable(config.model_dump(mode="json"))
     plain = len(rewards) == 1 and rewards[0].weight == 1
     return RunReport(
         name=context.run.name,
@@ -81,17 +78,6 @@ def read_run(context: RunContext) -> RunReport:
 
 def _node(row: Mapping[str, Any]) -> str:
     return str(Node(row["epoch"], row["stage"], row["slot"]))
-
-
-def _portable(value: Any) -> Any:
-    """Return settings with only the last name of every absolute path: reports go to people without that machine."""
-    if isinstance(value, dict):
-        return {key: _portable(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_portable(each) for each in value]
-    if isinstance(value, str) and _PLACE.match(value):
-        return "…/" + re.split(r"[/\\]", value.rstrip("/\\"))[-1]
-    return value
 
 
 def _curves(view: RunView) -> dict[str, Curve]:

@@ -159,7 +159,7 @@ def test_what_sees_can_be_trained(tmp_path: Path) -> None:
     # Features are computed before the whole model is called, and merged weights must be new there too.
     after = trainable.log_probs(prompt, 1.0)[0]
     assert not torch.equal(after, before)
-    with trainable.without_adapters():
+    with trainable.reference_adapters():
         assert torch.equal(trainable.log_probs(prompt, 1.0)[0], before)
     after.sum().backward()
     assert all(p.grad is not None for name, p in trainable.named_parameters() if "visual" in name)

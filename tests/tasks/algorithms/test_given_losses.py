@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from models.maths.conditioning import Conditioning
 from models.maths.preserving import flow_length, flow_sigma
+from models.maths.transitions import FlowSDE, Grid
+from tasks.algorithms.diffusion import DiffusionModels, ForwardBatch
+from tasks.algorithms.dpo import DPO
 from tasks.algorithms.objectives import kto_loss, prediction_weight
+from tests.golden.given import Given
 
 KTO = [
     # gain, advantage, weights of desired and undesired samples, loss = w sigmoid(-sign gain)
@@ -55,3 +61,74 @@ def test_weights_turn_the_error_of_velocities_into_that_of_each_prediction(alpha
     for prediction, error in errors.items():
         weight = prediction_weight(prediction, sigma[None])
         assert float(weight * wrong**2) == pytest.approx(float(error) ** 2, rel=1e-9), prediction
+
+
+def diffusion_dpo(noise: np.ndarray, predicted: np.ndarray, base: np.ndarray, beta: float) -> float:
+    """Diffusion-DPO's loss (arXiv 2311.12908, eq. 14), one pair after the other: predictions of noise at shared noise.
+
+    -log sigmoid(-beta / 2 ((e_w - e_w,ref) - (e_l - e_l,ref))), e the mean squared error; the factor 1/2 and the mean
+    are those of the public code, for which beta is stated. Rows (better, worse) of each pair, (P, 2, D).
+    """
+    total = 0.0
+    for pair in range(len(noise)):
+        gained = [
+            np.mean((noise[pair] - predicted[pair, side]) ** 2) - np.mean((noise[pair] - base[pair, side]) ** 2)
+            for side in (0, 1)
+        ]
+        total += math.log1p(math.exp(0.5 * beta * (gained[0] - gained[1])))
+    return total / len(noise)
+
+
+def test_dpo_is_diffusion_dpo_in_the_coordinates_of_stable_diffusion() -> None:
+    """Loss and gradient, from noised latents and predictions of noise as a plain loop over a UNet has them."""
+    draw, pairs, dims, beta = np.random.default_rng(0), 3, 4, 2.5
+    alpha_bar = np.array([0.97, 0.5, 0.08])
+    clean, noise = draw.normal(size=(pairs, 2, dims)), draw.normal(size=(pairs, dims))
+    predicted, base = draw.normal(size=(2, pairs, 2, dims))
+    sigma = flow_sigma(torch.from_numpy(alpha_bar)).repeat_interleave(2)
+    column = sigma[:, None]
+    rows = torch.from_numpy(clean).reshape(-1, dims)
+    noises = torch.from_numpy(noise).repeat_interleave(2, 0)
+    latents = (1 - column) * rows + column * noises
+
+    def velocity(values: np.ndarray) -> torch.Tensor:
+        """Of predicted noise: v = eps - x0 with x0 = (x - s eps) / (1 - s)."""
+        eps = torch.from_numpy(values).reshape(-1, dims)
+        return eps - (latents - column * eps) / (1 - column)
+
+    count = 2 * pairs
+    batch = ForwardBatch(
+        latents=latents,
+        advantages=torch.tensor([1.0, -1.0] * pairs, dtype=torch.float64),
+        conditioning=Conditioning({}),
+        weights=torch.ones(count, dtype=torch.float64),
+        units=torch.arange(pairs).repeat_interleave(2),
+        importance=torch.ones(count, dtype=torch.float64),
+        count=count,
+        age=torch.zeros(count, dtype=torch.int64),
+        step=torch.zeros(count, dtype=torch.int64),
+        keys=tuple((row, 0) for row in range(count)),
+        clean=rows,
+        noise=noises,
+        grid=Grid(sigma, torch.zeros_like(sigma), sigma),
+    )
+
+    def ours(values: np.ndarray) -> tuple[float, torch.Tensor]:
+        leaf = velocity(values).requires_grad_()
+        models = DiffusionModels(trainable=Given(leaf, velocity(base)), kernel=FlowSDE(), behavior=[])  # type: ignore[arg-type]
+        loss = DPO(beta=beta, prediction="epsilon").loss(batch, models).loss.mean()
+        loss.backward()
+        assert leaf.grad is not None
+        # dv / deps = 1 / (1 - s)
+        return float(loss.detach()), (leaf.grad / (1 - column)).reshape(pairs, 2, dims)
+
+    loss, gradient = ours(predicted)
+    assert loss == pytest.approx(diffusion_dpo(noise, predicted, base, beta), rel=1e-12)
+    assert ours(base)[0] == pytest.approx(math.log(2), rel=1e-12)
+    step = 1e-6
+    for place in [(0, 0, 1), (1, 1, 2), (2, 0, 3), (2, 1, 0)]:
+        near = [predicted.copy(), predicted.copy()]
+        near[0][place] += step
+        near[1][place] -= step
+        high, low = (diffusion_dpo(noise, each, base, beta) for each in near)
+        assert float(gradient[place]) == pytest.approx((high - low) / (2 * step), rel=1e-6)

@@ -147,7 +147,7 @@ STATED = {
     "token | sequence | product": "GSPO.ratio TokenGRPO.ratio",
     "token_mean | sequence_mean | constant": """
         CISPO.normalization DAPO.normalization PPO.normalization ReinforcePP.normalization TokenGRPO.normalization""",
-    "velocity | epsilon | v_prediction | sample": "SFT.prediction",
+    "velocity | epsilon | v_prediction | sample": "DPO.prediction KTO.prediction SFT.prediction",
     "uniform | t | t2 | huber | ghuber | adaptive": "AWM.weighting VGRPO.weighting",
 }
 

@@ -29,6 +29,7 @@ from tests.conftest import ROOT
 from tests.support.clip import write_clip
 from tests.support.inside import make_stage, prepare
 from tests.tasks.stages.test_stages import assert_same_trajectories, weights
+from tests.tasks.stages.test_start import reference_kl
 
 # All of them work with the same ranks.
 pytestmark = pytest.mark.xdist_group("strategies")
@@ -198,6 +199,34 @@ def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(
     assert first[0]["importance"] != 1.0
     ours, theirs = weights(one, 2), weights(two, 2)
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("fsdp, spread", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("lora", ["{rank: 2, alpha: 4}", pytest.param("null", marks=pytest.mark.campaign)])
+def test_two_ranks_compare_with_the_policy_they_started_from_as_one_process(
+    crew: RankExecutor, single: RankExecutor, tmp_path: Path, strategy: str, lora: str
+) -> None:
+    """In rollouts and in training, where adapters of the reference are exchanged with the trained ones."""
+    settings = [f"model.lora={lora}", "advantage.kl_coef=0.1", "optimize.learning_rate=1e-2"]
+    ranks = [f"execution.{each}" for each in ("processes=2", *STRATEGIES[strategy])]
+    on_ranks(single, prepare(config_of("sd3", tmp_path, *settings, "run.name=first")), 1)
+    started = [*settings, "model.start=first@1", "run.seed=3"]
+    one = prepare(config_of("sd3", tmp_path, *started, "run.name=one"))
+    # Another root, as equal work has one name.
+    on_ranks(single, prepare(config_of("sd3", tmp_path / "two", *settings, "run.name=first")), 1)
+    two = prepare(config_of("sd3", tmp_path / "two", *started, *ranks, "run.name=two"))
+    for epoch in (1, 2):
+        on_ranks(single, one, epoch)
+        on_ranks(crew, two, epoch)
+    first, second = (context.store.require(context.policy_ref(2)).summary["updates"][0]["kl"] for context in (one, two))
+    assert first == pytest.approx(second, rel=1e-2)
+    assert first > 1e-9 > updates(one)[0]["kl"]
+    sampled, shared = reference_kl(one, 2), reference_kl(two, 2)
+    assert sampled == pytest.approx(shared, rel=2e-2, abs=1e-9)
+    assert max(sampled) > 1e-8
 
 
 #: Algorithms that ask a reward while training, of clips too, on ranks with uneven numbers of micro-batches.

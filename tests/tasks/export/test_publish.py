@@ -15,6 +15,7 @@ from flows.cli.publish import publish_command
 from storage.artifacts.commit import ArtifactStore
 from storage.maintenance.transfer import copy_run
 from tasks.export.publish import HERE, finished_export, for_hub
+from tasks.export.request import PublishRequest
 from tasks.runs.opening import open_run
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, ConfigFactory
@@ -108,7 +109,7 @@ def test_refusals_say_what_to_do(
 )
 def test_addresses_that_are_none(model: str, epoch: int | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        publish_command(model, "ann/signs", epoch=epoch, private=False, token_env=None, root=None)
+        publish_command(PublishRequest(model=model, repo="ann/signs", epoch=[] if epoch is None else [epoch]))
 
 
 def test_a_card_the_hub_refuses(store: ArtifactStore, hub: Hub) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 from typer.testing import CliRunner
@@ -194,23 +195,21 @@ def rated(rows: list[dict[str, Any]], value: object) -> list[dict[str, Any]]:
 
 
 MISTAKES: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
-    "equal sides": (lambda rows: rows[2].update(rejected=rows[2]["chosen"]), "row 3: both sides are equal"),
-    "an empty path": (lambda rows: rows[2].update(chosen=" "), "row 3, column 'chosen' is empty"),
-    "no image": (
-        lambda rows: rows[2].update(chosen="pairs.jsonl"),
-        "row 3, column 'chosen': image 'pairs.jsonl' cannot",
-    ),
-    "a bomb": (lambda rows: rows[2].update(chosen="bomb.png"), "row 3, column 'chosen': image 'bomb.png' cannot"),
-    "outside": (lambda rows: rows[2].update(chosen="../outside.png"), "row 3, column 'chosen': image '../outside.png'"),
-    "no file": (lambda rows: rows[2].update(chosen="none.png"), "row 3, column 'chosen': image 'none.png' cannot"),
-    "no prompt": (lambda rows: rows[2].update(prompt=7), "row 3: the prompt is 7, not a text"),
-    "no column": (lambda rows: rows[2].pop("rejected"), "row 3 has no column 'rejected'; it has prompt, chosen"),
+    "equal sides": (lambda rows: rows[2].update(rejected=rows[2]["chosen"]), "line 3: chosen and rejected sample"),
+    "an empty path": (lambda rows: rows[2].update(chosen=" "), "line 3 has no 'chosen', the path of an image"),
+    "no image": (lambda rows: rows[2].update(chosen="text.png"), "line 3: text.png cannot be read"),
+    "no path": (lambda rows: rows[2].update(chosen="pairs.jsonl"), "line 3, chosen: 'pairs.jsonl' is a text, not"),
+    "a bomb": (lambda rows: rows[2].update(chosen="bomb.png"), "line 3: bomb.png cannot be read"),
+    "outside": (lambda rows: rows[2].update(chosen="../outside.png"), "line 3: '../outside.png'"),
+    "no file": (lambda rows: rows[2].update(chosen="none.png"), "none.png' does not exist"),
+    "no prompt": (lambda rows: rows[2].update(prompt=7), "line 3: the prompt is a number, not a text"),
+    "no column": (lambda rows: rows[2].pop("rejected"), "line 3 has no 'rejected'"),
     "out of scale": (
         lambda rows: rows.__setitem__(slice(None), rated(rows, 7)),
-        "row 1: rating 7 is not on the scale 1 to 5; see 'scale'",
+        "line 1: the rating 'rating' is 7, but the scale is 1.0 to 5.0",
     ),
-    "no number": (lambda rows: rows.__setitem__(slice(None), rated(rows, "good")), "rating 'good' is not on the scale"),
-    "both kinds": (lambda rows: rows.append(rated(rows, 3)[0]), "some rows are preferences and others are ratings"),
+    "no number": (lambda rows: rows.__setitem__(slice(None), rated(rows, "good")), "is 'good', but the scale"),
+    "both kinds": (lambda rows: rows.append(rated(rows, 3)[0]), "line 61 has no 'chosen'"),
     "ties alone": (lambda rows: [row.update(tie="yes") for row in rows], "all held-out judgments are ties or equal"),
     "equal ratings": (lambda rows: rows.__setitem__(slice(None), rated(rows, 3)), "are ties or equal ratings, which"),
     "too few": (lambda rows: rows.__delitem__(slice(30, None)), "there are 24 judgments to train on and 6 to measure"),
@@ -221,6 +220,7 @@ MISTAKES: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
 def test_judgments_that_cannot_be_used_are_named(mistake: str, tmp_path: Path) -> None:
     change, message = MISTAKES[mistake]
     rows = rows_of(tmp_path)
+    (tmp_path / "text.png").write_text("no image")
     if mistake == "a bomb":
         Image.fromarray(np.zeros((20_000, 20_000), bool)).save(tmp_path / "bomb.png")
     if mistake == "outside":
@@ -237,8 +237,8 @@ def test_judgments_that_cannot_be_used_are_named(mistake: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompt": "p3"}, "row 1 has the prompt 'p3' of"),
-        ({"chosen": "7.png"}, "row 1 has an image or text of"),
+        ({"prompt": "p3"}, "line 1 has the prompt 'p3' of"),
+        ({"chosen": "7.png"}, "line 1 has an image or text of"),
     ],
     ids=["prompt", "image"],
 )
@@ -249,7 +249,7 @@ def test_a_leak_into_given_held_out_judgments_is_named(change: Row, message: str
     with pytest.raises(ConfigError, match="it would measure memory") as caught:
         fit_reward(fit_config(tmp_path, data, heldout=str(heldout)))
     assert message in str(caught.value)
-    assert f"{data}, row 4" in str(caught.value)
+    assert f"{data}, line 4" in str(caught.value)
     write_rows(heldout, rows[40:])
     made = fit_reward(fit_config(tmp_path, data, heldout=str(heldout), updates=1))
     assert (made.about["data"]["train"], made.about["data"]["heldout"]) == (40, 40)
@@ -305,3 +305,31 @@ def test_a_folder_of_others_is_read_as_data(about: str, message: str, tmp_path: 
     (tmp_path / "reward.json").write_text(about)
     with pytest.raises(ConfigError, match=message):
         make_reward("fitted", {"path": str(tmp_path)})
+
+
+@pytest.mark.parametrize("kind", ["words", "characters", "none"])
+def test_which_of_two_images_is_better_depends_on_the_prompt(kind: str, tmp_path: Path) -> None:
+    left, places = write_images(tmp_path, 800), ("left side", "right side")
+    rows = []
+    for number in range(400):
+        one, other = sorted((2 * number, 2 * number + 1), key=lambda each: -left[each])
+        # One image is better for the first prompt, the other for the second.
+        for place, (chosen, rejected) in zip(places, ((one, other), (other, one)), strict=True):
+            prompt = f"{place} {number}"
+            rows.append({"prompt": prompt, "chosen": f"{chosen}.png", "rejected": f"{rejected}.png"})
+    backbone = {"name": "pixels", "options": {"height": 8, "width": 16, "prompt": kind}}
+    data = write_rows(tmp_path / "pairs.jsonl", rows)
+    made = fit_reward(fit_config(tmp_path, data, backbone=backbone, updates=400, learning_rate=3e-3))
+    accuracy = made.about["heldout"]["accuracy"]["mean"]
+    if kind == "none":
+        assert accuracy < 0.6
+        return
+    assert accuracy > 0.85
+    reward: Any = make_reward("fitted", {"path": str(made.folder)})
+    images = pictures(tmp_path, range(100))
+    scores = [np.asarray(reward.score(images, [place] * 100, []).values) for place in places]
+    assert np.corrcoef(left[:100], scores[0])[0, 1] > 0.7
+    assert np.corrcoef(left[:100], scores[1])[0, 1] < -0.7
+    smooth = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+    followed = reward.differentiable(smooth, [places[1]] * 100, [])
+    np.testing.assert_allclose(followed.numpy(), scores[1], atol=1e-4)

@@ -226,5 +226,10 @@ def test_a_head_on_a_classifier_of_texts(tmp_path: Path) -> None:
     texts = np.array(["good days are here", "bad days are here"], object)
     good, bad = np.asarray(reward.score(texts, ["", ""], [{}, {}]).values)  # type: ignore[union-attr]
     assert good > bad
+    backbone["options"].pop("given")
+    paired = fit_reward(fit_config(tmp_path, data, backbone=backbone, updates=20))
+    reward = make_reward("fitted", {"path": str(paired.folder), "model": model})
+    one, other = np.asarray(reward.score(texts[[0, 0]], ["a sign", "sad"], [{}, {}]).values)  # type: ignore[union-attr]
+    assert one != other, "by default the model is given prompt and text"
     with pytest.raises(RewardError, match="it was fitted on texts, and is given images"):
         score(reward, "fitted", Batch(media=np.zeros((1, 8, 8, 3), np.uint8), prompts=[""], metadata=[{}]), Handling())

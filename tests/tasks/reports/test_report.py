@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from configs.paths import portable
 from configs.schema import RunConfig
 from tasks.metrics.evaluations import evaluation_figures
 from tasks.reports.report import charts, page, run_report
 from tasks.reports.report.headline import SampleScores, headline
-from tasks.reports.report.reading import _portable, read_run
+from tasks.reports.report.reading import read_run
 from tasks.reports.report.samples import _encoded
 from tasks.runs.context import RunContext
 from tasks.specs.graph import Node
@@ -207,7 +208,7 @@ def test_settings_name_no_place_on_a_machine() -> None:
         "a": ["/home/me/p.txt", "s3://b/p", "org/model"],
         "b": {"c": r"C:\models\m", "d": 1, "e": "sqlite:////x/m.db"},
     }
-    assert _portable(given) == {"a": ["…/p.txt", "s3://b/p", "org/model"], "b": {"c": "…/m", "d": 1, "e": "…/m.db"}}
+    assert portable(given) == {"a": ["…/p.txt", "s3://b/p", "org/model"], "b": {"c": "…/m", "d": 1, "e": "…/m.db"}}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from PIL import Image
+from PIL import Image, ImageOps
 
 import flowmill
 from configs.errors import ConfigError, DataError, FlowmillError
@@ -20,7 +20,8 @@ from models.policies.diffusion import DiffusionPolicy
 from models.policies.parts import Part
 from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
-from tasks.inputs.components import open_trajectory_store
+from tasks.checks.check_data import check_data
+from tasks.inputs.components import make_algorithm, open_trajectory_store
 from tasks.inputs.store_trust import remember
 from tasks.metrics.alerts import Alert, Watcher
 from tasks.metrics.describe import describe_run
@@ -160,6 +161,68 @@ def test_the_loss_is_that_of_a_plain_loop(given: Make) -> None:
         run_epoch(again, epoch)
     found = [again.store.require(again.policy_ref(epoch)).summary["updates"][0]["loss"] for epoch in (1, 2)]
     assert found == pytest.approx(losses, rel=1e-5)
+
+
+BUCKETS = ((16, 32), (24, 24), (32, 16))
+SHAPES = [(40, 24), (30, 30), (20, 44), (41, 20), (33, 30), (24, 48)]
+
+
+def shaped(key: str, seed: int = 0) -> list[dict[str, Any]]:
+    return [{"prompt": f'"{n:02d}"', key: picture(seed + n, size)} for n, size in enumerate(SHAPES)]
+
+
+def test_images_of_several_sizes_train_in_buckets(given: Make, tmp_path: Path) -> None:
+    """Nothing is stretched, micro-batches have one size, and neither ranks' batches nor a resume change the result."""
+    sizes = {"buckets": BUCKETS, "rows_per_shard": 4}
+    context = prepare(given(shaped("image"), SFT, **sizes))
+    found = samples_of(context)
+    assert [media.shape[:2] for _, _, media in found] == [(16, 32), (24, 24), (32, 16), (16, 32), (24, 24), (32, 16)]
+    for (_, latents, media), row in zip(found, shaped("image"), strict=True):
+        height, width = media.shape[:2]
+        assert latents.shape[-2:] == (height // 2, width // 2)
+        fitted = np.asarray(ImageOps.fit(row["image"], (width, height), Image.Resampling.LANCZOS))
+        assert np.array_equal(fitted, media)
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    few = [f"store.root={tmp_path / 'few'}", "execution.micro_batch_size=4"]
+    single = prepare(given(shaped("image"), SFT, *few, **sizes))
+    for epoch in (1, 2):
+        run_epoch(single, epoch)
+    updates = [each.store.require(each.policy_ref(2)).summary["updates"] for each in (context, single)]
+    for ours, theirs in zip(*updates, strict=True):
+        assert ours["rows"] == theirs["rows"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+    once = prepare(given(shaped("image"), SFT, f"store.root={tmp_path / 'once'}"))
+    assert once.chain.ref(Node(0, "ingest")) != context.chain.ref(Node(0, "ingest"))
+
+
+def test_both_images_of_a_pair_get_the_size_of_the_chosen_one(given: Make) -> None:
+    rows = [{**row, "rejected": picture(50 + n, (30, 31))} for n, row in enumerate(shaped("chosen"))]
+    context = prepare(given(rows, "dpo", buckets=BUCKETS, chosen="chosen", rejected="rejected"))
+    media = [media.shape for _, _, media in samples_of(context)]
+    assert media[::2] == media[1::2]
+    assert len(set(media)) == len(BUCKETS)
+    run_epoch(context, 1)
+    assert context.store.require(context.policy_ref(1)).summary["updates"][0]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "section", "message"),
+    [
+        (SFT, {"buckets": ((16, 33),)}, r"data.buckets \[16, 33\]: .*width"),
+        ("dpo", {"rating": "stars", "scale": (1, 5)}, "compares them at equal noise"),
+    ],
+)
+def test_buckets_that_cannot_work_are_refused(
+    given: Make, algorithm: Any, section: dict[str, Any], message: str
+) -> None:
+    config = given(rated(), algorithm, **{"buckets": BUCKETS, **section})
+    with pytest.raises(ConfigError, match=message):
+        check_config(config, rewards=False)
+    packed = config.model_copy(update={"model": config.model.model_copy(update={"policy": "flux1"})})
+    with pytest.raises(ConfigError, match=r"model\.policy 'flux1' is trained on samples of one"):
+        check_data(packed, make_algorithm(config).requires)
 
 
 def test_a_changed_sample_makes_ingest_stale_and_a_moved_one_does_not(given: Make, tmp_path: Path) -> None:

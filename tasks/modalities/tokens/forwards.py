@@ -1,0 +1,77 @@
+"""Divides texts into forwards of a fixed size, with the layout of training.
+
+Legend: B rows of a forward, W positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from models.devices import moved
+from models.maths.shared_prompts import SharedPrompts, SharedWidths, share_prompts
+from models.maths.tokens import Widths
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Row = Sequence[int] | np.ndarray
+
+
+def padded_rows(rows: Sequence[Row], device: torch.device, widths: Widths) -> Tensor:
+    """Return rows of token ids padded on the right, (B, W) int64, on a device.
+
+    Args:
+        rows: token ids of each row.
+        device: target device.
+        widths: the possible widths.
+    """
+    lengths = np.array([len(row) for row in rows])
+    ids = np.zeros((len(rows), widths.of(int(lengths.max()))), np.int64)
+    ids[np.arange(ids.shape[1]) < lengths[:, None]] = np.concatenate([np.asarray(row, np.int64) for row in rows])
+    return moved(torch.from_numpy(ids), device)
+
+
+def forwards(
+    rows: Sequence[Row],
+    prompts: Sequence[int],
+    device: torch.device,
+    *,
+    size: int,
+    widths: Widths,
+    shared: SharedWidths | None,
+) -> Iterator[tuple[list[int], Tensor, SharedPrompts | None]]:
+    """Yield the numbers of rows, their (B, W) ids, and the rows packed by prompt if they share prompts.
+
+    All forwards have the same size, as kernels differ with it: the last rows, or the last group, are repeated.
+
+    Args:
+        rows: token ids of each row, prompt first.
+        prompts: tokens of each row's prompt.
+        device: target device.
+        size: rows of a forward.
+        widths: the possible widths.
+        shared: those of packed rows; None: rows are not packed.
+    """
+    units, each = [[number] for number in range(len(rows))], size
+    if shared is not None:
+        of_prompt = [tuple(row[:length]) for row, length in zip(rows, prompts, strict=True)]
+        equal = [list(found) for _, found in groupby(range(len(rows)), of_prompt.__getitem__)]
+        most = shared.members
+        units = [found[start : start + most] for found in equal for start in range(0, len(found), most)]
+        each = max(1, size // most)
+    filled = [*units, *[units[-1]] * (-len(units) % each)]
+    for start in range(0, len(filled), each):
+        chosen = filled[start : start + each]
+        numbers = [number for unit in chosen for number in unit]
+        ids = padded_rows([rows[number] for number in numbers], device, widths)
+        packed = None
+        if shared is not None:
+            groups = [place for place, unit in enumerate(chosen) for _ in unit]
+            asked, texts = [prompts[number] for number in numbers], [len(rows[number]) for number in numbers]
+            packed = share_prompts(ids, asked, texts, groups, shared)
+        yield numbers, ids, packed

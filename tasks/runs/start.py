@@ -1,0 +1,111 @@
+"""The policy of another run that a run starts from: resolved once, when the run begins.
+
+The stage ``policy`` copies its weights, so a run needs the other one no longer than until then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.escaping import command
+from configs.load import parse_config
+from configs.registry import resolve
+from configs.schema import RunConfig
+from configs.suggestions import did_you_mean
+from models.policies import POLICIES
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder, list_runs
+from tasks.inputs.components import lora_spec
+from tasks.inputs.store_trust import READ, check_trusted
+from tasks.inputs.weight_sources import Weights, chosen_weights
+from tasks.runs.chain import Chain
+from tasks.runs.component_requirements import knowing_needs
+from tasks.runs.locks import run_name
+from tasks.specs.graph import Node, policy_after
+from tasks.specs.run_inputs import RunInputs
+
+
+def started_from(store: ArtifactStore, config: RunConfig) -> dict[str, Any]:
+    """Return the policy that ``model.start`` names: artifact, digest, file of weights (None: the base model), base.
+
+    Raises:
+        ConfigError: there is no such run or epoch, or its model is another one.
+        TrustError: the store names code that the user did not request.
+    """
+    name, _, epoch = str(config.model.start).rpartition("@")
+    source = _chain(store, name)
+    entry = source.find(*policy_after(int(epoch)))
+    if entry is None:
+        trained = max((each.epoch for each in source.run.entries() if each.stage == "optimize"), default=0)
+        raise ConfigError(
+            f"model.start: run '{name}' has no policy after epoch {epoch}; its last is that after epoch {trained}. "
+            f"Name another epoch, or train it further: {command('flowmill', 'run', 'CONFIG', '--name', name)}"
+        )
+    base = source.require(0, "base").ref
+    _check_alike(store, config, source, str(base))
+    weights = chosen_weights(store, entry.ref, Weights.AVERAGE)
+    return {
+        "policy": entry.artifact,
+        "digest": store.require(entry.ref).digest,
+        "weights": None if weights is None else weights.value,
+        "base": str(base),
+    }
+
+
+def check_start(config: RunConfig) -> None:
+    """Check that the policy that a run starts from exists and fits; a run that has begun has its own copy.
+
+    Raises:
+        ConfigError: there is none, or it is of another model.
+    """
+    root = config.store.root
+    if config.model.start is None:
+        return
+    if "://" not in root and not Path(root).expanduser().is_dir():
+        raise ConfigError(
+            f"model.start is '{config.model.start}', but there is no store at '{root}'. Train that run first, in the "
+            "same store."
+        )
+    store = ArtifactStore(config.store)
+    if "start" not in (RunFolder(store, run_name(config)).describe() or {}):
+        started_from(store, config)
+
+
+def _chain(store: ArtifactStore, name: str) -> Chain:
+    run = RunFolder(store, name)
+    found = run.config()
+    if found is None:
+        names = list_runs(store)
+        raise ConfigError(
+            f"model.start: there is no run '{name}' in '{store.root.uri}'. "
+            + (did_you_mean(name, names) if names else "Train it first, in the same store.")
+        )
+    config = parse_config(found, where=f"run '{name}'")
+    check_trusted(config, config, run=name, only=READ)
+    return Chain(RunInputs(store, knowing_needs(config, run, trusted=False), run, reads=True))
+
+
+def _check_alike(store: ArtifactStore, config: RunConfig, source: Chain, base: str) -> None:
+    """Check that a run trains the same weights of the same model as the run that it starts from."""
+    ours, theirs, name = config.model, source.config.model, source.run.name
+    # The commit of a hub id is compared when the base model is there, by the stage ``policy``.
+    is_hub = ours.path is not None and not Path(ours.path).is_dir()
+    own = Chain(RunInputs(store, config, RunFolder(store, run_name(config))))
+    same = ours.path == theirs.path if is_hub else str(own.target(Node(0, "base"))) == base
+    if ours.policy != theirs.policy or not same:
+        raise ConfigError(
+            f"model.start: run '{name}' trains another base model ({theirs.policy}, {theirs.base_name}) than this "
+            f"config ({ours.policy}, {ours.base_name}). Repeat its section model, or export it and set model.path."
+        )
+    family = resolve(POLICIES, ours.policy, label="model.policy")
+    begun = theirs.lora is not None and theirs.lora.start is not None
+    adapters, given = ("files" if begun else lora_spec(source.config, family)), lora_spec(config, family)
+    if adapters != given:
+        what = "all weights" if adapters is None else f"adapters ({theirs.lora.brief()})" if theirs.lora else ""
+        raise ConfigError(
+            f"model.start: run '{name}' trains {what}, this config "
+            f"{'all weights' if ours.lora is None else f'adapters ({ours.lora.brief()})'}. Set model.lora as in that "
+            "run, or export it and set model.path or model.lora.start."
+        )
