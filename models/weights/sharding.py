@@ -65,7 +65,7 @@ class Sharding:
                 mesh=self.mesh,
                 offload_policy=policy,
                 reshard_after_forward=True,
-                **({"ignored_params": apart} if apart else {}),
+                ignored_params=apart or None,
             )
             for part in sharded_parts(module):
                 # Losses are already divided by the rows of all ranks, so gradients are summed.
