@@ -16,7 +16,7 @@ from models.policies.language_classes import attention_of, check_causal, check_i
 from models.policies.language_model_folders import hidden_size, load_language_config
 from models.policies.parts import Part
 from models.policies.trainable import Trainable
-from models.weights.lora import LoraSpec
+from models.weights.lora import LoraSpec, within
 from models.weights.pretrained_loading import load_pretrained
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ class CriticLM(Policy):
     def blocks(self) -> tuple[str, ...]:  # type: ignore[override]
         """The backbone's layers."""
         backbone = self.model.backbone
-        return () if backbone is None else tuple(f"backbone.{name}" for name in block_lists(backbone))
+        names = () if backbone is None else block_lists(backbone)
+        return tuple(f"backbone.{name}" for name in names if not within(name, self.untrained))
 
     @property
     def trained(self) -> dict[str, Any]:
