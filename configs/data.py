@@ -26,6 +26,8 @@ class DataSection(Section):
     relative to the config file."""
     prompt: str = "prompt"
     """Column of the prompt; in tars the extension of its member, such as txt."""
+    prompt_image: Annotated[str | None, Later()] = None
+    """Column of the input images of the prompt, as `prompts.image`, for families whose prompts have some."""
     sample: str = "image"
     """Column of the sample: the path of an image or clip below the folder of the rows, or a text."""
     chosen: str | None = None

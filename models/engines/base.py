@@ -20,6 +20,8 @@ class Asked:
 
     prompts: Sequence[Sequence[int]]
     """Token ids of each, at least one."""
+    starts: Sequence[int]
+    """Position of the first token after each prompt, for the local engine."""
     sampling: Sampling
     stop: tuple[str, ...]
     """The stop texts of ``sampling.stopped``."""

@@ -47,6 +47,7 @@ class Local:
             width=asked.width,
             uniforms=None if uniforms is None else filled,
             device=asked.device,
+            starts=[*asked.starts, *[asked.starts[-1]] * missing],
         )
         return found[: len(asked.prompts)]
 

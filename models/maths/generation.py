@@ -67,6 +67,7 @@ def generate(
     width: int,
     uniforms: Callable[[int], Tensor] | None,
     device: torch.device,
+    starts: Sequence[int] | None = None,
 ) -> list[Completion]:
     """Complete B prompts; rows are independent, except for rounding where the shape of the batch changes.
 
@@ -76,11 +77,13 @@ def generate(
         prompts: token ids, at least one and at most ``width`` each.
         width: P; shorter prompts are padded on the left.
         uniforms: position -> (B,) float64 in [0, 1); None: the likeliest tokens.
+        starts: position of the first new token of each row; None: the number of tokens of its prompt.
     """
     pads = [width - len(prompt) for prompt in prompts]
     ids = moved(torch.tensor([[0] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)]), device)
     mask = moved(torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads]), device)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    follow = positions[:, -1:] + 1 if starts is None else moved(torch.tensor(starts)[:, None], device)
     found, running, cache = [Completion() for _ in prompts], [True] * len(prompts), None
     for position in range(sampling.max_new):
         logits, cache = forward(ids, mask, positions, cache)
@@ -89,7 +92,7 @@ def generate(
         running = _note(found, running, tokens.tolist(), log_probs.tolist(), sampling)
         if not any(running):
             break
-        ids, positions = tokens[:, None], positions[:, -1:] + 1
+        ids, positions, follow = tokens[:, None], follow, follow + 1
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], -1)
     return found
 

@@ -40,7 +40,8 @@ def log_probs_and_entropy(logits: Tensor, ids: Tensor, temperature: float) -> tu
 
 
 def _chosen(log_p: Tensor, ids: Tensor) -> Tensor:
-    return torch.nn.functional.pad(log_p.gather(-1, ids[:, 1:, None])[..., 0], (1, 0))
+    # Ids of images are negative; their log-probs are never used.
+    return torch.nn.functional.pad(log_p.gather(-1, ids[:, 1:, None].clamp(min=0))[..., 0], (1, 0))
 
 
 def draw(logits: Tensor, uniforms: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:

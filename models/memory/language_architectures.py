@@ -9,9 +9,10 @@ import torch
 
 from configs.errors import ConfigError
 from models.memory.published import published
+from models.policies.causal_lm import CausalLM
 from models.policies.critic_lm import ValueModel
 from models.policies.language_classes import attention_of, check_causal, check_shares_prompts
-from models.policies.language_model_folders import load_language_config
+from models.policies.language_model_folders import CAUSAL, LanguageModels, hidden_size, load_language_config
 from models.weights.pretrained_loading import auto_from_config
 from models.weights.stored_weights import on_meta
 
@@ -27,20 +28,19 @@ def language_config(path: str) -> Any:
     return None if about is None else AutoConfig.for_model(**about)
 
 
-def meta_language_model(config: Any, attention: str | None = None) -> Any:
+def meta_language_model(config: Any, attention: str | None = None, models: LanguageModels = CAUSAL) -> Any:
     """Return the language model without weights.
 
     Args:
         config: config of transformers.
         attention: ``model.attention``.
+        models: its classes.
 
     Raises:
         ConfigError: transformers has no such class, or the class does not support this attention.
     """
-    from transformers import AutoModelForCausalLM
-
-    called = attention_of(AutoModelForCausalLM, config, attention)
-    return on_meta(lambda: auto_from_config(AutoModelForCausalLM, config, attn_implementation=called))
+    called = attention_of(models.loader(), config, attention)
+    return on_meta(lambda: auto_from_config(models.loader(), config, attn_implementation=called))
 
 
 def meta_backbone(config: Any, attention: str | None = None, *, label: str = "critic.path") -> Any:
@@ -54,15 +54,23 @@ def meta_backbone(config: Any, attention: str | None = None, *, label: str = "cr
 def meta_critic(config: Any, *, own: bool) -> ValueModel:
     """Return the critic of a model without weights: with its own backbone, or only a head."""
     backbone = meta_backbone(config) if own else None
-    return ValueModel(backbone, int(config.hidden_size), torch.device("meta"))
+    return ValueModel(backbone, hidden_size(config), torch.device("meta"))
 
 
-def check_class(folder: Path, attention: str | None, *, critic: bool = False, shared: bool = False) -> None:
+def check_class(
+    folder: Path,
+    attention: str | None,
+    family: type[CausalLM] = CausalLM,
+    *,
+    critic: bool = False,
+    shared: bool = False,
+) -> None:
     """Check that the class of a folder's model can be sampled and trained, without its weights.
 
     Args:
         folder: folder of the model.
         attention: ``model.attention``.
+        family: the model family.
         critic: it is the backbone of a critic.
         shared: ``optimize.shared_prompts``.
 
@@ -74,7 +82,7 @@ def check_class(folder: Path, attention: str | None, *, critic: bool = False, sh
     if config is None:
         return  # loading reports the error
     try:
-        made = meta_backbone(config, attention) if critic else meta_language_model(config, attention)
+        made = meta_backbone(config, attention) if critic else meta_language_model(config, attention, family.models)
     except ConfigError:
         raise
     except Exception as error:  # a class may fail in any way on inconsistent sizes
@@ -82,6 +90,9 @@ def check_class(folder: Path, attention: str | None, *, critic: bool = False, sh
             f"{label} '{folder}' has a config.json of which no model can be made: {type(error).__name__}: {error}. "
             "Save the model with save_pretrained(), or choose another one."
         ) from error
-    check_causal(folder, made, label=label, draws=not critic)
+    if critic:
+        check_causal(folder, made, label=label, draws=False)
+    else:
+        family.check_model(folder, made)
     if shared:
         check_shares_prompts(made, label=label)

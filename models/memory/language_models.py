@@ -22,6 +22,8 @@ from models.memory.activation_tracing import extrapolated, fake_module, forget_g
 from models.policies.causal_lm import CausalLM
 from models.policies.critic_lm import CriticLM, ValueModel, recompute_layers
 from models.policies.language_classes import attention_of
+from models.policies.language_model_folders import hidden_size
+from models.policies.pictures import KEPT_BYTES, Inputs
 from models.weights.pretrained_loading import auto_from_config
 from models.weights.stored_weights import empty_model
 
@@ -55,7 +57,14 @@ class TextFootprints:
     """Measures a language model, and its critic; results are kept."""
 
     def __init__(
-        self, config: Any, settings: PolicySettings, lora: LoraSpec | None, *, critic: PolicySettings | None, own: bool
+        self,
+        config: Any,
+        settings: PolicySettings,
+        lora: LoraSpec | None,
+        *,
+        critic: PolicySettings | None,
+        own: bool,
+        family: type[CausalLM] = CausalLM,
     ) -> None:
         """Bind to a model.
 
@@ -65,7 +74,9 @@ class TextFootprints:
             lora: adapters; None: all weights are trained.
             critic: settings of the critic; None: there is none.
             own: the critic has its own backbone.
+            family: class of the policy.
         """
+        self._family = family
         self._config, self._settings, self._lora = config, settings, lora
         self._results: dict[tuple[str | int, ...], int] = {}
         self._critic_settings, self._own = critic, own
@@ -125,7 +136,7 @@ class TextFootprints:
             NotMeasuredError: the class needs the values of tensors, for example to choose experts.
         """
         key: tuple[str | int, ...] = (name or measure.__name__, *given)
-        every = [("layers", range(int(self._config.num_hidden_layers)))]
+        every = [("layers", range(int(self._config.get_text_config(decoder=True).num_hidden_layers)))]
         try:
             if key not in self._results:
                 self._results[key] = extrapolated(lambda kept: measure(len(kept), *given), every)
@@ -156,24 +167,24 @@ class TextFootprints:
 
     def _shortened(self, layers: int) -> Any:
         made = copy.deepcopy(self._config)
-        made.num_hidden_layers = layers
-        if getattr(made, "layer_types", None):
-            made.layer_types = made.layer_types[:layers]
+        texts = made.get_text_config(decoder=True)
+        texts.num_hidden_layers = layers
+        if getattr(texts, "layer_types", None):
+            texts.layer_types = texts.layer_types[:layers]
         return made
 
     def _policy(self, layers: int) -> tuple[TrainableLM, FakeTensorMode]:
         """Return a policy of some layers on fake tensors."""
-        from transformers import AutoModelForCausalLM
-
         config, fakes = self._shortened(layers), FakeTensorMode(allow_non_fake_inputs=True)
-        attention = attention_of(AutoModelForCausalLM, config, self._settings.attention)
-        made_of = partial(auto_from_config, AutoModelForCausalLM, config, attn_implementation=attention)
+        loader = self._family.models.loader()
+        attention = attention_of(loader, config, self._settings.attention)
+        made_of = partial(auto_from_config, loader, config, attn_implementation=attention)
         model: Any = empty_model(made_of, self._settings.dtype).eval()
         if self._settings.gradient_checkpointing:
             recompute_layers(model)
         with torch.device("meta"):
             # Drawing the initial weights of adapters costs nothing there.
-            made = CausalLM(self._settings, model, None).trainable(self._lora, seed=0)
+            made = self._family(self._settings, model, None).trainable(self._lora, seed=0)
         _make_fake(made, model, fakes)
         return made, fakes
 
@@ -191,19 +202,44 @@ class TextFootprints:
             if settings.gradient_checkpointing:
                 recompute_layers(backbone)
         with torch.device("meta"):
-            head = ValueModel(backbone, int(config.hidden_size), torch.device("meta"))
+            head = ValueModel(backbone, hidden_size(config), torch.device("meta"))
             made = CriticLM(settings, head).trainable(self._lora, seed=0)
         _make_fake(made, head, fakes)
         return made
 
 
+def encoding_bytes(config: Any, inputs: Inputs, *, trained: bool) -> int:
+    """Return the estimated bytes of encoding an image, and of kept features: eight vectors of the width of the encoder
+    and two of its inner layers per patch, of one layer, or of all where they are trained. The layers cannot be traced
+    without numbers, as they choose what attends to what by the size of the image.
+
+    Args:
+        config: config of transformers.
+        inputs: what the encoder gets of the image.
+        trained: the encoder is trained.
+    """
+    vision, pixels = config.vision_config, inputs["pixel_values"]
+    side = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
+    patches = pixels.shape[0] if pixels.ndim == 2 else pixels.numel() // (3 * side**2)
+    width = getattr(vision, "embed_dim", None) or vision.hidden_size
+    inner = getattr(vision, "intermediate_size", None) or int(vision.mlp_ratio * width)
+    layers = getattr(vision, "depth", None) or vision.num_hidden_layers
+    return int(patches * (8 * width + 2 * inner) * 4 * (layers if trained else 1)) + (0 if trained else KEPT_BYTES)
+
+
 def text_footprints(
-    config: Any, settings: PolicySettings, lora: LoraSpec | None, *, critic: PolicySettings | None, own: bool
+    config: Any,
+    settings: PolicySettings,
+    lora: LoraSpec | None,
+    *,
+    critic: PolicySettings | None,
+    own: bool,
+    family: type[CausalLM] = CausalLM,
 ) -> TextFootprints:
     """Return the measures of a model, the same object for equal arguments; see ``TextFootprints``."""
-    key = (repr(config), settings, lora, critic, own)
+    key = (repr(config), settings, lora, critic, own, family)
     if key not in _KNOWN:
-        _KNOWN[key] = TextFootprints(config, settings, lora, critic=critic, own=own)
+        _KNOWN[key] = TextFootprints(config, settings, lora, critic=critic, own=own, family=family)
     return _KNOWN[key]
 
 

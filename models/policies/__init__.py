@@ -41,11 +41,12 @@ POLICIES = Table(
         "ltx2": "models.policies.ltx2:LTX2",
         "minimax_h3": "models.policies.minimax_h3:MiniMaxH3",
         "causal_lm": "models.policies.causal_lm:CausalLM",
+        "vision_lm": "models.policies.vision_lm:VisionLM",
     },
     like="models.policies.base:Policy",
 )
 #: Kinds of families other than denoisers.
-FAMILY_KINDS: Mapping[str, str] = {"causal_lm": "tokens"}
+FAMILY_KINDS: Mapping[str, str] = dict.fromkeys(("causal_lm", "vision_lm"), "tokens")
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.
 EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
 #: Families whose guidance is in their weights: there is no scale, and no negative prompt.
@@ -60,6 +61,8 @@ CLIP_CONDITIONED = frozenset({"wan21_v2v"})
 LAST_FRAME = frozenset({"wan21_i2v", "wan22_i2v"})
 #: Families whose option ``references`` is the maximum number of images per prompt, and its default.
 REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
+#: Maximum images per prompt of vision-language models, the default of their option ``images``.
+VISION_IMAGES = 8
 #: Families with modular pipelines: diffusers has no device_map for them.
 MODULAR = frozenset({"flux3", "minimax_h3"})
 #: Families with an option that prepends an instruction to prompts but not to negative prompts.
@@ -119,4 +122,7 @@ def most_images(family: str, options: Mapping[str, Any]) -> int | None:
         return None
     if family in REFERENCES:
         return int(options.get("references", REFERENCES[family]))
+    if family == "vision_lm":
+        most = options.get("images", VISION_IMAGES)
+        return most if isinstance(most, int) and most > 0 else VISION_IMAGES  # loading refuses other values
     return 2 if family in LAST_FRAME else int(family in IMAGE_CONDITIONED)

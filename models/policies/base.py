@@ -63,6 +63,8 @@ class Policy(ABC):
 
     def __init__(self, settings: PolicySettings) -> None:
         self.settings = settings
+        self.untrained: tuple[str, ...] = ()
+        """Names of parts of the trained modules that stay frozen, as they occur in the names of parameters."""
         self.stored: dict[str, StoredWeights] = {}
         """Stored weights of the trained modules, by their names in the model's folder."""
         self.meter: Meter | None = None
@@ -146,6 +148,11 @@ class Policy(ABC):
         return cls.encoding_parts
 
     @classmethod
+    def untrained_parts(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return ``untrained`` under ``model.options``."""
+        return ()
+
+    @classmethod
     def trained_parts(cls, config: RunConfig) -> frozenset[Part]:
         """Return the parts to load for the policy that a run trains and samples with."""
         return frozenset({Part.DENOISER})
@@ -160,6 +167,11 @@ class Policy(ABC):
         """Make this freshly loaded policy trainable; return its ``models.policies.trainable:Trainable``. Raises
         ConfigError if a LoRA target matches no module. ``lora``: ``models.weights.lora:LoraSpec`` of adapters to add,
         or None to train all weights."""
+
+    @property
+    def entered(self) -> list[nn.Module]:
+        """Return parts of trained modules that are also called by themselves."""
+        return []
 
     def modules(self) -> dict[str, nn.Module]:
         """Return every loaded module, by its name in the model's folder."""

@@ -3,11 +3,11 @@ Legend: B rows, W positions, V vocabulary. Rows are padded on the right, to widt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -25,18 +25,14 @@ from models.policies.critic_lm import (
     let_recompute,
     recompute_layers,
 )
-from models.policies.language_classes import (
-    attention_of,
-    check_causal,
-    check_installed,
-    shared_inputs,
-    takes_positions,
-    whole_positions,
-)
+from models.policies.language_classes import at, attention_of, check_causal, check_installed, shared_inputs, whole
 from models.policies.language_model_folders import (
+    CAUSAL,
+    LanguageModels,
     check_critic,
     check_folder,
     context_length,
+    hidden_size,
     load_language_config,
     load_tokenizer,
     read_generation_config,
@@ -54,6 +50,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from models.maths.shared_prompts import SharedPrompts
+    from models.policies.pictures import Pictures
 
 #: The trained module by its name.
 MODEL = "model"
@@ -68,7 +65,9 @@ class CausalLM(Policy):
     """One language model with its tokenizer."""
 
     kind = "tokens"
-    options_type = CausalOptions
+    options_type: ClassVar[type[Any]] = CausalOptions
+    models: ClassVar[LanguageModels] = CAUSAL
+    """The classes of its models."""
     attentions = LANGUAGE_BACKENDS
     lora_targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -97,17 +96,15 @@ class CausalLM(Policy):
     ) -> CausalLM:
         """Load the model and its tokenizer from a folder that ``save_pretrained`` wrote; raise ConfigError if the
         folder holds no causal language model, no tokenizer, or no safetensors."""
-        from transformers import AutoModelForCausalLM
-
-        build(cls.options_type, "causal_lm", options, label="model.options of")
-        check_folder(folder)
-        config = load_language_config(folder)
-        attention = attention_of(AutoModelForCausalLM, config, settings.attention)
+        build(cls.options_type, cls.models.policy, options, label="model.options of")
+        check_folder(folder, cls.models)
+        config, loader = load_language_config(folder), cls.models.loader()
+        attention = attention_of(loader, config, settings.attention)
         check_installed(attention)
         called: dict[str, Any] = {"attn_implementation": attention}
         model: Any
         if settings.empty:
-            model = empty_model(lambda: auto_from_config(AutoModelForCausalLM, config, **called), settings.dtype)
+            model = empty_model(lambda: auto_from_config(loader, config, **called), settings.dtype)
             model.generation_config = read_generation_config(folder, model)
         else:
             loading = {"dtype": settings.dtype, "use_safetensors": True, **called}
@@ -115,9 +112,9 @@ class CausalLM(Policy):
             if quantizer is not None:
                 about = (quantizer, "transformers", settings.dtype, settings.device)
                 loading["quantization_config"] = quantization_config(*about)
-            loaded = load_pretrained(AutoModelForCausalLM, folder, label="model.path", **loading)
+            loaded = load_pretrained(loader, folder, label="model.path", **loading)
             model = loaded.to(settings.device)
-        check_causal(folder, model)
+        cls.check_model(folder, model)
         # Dropout would make the first ratios differ from 1.
         model.eval()
         if settings.gradient_checkpointing:
@@ -125,6 +122,22 @@ class CausalLM(Policy):
         policy = cls(settings, model, load_tokenizer(folder))
         policy.stored = {MODEL: StoredWeights.of(folder, model)}
         return policy
+
+    @classmethod
+    def check_model(cls, folder: Path, model: Any) -> None:
+        """Check that a folder's model can be sampled and trained; raise ConfigError."""
+        check_causal(folder, model)
+
+    @classmethod
+    def check_run(cls, config: RunConfig) -> None:
+        """Check the settings of a run that depend on the family; raise ConfigError."""
+        build(cls.options_type, cls.models.policy, config.model.options, label="model.options of")
+
+    @classmethod
+    def pictures_in(cls, folder: Path) -> Pictures | None:
+        """Return the images of prompts for the model in a folder; None: it reads texts alone. Raises ConfigError if the
+        folder has no processor of images."""
+        return None
 
     @classmethod
     def load_critic(
@@ -140,23 +153,28 @@ class CausalLM(Policy):
         """Load a critic with its own backbone, or a head on the policy's hidden states; see ``Policy``."""
         if like is not None and like != folder:
             check_critic(folder, like)
-        check_folder(folder)
+        check_folder(folder, cls.models)
         made = CriticLM.load(folder, settings, frozenset(), {}) if own else CriticLM.on_policy(folder, settings)
+        cls.prepare_critic(made, folder if like is None else like)
         return made.trainable(lora, seed=seed)
+
+    @classmethod
+    def prepare_critic(cls, critic: CriticLM, folder: Path) -> None:
+        """Make a critic, before it is trained, read rows as the policy in a folder does."""
 
     @classmethod
     def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
         """Return the language model, or a critic's value model, on the meta device."""
-        from transformers import AutoModel, AutoModelForCausalLM
+        from transformers import AutoModel
 
         config = load_language_config(folder)
         if not critic:
-            model = on_meta(lambda: auto_from_config(AutoModelForCausalLM, config))
-            check_causal(folder, model)
+            model = on_meta(lambda: auto_from_config(cls.models.loader(), config))
+            cls.check_model(folder, model)
             return {MODEL: model}
         made = on_meta(lambda: auto_from_config(AutoModel, config))
         check_causal(folder, made, label="critic.path")
-        return {CRITIC: ValueModel(made, int(config.hidden_size), torch.device("meta"))}
+        return {CRITIC: ValueModel(made, hidden_size(config), torch.device("meta"))}
 
     @classmethod
     def read_adapter(cls, path: str) -> StartAdapter:
@@ -183,6 +201,10 @@ class CausalLM(Policy):
                 setattr(self.model.peft_config[name], setting, value)
         self.model.save_pretrained(folder)
 
+    def save_reader(self, folder: Path) -> None:
+        """Write what reads prompts: the tokenizer."""
+        self.tokenizer.save_pretrained(folder)
+
     @property
     def facts(self) -> dict[str, str]:
         return {"attention": str(self.model.config._attn_implementation)}
@@ -190,7 +212,8 @@ class CausalLM(Policy):
     @property
     def eos(self) -> frozenset[int]:
         """Tokens that end a completion: those of the tokenizer and of the model's configuration files."""
-        named = [self.tokenizer.eos_token_id, self.model.config.eos_token_id]
+        configs = {id(each): each for each in (self.model.config, self.model.config.get_text_config(decoder=True))}
+        named = [self.tokenizer.eos_token_id, *(getattr(each, "eos_token_id", None) for each in configs.values())]
         own = getattr(self.model, "generation_config", None)
         named.append(None if own is None else own.eos_token_id)
         flat = [token for each in named for token in (each if isinstance(each, list | tuple) else [each])]
@@ -206,18 +229,25 @@ class CausalLM(Policy):
         """Exclusive upper bound of token ids."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
+    def first_position(self, prompt: Sequence[int]) -> int:
+        """Return the position of the first token after a prompt."""
+        return len(prompt)
+
     def next_logits(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Return the next token's logits; see ``maths.generation.Forward``."""
         with self._autocast(), self._keeping_cache():
-            out = self.model(
-                input_ids=ids,
-                attention_mask=mask,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-                **({"position_ids": positions} if takes_positions(self.model) else {}),
-            )
-        return out.logits[:, -1], out.past_key_values
+            given = self.inputs(self.model, ids, mask, positions) if cache is None else at(self.model, ids, positions)
+            out = self.model(attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1, **given)
+        return self.allowed(out.logits)[:, -1], out.past_key_values
+
+    def inputs(self, model: Any, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> dict[str, Any]:
+        """Return the arguments of a model for rows from their first token on: whole ones, padded on the right, or with
+        a mask and (B, W) positions, padded on the left."""
+        return whole(model, ids) if positions is None else at(model, ids, positions)
+
+    def allowed(self, logits: Tensor) -> Tensor:
+        """Return logits (..., V), changed in place, so that no token is drawn that cannot follow in a text."""
+        return logits
 
     def logits(self, ids: Tensor, modules: Mapping[str, nn.Module] | None = None) -> Tensor:
         """Return (B, W, V) logits of whole rows; see ``forward``."""
@@ -249,9 +279,10 @@ class CausalLM(Policy):
         """
         model = self.model if modules is None else modules[MODEL]
         with self._autocast():
-            return model(
-                input_ids=ids, **whole_positions(self.model, ids), use_cache=False, output_hidden_states=hidden
-            )
+            given = self.inputs(model, ids, None, None)
+            out = model(**given, use_cache=False, output_hidden_states=hidden)
+        self.allowed(out.logits)
+        return out
 
     @contextmanager
     def _keeping_cache(self) -> Iterator[None]:

@@ -3,7 +3,7 @@ Legend: B rows, W positions, H hidden dims. Rows are padded on the right, as for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +12,11 @@ from torch import nn
 
 from configs.schema import RunConfig
 from models.policies.base import Policy, PolicySettings
-from models.policies.language_classes import (
-    attention_of,
-    check_causal,
-    check_installed,
-    shared_inputs,
-    whole_positions,
-)
-from models.policies.language_model_folders import load_language_config
+from models.policies.language_classes import attention_of, check_causal, check_installed, shared_inputs, whole
+from models.policies.language_model_folders import hidden_size, load_language_config
 from models.policies.parts import Part
 from models.policies.trainable import Trainable
-from models.weights.lora import LoraSpec
+from models.weights.lora import LoraSpec, within
 from models.weights.pretrained_loading import load_pretrained
 
 if TYPE_CHECKING:
@@ -42,15 +36,18 @@ class ValueModel(nn.Module):
         head; None: hidden states are given."""
         super().__init__()
         self.backbone = backbone
+        self.inputs: Callable[[Any, Tensor], dict[str, Any]] = whole
+        """Arguments of the backbone for whole rows of ids."""
         self.head = nn.Linear(hidden, 1, device=device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def add_adapter(self, config: Any) -> None:
-        """Add adapters to the backbone."""
+        """Add adapters to the backbone, where the names of whole layers lack its own."""
+        config.target_modules = {name.removeprefix("backbone.") for name in config.target_modules}
         self.backbone.add_adapter(config)
 
-    def forward(self, inputs: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
+    def forward(self, inputs: Mapping[str, Any], hidden: Tensor | None) -> Tensor:
         """Return (B, W) float32 values of the state after each token; ``inputs``: arguments of the backbone."""
         if self.backbone is not None:
             hidden = self.backbone(**inputs, use_cache=False).last_hidden_state
@@ -93,19 +90,20 @@ class CriticLM(Policy):
         backbone = backbone.to(settings.device).eval()
         if settings.gradient_checkpointing:
             recompute_layers(backbone)
-        return cls(settings, ValueModel(backbone, int(backbone.config.hidden_size), settings.device))
+        return cls(settings, ValueModel(backbone, hidden_size(backbone.config), settings.device))
 
     @classmethod
     def on_policy(cls, folder: Path, settings: PolicySettings) -> CriticLM:
         """Return a head without a backbone, for hidden states of the policy in a folder."""
         config = load_language_config(folder)
-        return cls(settings, ValueModel(None, int(config.hidden_size), settings.device))
+        return cls(settings, ValueModel(None, hidden_size(config), settings.device))
 
     @property
     def blocks(self) -> tuple[str, ...]:  # type: ignore[override]
         """The backbone's layers."""
         backbone = self.model.backbone
-        return () if backbone is None else tuple(f"backbone.{name}" for name in block_lists(backbone))
+        names = () if backbone is None else block_lists(backbone)
+        return tuple(f"backbone.{name}" for name in names if not within(name, self.untrained))
 
     @property
     def trained(self) -> dict[str, Any]:
@@ -133,6 +131,12 @@ class TrainableCritic(Trainable):
         """True if it reads hidden states of the policy."""
         return self.policy.model.backbone is None
 
+    def _inputs(self, ids: Tensor, shared: SharedPrompts | None) -> Mapping[str, Any]:
+        model = self.policy.model
+        if shared is not None:
+            return shared_inputs(shared, self.policy.settings.dtype)
+        return model.inputs(model.backbone, ids)
+
     def values(self, ids: Tensor, hidden: Tensor | None = None, shared: SharedPrompts | None = None) -> Tensor:
         """Return (B, W) float32 values of the state before each token, given the tokens before it; 0 at position 0.
 
@@ -145,19 +149,14 @@ class TrainableCritic(Trainable):
         """
         dtype, device, model = self.policy.settings.dtype, self.policy.settings.device, self.policy.model
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            inputs = {} if model.backbone is None else _inputs(model.backbone, ids, shared, dtype)
+            inputs: Mapping[str, Any] = {} if model.backbone is None else self._inputs(ids.to(device), shared)
             found = model(
-                {name: each.to(device) for name, each in inputs.items()}, None if hidden is None else hidden.detach()
+                {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in inputs.items()},
+                None if hidden is None else hidden.detach(),
             ).to(ids.device)
         if shared is None:
             return nn.functional.pad(found[:, :-1], (1, 0))
         return shared.rows(nn.functional.pad(shared.tails(found[:, shared.kept])[:, :-1], (1, 0)))
-
-
-def _inputs(backbone: Any, ids: Tensor, shared: SharedPrompts | None, dtype: torch.dtype) -> dict[str, Tensor]:
-    if shared is not None:
-        return shared_inputs(shared, dtype)
-    return {"input_ids": ids, **whole_positions(backbone, ids)}
 
 
 def recompute_layers(model: Any) -> None:

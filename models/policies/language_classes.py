@@ -125,11 +125,14 @@ def takes_positions(model: Any) -> bool:
     return "position_ids" in inspect.signature(type(model).forward).parameters
 
 
-def whole_positions(model: Any, ids: Tensor) -> dict[str, Tensor]:
-    """Return the (1, W) int64 positions of (B, W) ids from 0 on, as a keyword argument; {} if it takes none."""
-    if not takes_positions(model):
-        return {}
-    return {"position_ids": torch.arange(ids.shape[1], device=ids.device)[None]}
+def at(model: Any, ids: Tensor, positions: Tensor) -> dict[str, Any]:
+    """Return the arguments of a transformers model for ids (B, W) at positions, which it may not take."""
+    return {"input_ids": ids, **({"position_ids": positions} if takes_positions(model) else {})}
+
+
+def whole(model: Any, ids: Tensor) -> dict[str, Any]:
+    """Return the arguments of a transformers model for whole rows (B, W), at positions from 0 on."""
+    return at(model, ids, torch.arange(ids.shape[1], device=ids.device)[None])
 
 
 def shared_inputs(shared: SharedPrompts, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,46 @@ from models.weights.complete import check_complete
 from models.weights.pretrained_loading import check_model_folder, load_pretrained
 
 _TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModels:
+    """The model classes of a family."""
+
+    policy: str
+    """The family's name in the table."""
+    auto: str
+    """The class of transformers that loads them."""
+    label: str
+    """What they are called in messages."""
+    names: tuple[str, ...]
+    """Ends of the names of their classes."""
+    reader: str
+    """The class of transformers that reads their prompts."""
+    task: str
+    """Their task on the hub."""
+
+    def loader(self) -> Any:
+        """Return the class of transformers."""
+        import transformers
+
+        return getattr(transformers, self.auto)
+
+
+CAUSAL = LanguageModels(
+    policy="causal_lm",
+    auto="AutoModelForCausalLM",
+    label="a causal language model (...ForCausalLM)",
+    names=("ForCausalLM", "LMHeadModel"),
+    reader="AutoTokenizer",
+    task="text-generation",
+)
+"""Models of texts."""
+
+
+def hidden_size(config: Any) -> int:
+    """Return the width of a language model's hidden states."""
+    return int(config.get_text_config(decoder=True).hidden_size)
 
 
 def load_tokenizer(folder: Path, *, label: str = "model.path") -> Any:
@@ -75,7 +116,7 @@ def check_vocabulary(folder: Path, *, label: str = "model.path") -> None:
     """Check that a folder's model has an embedding for every token of its tokenizer; raise ConfigError if an embedding
     is missing."""
     config, tokenizer = load_language_config(folder, label=label), load_tokenizer(folder, label=label)
-    vocabulary, size = tokenizer.get_vocab(), getattr(config, "vocab_size", None)
+    vocabulary, size = tokenizer.get_vocab(), getattr(config.get_text_config(decoder=True), "vocab_size", None)
     beyond = sorted(((number, token) for token, number in vocabulary.items() if size is not None and number >= size))
     if not beyond:
         return
@@ -110,10 +151,10 @@ def written_tokens(folder: Path) -> set[str]:
         return set()
 
 
-def check_critic(folder: Path, policy: Path) -> None:
+def check_critic(folder: Path, policy: Path, models: LanguageModels = CAUSAL) -> None:
     """Check that a critic's model has the tokenizer of the policy; raise ConfigError if it is not a language model, or
     its tokenizer differs."""
-    check_folder(folder, label="critic.path")
+    check_folder(folder, models, label="critic.path")
     own, written = (
         load_tokenizer(each, label=label) for each, label in ((folder, "critic.path"), (policy, "model.path"))
     )
@@ -129,8 +170,8 @@ def check_critic(folder: Path, policy: Path) -> None:
     check_vocabulary(folder, label="critic.path")
 
 
-def check_folder(folder: Path, *, label: str = "model.path") -> None:
-    """Check that a folder holds a causal language model; raise ConfigError."""
+def check_folder(folder: Path, models: LanguageModels = CAUSAL, *, label: str = "model.path") -> None:
+    """Check that a folder holds a model of some classes; raise ConfigError."""
     check_model_folder(folder, label=label)
     path = folder / "config.json"
     if not path.is_file():
@@ -143,14 +184,12 @@ def check_folder(folder: Path, *, label: str = "model.path") -> None:
         raise ConfigError(
             f"{label} '{folder}': architectures in its config.json is {classes!r}, not a list of classes."
         )
-    if classes and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in classes):
+    if classes and not any(name.endswith(models.names) for name in classes):
         raise ConfigError(
-            f"{label} '{folder}' holds a {', '.join(classes)}, but model.policy 'causal_lm' needs a causal language "
-            "model (...ForCausalLM). Choose another model."
+            f"{label} '{folder}' holds a {', '.join(classes)}, but model.policy '{models.policy}' needs "
+            f"{models.label}. Choose another model."
         )
-    from transformers import AutoModelForCausalLM
-
     try:
-        check_complete(folder, AutoModelForCausalLM, label=label)
+        check_complete(folder, models.loader(), label=label)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{label} '{folder}' cannot be loaded: {str(error)[:300]}. Save it again.") from None

@@ -13,7 +13,7 @@ from torch import nn
 from configs.errors import CorruptError
 from models.policies.base import Policy
 from models.policies.compute_meter import Meter
-from models.weights.lora import LoraSpec, add_lora
+from models.weights.lora import LoraSpec, add_lora, within
 from models.weights.merging import Merged
 from models.weights.sharding import Sharding, exchange, gather, scatter, whole
 
@@ -40,13 +40,14 @@ class Trainable:
         """The factors of adapted layers, if they can be merged."""
         for name, module in policy.trained.items():
             if lora is None:
-                module.requires_grad_(True)
+                for key, parameter in module.named_parameters():
+                    parameter.requires_grad_(not within(key, policy.untrained))
             else:
                 add_lora(name, module, lora, seed=seed)
         for parameter in self.parameters():
             parameter.data = parameter.data.float()
         if lora is not None and policy.settings.dtype == torch.float32:
-            self.merged = Merged(policy.trained.values())
+            self.merged = Merged(policy.trained.values(), policy.entered)
 
     @property
     def sharded(self) -> bool:
@@ -239,7 +240,7 @@ class Trainable:
 
 def _spread(policy: Policy, sharding: Sharding) -> None:
     """Shard a policy's modules over the ranks, and read this rank's part of weights that were not read yet."""
-    sharding.shard(policy.trained.values(), policy.blocks)
+    sharding.shard(policy.trained.values(), policy.blocks, policy.untrained)
     if policy.settings.empty:
         for name, module in policy.trained.items():
             policy.stored[name].give(module, sharding.device)

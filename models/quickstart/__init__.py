@@ -10,6 +10,7 @@ from configs.registry import Table
 BUILDERS = Table(
     {
         "addition": "models.quickstart.addition:AdditionBuilder",
+        "digit_sums": "models.quickstart.vision:DigitSumsBuilder",
         "digits": "models.quickstart.build:DigitsBuilder",
         "rewriter": "models.quickstart.rewriter:RewriterBuilder",
         "words": "models.quickstart.build:WordsBuilder",

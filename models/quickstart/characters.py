@@ -4,8 +4,8 @@ Legend: B rows, W positions."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -47,6 +47,29 @@ def llama(seed: int, *, vocabulary: int, positions: int, layers: int = 3) -> Any
         return LlamaForCausalLM(config)
 
 
+def filled(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Tensor, Tensor]:
+    """Return (B, W) ids of prompts and answers, padded on the right, and labels, -100 where nothing is predicted."""
+    width = max(len(prompt) + len(answer) for prompt, answer in rows)
+    ids, labels = torch.full((len(rows), width), PAD), torch.full((len(rows), width), -100)
+    for number, (prompt, answer) in enumerate(rows):
+        end = len(prompt) + len(answer)
+        ids[number, :end] = torch.tensor([*prompt, *answer])
+        labels[number, len(prompt) : end] = torch.tensor(answer)
+    return ids, labels
+
+
+def answer_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of answers: logits (B, W, V), labels (B, W) as of ``filled``."""
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+
+
+def answer_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return (B,) probabilities of answers, the products over their tokens."""
+    log_p, wanted = torch.log_softmax(logits[:, :-1].float(), -1), labels[:, 1:]
+    chosen = log_p.gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
+    return torch.where(wanted >= 0, chosen, 0.0).sum(-1).exp()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CharacterModelBuilder:
     """Base class of builders that train until answers reach the requested quality."""
@@ -64,6 +87,8 @@ class Characters:
     """The vocabulary of a character model: a token per character, after those for padding, beginning and end."""
 
     characters: str
+    special: Mapping[str, str] = field(default_factory=dict)
+    """Further special tokens, by attribute of the tokenizer; they come before the characters."""
 
     def tokenizer(self) -> Any:
         """Return a tokenizer of transformers; texts begin with <bos>."""
@@ -71,7 +96,7 @@ class Characters:
         from transformers import PreTrainedTokenizerFast
 
         vocabulary = {"<pad>": PAD, "<bos>": BOS, "<eos>": EOS}
-        vocabulary |= {character: number for number, character in enumerate(self.characters, 3)}
+        vocabulary |= {token: number for number, token in enumerate((*self.special.values(), *self.characters), 3)}
         made: Any = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
         made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
         made.decoder = decoders.Fuse()
@@ -81,29 +106,19 @@ class Characters:
             pad_token="<pad>",
             eos_token="<eos>",
             bos_token="<bos>",
+            extra_special_tokens=dict(self.special),
             clean_up_tokenization_spaces=False,
         )
 
     def batch(self, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:
         """Return (B, W) ids, padded on the right, and labels, -100 for positions that are not predicted."""
-        rows = [([BOS, *self._tokens(prompt)], [*self._tokens(answer), EOS]) for prompt, answer in pairs]
-        width = max(len(prompt) + len(answer) for prompt, answer in rows)
-        ids = torch.full((len(rows), width), PAD)
-        labels = torch.full((len(rows), width), -100)
-        for number, (prompt, answer) in enumerate(rows):
-            end = len(prompt) + len(answer)
-            ids[number, :end] = torch.tensor([*prompt, *answer])
-            labels[number, len(prompt) : end] = torch.tensor(answer)
-        return ids, labels
+        return filled([([BOS, *self.tokens(prompt)], [*self.tokens(answer), EOS]) for prompt, answer in pairs])
 
     @torch.no_grad()
     def probabilities(self, model: Any, pairs: Sequence[Pair]) -> Tensor:
         """Return (B,) probabilities of the answers of pairs, the products over their tokens."""
         ids, labels = self.batch(pairs)
-        log_p = torch.log_softmax(model(input_ids=ids).logits[:, :-1].float(), -1)
-        wanted = labels[:, 1:]
-        chosen = log_p.gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
-        return torch.where(wanted >= 0, chosen, 0.0).sum(-1).exp()
+        return answer_probabilities(model(input_ids=ids).logits, labels)
 
     def pretrain(
         self, model: Any, draw: Callable[[random.Random], Pair], *, done: Callable[[], bool], seed: int, report: Report
@@ -116,10 +131,7 @@ class Characters:
             for group in optimizer.param_groups:
                 group["lr"] = _LEARNING_RATE * min(1.0, step / _WARMUP)
             ids, labels = self.batch([draw(order) for _ in range(_BATCH)])
-            logits = model(input_ids=ids).logits
-            loss = torch.nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
-            )
+            loss = answer_loss(model(input_ids=ids).logits, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -127,5 +139,6 @@ class Characters:
             if step >= _FROM and step % _EVERY == 0 and done():
                 return
 
-    def _tokens(self, text: str) -> list[int]:
-        return [self.characters.index(character) + 3 for character in text]
+    def tokens(self, text: str) -> list[int]:
+        """Return the ids of a text's characters."""
+        return [self.characters.index(character) + 3 + len(self.special) for character in text]

@@ -18,21 +18,22 @@ _SUPERSAMPLING = 3
 
 
 @cache
-def real_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return 70 % of scikit-learn's handwritten digits: (N, 8, 8) float in [0, 1], ink 1, and (N,) labels."""
+def real_digits(*, heldout: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Return 70 % of scikit-learn's handwritten digits, or the others: (N, 8, 8) float in [0, 1], ink 1, and (N,)
+    labels."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     digits = load_digits()
-    images, _, labels, _ = train_test_split(
+    images, others, labels, of_others = train_test_split(
         digits.images / 16.0, digits.target, test_size=0.3, random_state=0, stratify=digits.target
     )
-    return images, labels
+    return (others, of_others) if heldout else (images, labels)
 
 
-def digit_pairs(count: int, seed: int) -> tuple[list[str], np.ndarray]:
-    """Return ``count`` pairs of adjacent real digits, doubled in size."""
-    images, labels = real_digits()
+def digit_pairs(count: int, seed: int, *, heldout: bool = False) -> tuple[list[str], np.ndarray]:
+    """Return ``count`` pairs of adjacent real digits, doubled in size; ``heldout``: of digits not used otherwise."""
+    images, labels = real_digits(heldout=heldout)
     picks = np.random.RandomState(seed).randint(len(images), size=(count, 2))
     pairs = np.concatenate([images[picks[:, 0]], images[picks[:, 1]]], 2)
     gray = np.stack([_enlarge(pair) for pair in pairs])

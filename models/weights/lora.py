@@ -25,6 +25,13 @@ class LoraSpec:
     """Scale is alpha / rank."""
     targets: tuple[str, ...]
     """Module name suffixes."""
+    untrained: tuple[str, ...] = ()
+    """Names of parts whose layers get none; see ``models.policies.base:Policy``."""
+
+
+def within(name: str, parts: Sequence[str]) -> bool:
+    """Return whether a layer or parameter is in one of some parts, wherever these are in the model."""
+    return bool(parts) and not set(parts).isdisjoint(name.split("."))
 
 
 def targeted(name: str, targets: Sequence[str]) -> bool:
@@ -44,10 +51,10 @@ def is_transposed(layer: nn.Module) -> bool:
     )
 
 
-def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> None:
+def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str], untrained: Sequence[str] = ()) -> None:
     """Check that every LoRA target names at least one linear or convolution layer; raise ConfigError if a target
     matches no layer, so part of the model would silently stay untrained."""
-    layers = [key for key, layer in module.named_modules() if _takes_adapters(layer)]
+    layers = [key for key, layer in module.named_modules() if _takes_adapters(layer) and not within(key, untrained)]
     for target in targets:
         if not any(targeted(key, [target]) for key in layers):
             examples = sorted({key.split(".", 2)[-1] for key in layers})[:12]
@@ -59,19 +66,19 @@ def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> 
 
 def lora_parameters(module: nn.Module, lora: LoraSpec) -> int:
     """Return the number of adapter parameters; each layer gets (rank, inputs) and (outputs, rank)."""
-    sizes = [layer.weight.shape for layer in _adapted(module, lora)]
+    sizes = [layer.weight.shape for _, layer in _adapted(module, lora)]
     return sum(lora.rank * (size[0] + size[1:].numel()) for size in sizes)
 
 
 def adapted_parameters(module: nn.Module, lora: LoraSpec) -> int:
     """Return the number of parameters of the adapted weights."""
-    return sum(layer.weight.numel() for layer in _adapted(module, lora))
+    return sum(layer.weight.numel() for _, layer in _adapted(module, lora))
 
 
-def _adapted(module: nn.Module, lora: LoraSpec) -> Iterator[nn.Linear | nn.Conv2d | nn.Conv3d]:
+def _adapted(module: nn.Module, lora: LoraSpec) -> Iterator[tuple[str, nn.Linear | nn.Conv2d | nn.Conv3d]]:
     for name, layer in module.named_modules():
-        if _takes_adapters(layer) and targeted(name, lora.targets):
-            yield layer
+        if _takes_adapters(layer) and targeted(name, lora.targets) and not within(name, lora.untrained):
+            yield name, layer
 
 
 def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:
@@ -80,13 +87,14 @@ def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:
     from peft import LoraConfig
     from peft.tuners.lora import LoraLayer
 
-    check_lora_targets(name, module, lora.targets)
+    check_lora_targets(name, module, lora.targets, lora.untrained)
+    layers = dict(_adapted(module, lora))
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         init_lora_weights="gaussian",
-        target_modules=list(lora.targets),
-        fan_in_fan_out=all(map(is_transposed, _adapted(module, lora))),
+        target_modules=list(layers if lora.untrained else lora.targets),
+        fan_in_fan_out=all(map(is_transposed, layers.values())),
     )
     # peft draws initial weights from the global generator; the surrounding program's draws must not change.
     with _as_if_in_memory(module), torch.random.fork_rng(devices=[]), warnings.catch_warnings():

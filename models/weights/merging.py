@@ -28,8 +28,8 @@ class Merged:
     the sum would lose updates of the adapters. Nor are quantized weights.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        """Replace the forwards of the adapted layers in denoisers."""
+    def __init__(self, modules: Iterable[nn.Module], entered: Iterable[nn.Module] = ()) -> None:
+        """Replace the forwards of the adapted layers in denoisers. ``entered``: parts that are also called alone."""
         from peft.tuners.lora import LoraLayer
 
         modules = list(modules)
@@ -37,7 +37,7 @@ class Merged:
         adapted = [part for part in parts if isinstance(part, LoraLayer)]
         self._layers = [_Layer(part) for part in adapted if not is_quantized(part.base_layer.weight)]
         self._state: list[tuple[int, int]] = []
-        self._hooks = [module.register_forward_pre_hook(self._before) for module in modules]
+        self._hooks = [module.register_forward_pre_hook(self._before) for module in (*modules, *entered)]
 
     def forget(self) -> None:
         """Merge again before the next forward; needed for changes that do not bump the adapters' versions."""

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from models.weights.lora import within
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
@@ -47,16 +49,24 @@ class Sharding:
             return torch.device("cpu")
         return torch.device(self.mesh.device_type, torch.accelerator.current_device_index())
 
-    def shard(self, modules: Iterable[nn.Module], blocks: Sequence[str]) -> None:
-        """Shard modules over the ranks in place; each block in the lists of these names is a separate unit."""
+    def shard(self, modules: Iterable[nn.Module], blocks: Sequence[str], untrained: Sequence[str] = ()) -> None:
+        """Shard modules over the ranks in place; each block in the lists of these names is a separate unit.
+        ``untrained``: names of parts that stay whole on every rank, so that it can call them by themselves."""
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
         policy = CPUOffloadPolicy(pin_memory=self.mesh.device_type != "cpu") if self.offload else OffloadPolicy()
         for module in modules:
             for block in units(module, blocks):
                 fully_shard(block, mesh=self.mesh, offload_policy=policy, reshard_after_forward=True)
+            apart = {parameter for name, parameter in module.named_parameters() if within(name, untrained)}
             # The root is also resharded after its forward: its weights may be exchanged between two forwards.
-            fully_shard(module, mesh=self.mesh, offload_policy=policy, reshard_after_forward=True)
+            fully_shard(
+                module,
+                mesh=self.mesh,
+                offload_policy=policy,
+                reshard_after_forward=True,
+                ignored_params=apart or None,
+            )
             for part in sharded_parts(module):
                 # Losses are already divided by the rows of all ranks, so gradients are summed.
                 part.set_force_sum_reduction_for_comms(True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +33,15 @@ class StoredWeights:
     files: tuple[Path, ...]
     dtypes: Mapping[str, torch.dtype]
     """The dtype of each weight when it was loaded, by name; training may use another."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names of weights in the files, where those differ."""
 
     @classmethod
     def of(cls, folder: Path, module: nn.Module) -> StoredWeights:
         """Return the stored weights of a module that was just loaded from a component's folder or created empty."""
-        return cls(weight_files(folder), {name: tensor.dtype for name, tensor in module.state_dict().items()})
+        files, own = weight_files(folder), module.state_dict()
+        names = _file_names(module, own, files)
+        return cls(files, {name: tensor.dtype for name, tensor in own.items()}, names)
 
     @torch.no_grad()
     def read(self, targets: Mapping[str, Tensor]) -> None:
@@ -50,7 +54,7 @@ class StoredWeights:
             for name, target in targets.items()
         }
         try:
-            TensorFiles(self.files).read_into(rounded)
+            TensorFiles(self.files).read_into({self.names.get(name, name): each for name, each in rounded.items()})
         except KeyError as error:
             raise ConfigError(
                 f"model.path: '{self.files[0].parent}' has no weight {error}, which its config requires. Save the "
@@ -71,6 +75,20 @@ class StoredWeights:
         buffers = {name: tensor for name, tensor in stored.items() if name in self.dtypes}
         self.read({stored_name(name): tensor for name, tensor in (found | buffers).items()})
         module.load_state_dict(found, strict=False, assign=True)
+
+
+def _file_names(module: Any, own: Mapping[str, Any], files: Sequence[Path]) -> dict[str, str]:
+    """Return names in files by names in a model of transformers, which renames weights of some classes."""
+    from models.weights.tensor_files import TensorFiles
+
+    stored = TensorFiles(files).shapes if hasattr(module, "base_model_prefix") else own
+    if set(own) <= set(stored):
+        return {}
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    renamings = [each for each in get_model_conversion_mapping(module) if isinstance(each, WeightRenaming)]
+    return {rename_source_key(name, renamings, [], module.base_model_prefix, own)[0]: name for name in stored}
 
 
 def empty_model(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from configs.advantages import AdvantageSection
 from configs.errors import ConfigError
 from configs.schema import RunConfig
-from models.policies import ANY_SIZE, CLIP_CONDITIONED, IMAGE_CONDITIONED, MODALITIES
+from models.policies import ANY_SIZE, CLIP_CONDITIONED, IMAGE_CONDITIONED, MODALITIES, most_images
 from tasks.algorithms.base import Requirements
 from tasks.inputs.model_settings import check_model
 
@@ -56,6 +56,15 @@ def check_data(config: RunConfig, requires: Requirements) -> None:
         raise ConfigError(
             f"data: the prompts of model.policy '{config.model.policy}' come with images, which rows of given data do "
             "not have. Choose a family of text prompts."
+        )
+    takes = most_images(config.model.policy, config.model.options)
+    if bool(takes) != (config.data.prompt_image is not None) and takes is not None:
+        raise ConfigError(
+            f"data.prompt_image is not set, but the prompts of model.policy '{config.model.policy}' come with images. "
+            "Name their column."
+            if takes
+            else f"data.prompt_image is '{config.data.prompt_image}', but model.policy '{config.model.policy}' takes "
+            "no image. Remove it."
         )
     if config.model.policy in MODALITIES:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +70,13 @@ def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:
     lora = config.model.lora
     if lora is None:
         return None
+    untrained = family.untrained_parts(config.model.options)
     if lora.start is not None:
         files = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in adapter_files(lora.start))
-        return _of_start(family, lora.start, files, *(lora.said(name) for name in ("rank", "alpha", "targets")))
-    return LoraSpec(rank=lora.rank, alpha=lora.alpha, targets=tuple(lora.targets or family.lora_targets))
+        said = (lora.said(name) for name in ("rank", "alpha", "targets"))
+        return replace(_of_start(family, lora.start, files, *said), untrained=untrained)
+    targets = tuple(lora.targets or family.lora_targets)
+    return LoraSpec(rank=lora.rank, alpha=lora.alpha, targets=targets, untrained=untrained)
 
 
 @lru_cache(8)

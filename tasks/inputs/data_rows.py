@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,8 +25,8 @@ from tasks.inputs.chats import read_chat
 from tasks.inputs.data_sources import Row, TableCells, bytes_of, source_files, source_rows
 from tasks.inputs.data_spool import Spool
 from tasks.inputs.given_file import MEDIA, Cells, GivenFile, is_unicode, too_many_bytes
-from tasks.inputs.prompt_rows import RowLocation, as_read, check_metadata, file_below, text_of
-from tasks.inputs.prompts import Prompt, listed_prompts
+from tasks.inputs.prompt_rows import ImageSource, RowLocation, as_read, check_metadata, file_below, images_of, text_of
+from tasks.inputs.prompts import IMAGE, Prompt, listed_prompts
 
 _SETTING = "data.train"
 #: Rows that are kept together, and more of them up to so many files, which are hashed together: each time the cache of
@@ -33,6 +34,31 @@ _SETTING = "data.train"
 _ROWS, _FILES = 1 << 10, 1 << 14
 #: What a column 'tie' holds for a pair of which neither sample is better.
 _TRUE = ("true", "1", "1.0", "yes")
+
+
+#: Files of the images of a prompt, and their joined content keys.
+PromptImage = tuple[tuple[ImageSource, ...], str]
+
+
+def _prompt(text: str, metadata: Mapping[str, Any], image: PromptImage | None) -> Prompt:
+    if image is None:
+        return Prompt(text=text, metadata=metadata)
+    images, keys = image
+    return Prompt(text=text, metadata={**metadata, IMAGE: keys}, images=images)
+
+
+def _stored_image(image: PromptImage | None) -> list[Any] | None:
+    """Return plain values, from which ``_restored_image`` makes the same."""
+    if image is None:
+        return None
+    plain = ([str(each), ""] if isinstance(each, Path) else ["", b64encode(each).decode()] for each in image[0])
+    return [list(plain), image[1]]
+
+
+def _restored_image(values: list[Any] | None) -> PromptImage | None:
+    if values is None:
+        return None
+    return tuple(Path(path) if path else b64decode(data) for path, data in values[0]), values[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +73,23 @@ class DataRow:
     """The other columns."""
     samples: tuple[GivenFile, ...]
     """One sample, or the chosen and the rejected one."""
+    image: PromptImage | None
+    """Files of the prompt's input images and their joined content keys, if it has some."""
     ratings: tuple[float | None, ...]
     """Rating of each sample on the section's scale; 1 and 0 for a pair, 0.5 for a tie; None if rows have no ratings."""
 
     @property
     def prompt(self) -> Prompt:
         """The prompt, with the other columns."""
-        return Prompt(text=self.text, metadata=self.metadata)
+        return _prompt(self.text, self.metadata, self.image)
 
     @staticmethod
     def restored(values: list[Any], cells: Cells) -> DataRow:
         """Return a row from the plain values of ``_checked``."""
-        text, metadata, place, samples, ratings = values
+        text, metadata, place, samples, ratings, image = values
         files = tuple(GivenFile.restored(sample, cells) for sample in samples)
-        return DataRow(place=place, text=text, metadata=metadata, samples=files, ratings=tuple(ratings))
+        found = _restored_image(image)
+        return DataRow(place=place, text=text, metadata=metadata, samples=files, image=found, ratings=tuple(ratings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +200,7 @@ class _Reading:
             raise DataError(
                 f"{_SETTING}: '{self._section.train}' holds no usable row; {len(refused)} were refused.{reason}"
             )
-        prompts = self._spool.items("prompts", lambda each: Prompt(text=each[0], metadata=each[1]))
+        prompts = self._spool.items("prompts", lambda each: _prompt(each[0], each[1], _restored_image(each[2])))
         self._digest.update(b"]")
         return GivenData(rows, prompts, refused, self._digest.hexdigest())
 
@@ -198,7 +227,8 @@ def _row(row: Row, section: DataSection, place: RowLocation, folder: Path, cells
         columns = (str(section.chosen), str(section.rejected)) if section.paired else (section.sample,)
         samples = tuple(_sample(row, name, place, folder, cells) for name in columns)
     text = asked if asked == "" and not section.trained else text_of(asked, place)
-    used = {section.prompt, *columns, section.rating} - {*section.keep}
+    used = {section.prompt, *columns, section.rating, section.prompt_image} - {*section.keep}
+    image = None if section.prompt_image is None else images_of(row, section.prompt_image, place, folder)
     # Other members of a tar, such as arrays, are no columns.
     others = (name for name, value in row.items() if name not in used and not isinstance(value, GivenFile))
     metadata = {str(name): row[name] for name in others}
@@ -213,7 +243,7 @@ def _row(row: Row, section: DataSection, place: RowLocation, folder: Path, cells
     except RecursionError:
         raise DataError(f"{place}: its columns are nested too deeply. Flatten them.") from None
     ratings = ((0.5, 0.5) if tie else (1.0, 0.0)) if section.paired else (_rating(row, section, place),)
-    return DataRow(place=str(place), text=text, metadata=metadata, samples=samples, ratings=ratings)
+    return DataRow(place=str(place), text=text, metadata=metadata, samples=samples, image=image, ratings=ratings)
 
 
 def _rating(row: Mapping[str, Any], section: DataSection, place: RowLocation) -> float | None:
@@ -303,10 +333,13 @@ def _checked(row: DataRow, spool: Spool) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{row.place}: columns must be plain JSON values: {error}.") from None
     content = f"{prompt[:-1]},{canonical_json([sample.key for sample in row.samples])}"
-    if first := spool.seen(hash_text(f"{content}]")):
+    # Rows without images keep the identity that they had before prompts had some.
+    image = "" if row.image is None else f",{canonical_json(row.image[1])}"
+    if first := spool.seen(hash_text(f"{content}{image}]")):
         raise DataError(f"{row.place} repeats {first[2]}: the same prompt with the same sample. Remove one of the two.")
-    if spool.seen(hash_text(prompt)) is None:
-        spool.add("prompts", prompt)
-    stored = json.dumps([row.place, [sample.stored() for sample in row.samples], row.ratings])
+    files = _stored_image(row.image)
+    if spool.seen(hash_text(f"{prompt[:-1]}{image}]")) is None:
+        spool.add("prompts", f"{prompt[:-1]},{json.dumps(files)}]")
+    stored = json.dumps([row.place, [sample.stored() for sample in row.samples], row.ratings, files])
     count = spool.add("rows", f"{prompt[:-1]},{stored[1:]}")
-    return f"{',' if count > 1 else ''}{content},{canonical_json(row.ratings)}]".encode()
+    return f"{',' if count > 1 else ''}{content},{canonical_json(row.ratings)}{image}]".encode()

@@ -38,6 +38,7 @@ from models.quickstart import BUILDERS
 from tasks.inputs.clip_settings import check_clips
 from tasks.inputs.components import as_evaluated
 from tasks.inputs.model_source import check_source
+from tasks.inputs.prompt_rows import readable
 from tasks.inputs.prompts import Prompt
 from tasks.inputs.quantize_settings import check_quantize
 
@@ -131,16 +132,18 @@ def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None
     folder, frames = Path(str(config.model.path)).expanduser(), config.model.frames
     ends = resolve(POLICIES, family, label="model.policy").check_ends if family in LAST_FRAME else None
     for prompt in prompts:
-        films = [path for path in prompt.images if family not in CLIP_CONDITIONED and is_film(path)]
+        films = [each for each in prompt.images if family not in CLIP_CONDITIONED and is_film(readable(each))]
         if films:
+            name = "an image column" if isinstance(films[0], bytes) else films[0].name
             raise PromptError(
                 f"prompts.{config.prompts.image or 'image'}: prompt {prompt.text!r} comes with the film "
-                f"'{films[0].name}', but model.policy '{family}' starts from an image. Name an image, or choose one of "
+                f"'{name}', but model.policy '{family}' starts from an image. Name an image, or choose one of "
                 f"{', '.join(sorted(CLIP_CONDITIONED))}."
             )
         if len(prompt.images) > most:
             remedy = "Raise model.options.references" if family in REFERENCES else "Name one of them"
             remedy = "Name the first and the last frame" if family in LAST_FRAME else remedy
+            remedy = "Raise model.options.images" if family == "vision_lm" else remedy
             raise PromptError(
                 f"prompts.{config.prompts.image or 'image'}: prompt {prompt.text!r} comes with {len(prompt.images)} "
                 f"images, but model.policy '{family}' takes {most} as it is set. {remedy}, or choose a model for "

@@ -24,6 +24,10 @@ _OF_LINES = (".txt", ".jsonl", ".csv", ".tsv")
 AS_SEEN = "-as-seen"
 
 
+#: A file, or its content where the rows hold it.
+ImageSource = Path | bytes
+
+
 class RowLocation(NamedTuple):
     """Location of a row, for errors."""
 
@@ -94,22 +98,27 @@ def _holds_bytes(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(_holds_bytes, value))
 
 
-def images_of(row: Mapping[str, Any], column: str, place: RowLocation, folder: Path) -> tuple[tuple[Path, ...], str]:
+def images_of(
+    row: Mapping[str, Any], column: str, place: RowLocation, folder: Path
+) -> tuple[tuple[ImageSource, ...], str]:
     """Return the files of a row's images, in order, and their joined content keys.
+
+    Images are paths, or files as datasets hold them: bytes, or a mapping with bytes.
 
     Raises:
         PromptError: the row has no image, or one cannot be used.
     """
     named = row.get(column)
     listed = list(named) if isinstance(named, list | tuple) else [named]
-    names = [name for name in listed if isinstance(name, str) and name]
+    listed = [each.get("bytes") or each.get("path") if isinstance(each, Mapping) else each for each in listed]
+    names = [name for name in listed if isinstance(name, str | bytes) and name]
     if not names or len(names) < len(listed):
         raise PromptError(
             f"{place} has no '{column}', the path of an image or a list of such paths. Add it, or leave prompts.image "
             "out."
         )
-    found = [_image(name, place, folder) for name in names]
-    return tuple(path for path, _ in found), join_keys(key for _, key in found)
+    found = [_image(_file(name, place, folder), place) for name in names]
+    return tuple(source for source, _ in found), join_keys(key for _, key in found)
 
 
 def join_keys(keys: Iterable[str]) -> str:
@@ -138,64 +147,82 @@ def file_below(folder: Path, name: str) -> Path:
     return path
 
 
-def _image(name: str, place: RowLocation, folder: Path) -> tuple[Path, str]:
+def _file(named: str | bytes, place: RowLocation, folder: Path) -> ImageSource:
     try:
-        path = file_below(folder, name)
+        return named if isinstance(named, bytes) else file_below(folder, named)
     except ValueError as error:
         raise PromptError(f"{place}: {error}.") from None
+
+
+def readable(source: ImageSource) -> Path | BinaryIO:
+    """Return what libraries open an image from."""
+    return io.BytesIO(source) if isinstance(source, bytes) else source
+
+
+def _name(source: ImageSource) -> str:
+    return "an image of the rows" if isinstance(source, bytes) else f"'{source}'"
+
+
+def _image(source: ImageSource, place: RowLocation) -> tuple[ImageSource, str]:
+    name = _name(source)
+    key = hash_data(source) if isinstance(source, bytes) else hash_file(source)
     try:
-        if is_film(path):
-            if large := too_large(*film_size(path)):
-                raise PromptError(f"{place}: '{path}' {large}. Scale it down.")
-            return path, hash_file(path)
-        with Image.open(path) as image:
+        if is_film(readable(source)):
+            if large := too_large(*film_size(readable(source))):
+                raise PromptError(f"{place}: {name} {large}. Scale it down.")
+            return source, key
+        with Image.open(readable(source)) as image:
             if large := too_large(image.width, image.height):
-                raise PromptError(f"{place}: '{path}' {large}. Scale it down.")
+                raise PromptError(f"{place}: {name} {large}. Scale it down.")
             plain = is_plain(image)
             image.verify()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise PromptError(f"{place}: '{path}' is not an image: {error}.") from None
+        raise PromptError(f"{place}: {name} is not an image: {error}.") from None
     # The key differs for these images, as earlier conditions may hold encodings of the raw pixels.
-    return path, hash_file(path) + ("" if plain else AS_SEEN)
+    return source, key + ("" if plain else AS_SEEN)
 
 
-def read_picture(path: Path) -> np.ndarray:
+def read_picture(source: ImageSource) -> np.ndarray:
     """Return the (H, W, 3) uint8 pixels of a prompt's image, as a person sees it.
 
     Raises:
         PromptError: it cannot be read.
     """
     try:
-        return open_picture(path)
+        return open_picture(readable(source))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise PromptError(f"image '{path}' cannot be read: {error}. Save it again, or remove its prompts.") from None
+        name = _name(source)
+        raise PromptError(f"image {name} cannot be read: {error}. Save it again, or remove its prompts.") from None
 
 
-def read_clip(path: Path, most: int) -> np.ndarray:
+def read_clip(source: ImageSource, most: int) -> np.ndarray:
     """Return the first (F, H, W, 3) uint8 frames of a prompt's clip, or an image (H, W, 3) as it is.
 
     Raises:
         PromptError: it cannot be read.
     """
     try:
-        clip = open_clip(path, most)
+        clip = open_clip(readable(source), most)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise PromptError(f"clip '{path}' cannot be read: {error}. Save it again, or remove its prompts.") from None
-    return read_picture(path) if len(clip) == 1 and not is_film(path) else clip
+        name = _name(source)
+        raise PromptError(f"clip {name} cannot be read: {error}. Save it again, or remove its prompts.") from None
+    return read_picture(source) if len(clip) == 1 and not is_film(readable(source)) else clip
 
 
-def image_data(path: Path, key: str) -> bytes:
+def image_data(source: ImageSource, key: str) -> bytes:
     """Return the file of a prompt's image.
 
     Raises:
         PromptError: the file changed since the prompts were read, or cannot be read.
     """
     try:
-        data = path.read_bytes()
+        data = source if isinstance(source, bytes) else source.read_bytes()
     except OSError as error:
-        raise PromptError(f"image '{path}' cannot be read: {error}. Put it back.") from None
+        raise PromptError(f"image '{source!s}' cannot be read: {error}. Put it back.") from None
     if hash_data(data) != key.removesuffix(AS_SEEN):
-        raise PromptError(f"image '{path}' was changed since the prompts were read. Give the same command again.")
+        raise PromptError(
+            f"image {_name(source)} was changed since the prompts were read. Give the same command again."
+        )
     return data
 
 

@@ -16,7 +16,7 @@ from configs.gc_tuning import without_collecting
 from configs.schema import PROMPT_FILES, PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
 from tasks.inputs.prompt_files import READERS, Rows, hub_rows, saved_rows
-from tasks.inputs.prompt_rows import RowLocation, check_metadata, images_of, split_keys, text_of
+from tasks.inputs.prompt_rows import ImageSource, RowLocation, check_metadata, images_of, split_keys, text_of
 from tasks.inputs.saved_datasets import is_saved_dataset, saved_files
 
 #: Metadata key of the content hash of a prompt's start image, or of the joined hashes of several.
@@ -33,7 +33,7 @@ class Prompt:
     """The prompt."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Other columns or keys, for rewards; also the content hash of start images."""
-    images: tuple[Path, ...] = ()
+    images: tuple[ImageSource, ...] = ()
     """Files of the start images, in order."""
     id: str = field(init=False)
     """Identity of the prompt's group: a hash of text and metadata."""
@@ -83,9 +83,9 @@ def image_keys(metadata: Mapping[str, Any]) -> list[str]:
     return split_keys(str(metadata[IMAGE])) if IMAGE in metadata else []
 
 
-def image_files(prompts: Iterable[Prompt]) -> dict[str, Path]:
+def image_files(prompts: Iterable[Prompt]) -> dict[str, ImageSource]:
     """Return the files of the prompts' start images by content key."""
-    found: dict[str, Path] = {}
+    found: dict[str, ImageSource] = {}
     for prompt in prompts:
         if prompt.images:
             found |= zip(image_keys(prompt.metadata), prompt.images, strict=True)
@@ -190,7 +190,7 @@ def _prompt(row: Mapping[str, Any], section: PromptsSection, place: RowLocation,
         raise PromptError(f"{place} has no '{column}'; it has {', '.join(row) or 'nothing'}. Set prompts.column.")
     text = text_of(row[column], place)
     metadata = {key: value for key, value in row.items() if key not in (column, section.image)} if len(row) > 1 else {}
-    images: tuple[Path, ...] = ()
+    images: tuple[ImageSource, ...] = ()
     if section.image is not None:
         images, metadata[IMAGE] = images_of(row, section.image, place, folder)
     check_metadata(metadata, place)

@@ -19,6 +19,8 @@ _WIDTH = 1280
 _FONT = 15
 _LINE = _FONT + 4
 _GAP = 8
+#: Height of input images of texts in a grid.
+_SOURCE_HEIGHT = 160
 #: Limit on the characters of a caption line; longer lines never fit the width of a grid.
 _CHARACTERS = 1_000
 #: Target height / width of a grid, so that it is fully visible when it is as wide as the window.
@@ -49,6 +51,26 @@ def grid(images: Sequence[np.ndarray], captions: Sequence[Sequence[str]], *, col
             place = (x, y + height + 2 + (_FONT + 3) * line)
             draw.text(place, _fit(draw, font, visible(text[:_CHARACTERS]), width), fill="black", font=font)
     return sheet
+
+
+def side_by_side(rows: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Return an image for each row of (H, W, 3) uint8 images, all of one size: scaled to one height, put side by side,
+    and padded with white on the right."""
+    scaled = [[_scaled(image) for image in row] for row in rows]
+    width = max(sum(image.width for image in row) for row in scaled)
+    sheets = []
+    for row in scaled:
+        sheet, place = Image.new("RGB", (width, _SOURCE_HEIGHT), "white"), 0
+        for image in row:
+            sheet.paste(image, (place, 0))
+            place += image.width
+        sheets.append(np.asarray(sheet))
+    return sheets
+
+
+def _scaled(pixels: np.ndarray) -> Image.Image:
+    height, width = pixels.shape[:2]
+    return Image.fromarray(pixels).resize((max(1, round(width * _SOURCE_HEIGHT / height)), _SOURCE_HEIGHT))
 
 
 def squared(image: Image.Image) -> Image.Image:

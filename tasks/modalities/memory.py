@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from configs.execution import ExecutionSection
 from configs.schema import RunConfig
 from models.memory.architectures import parameters
-from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters
+from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters, within
 from models.weights.quantized import dequantizing_bytes, largest_layer, weight_bytes
 from models.weights.sharding import units
 
@@ -195,6 +195,7 @@ class Sizes:
         head: nn.Module | None = None,
         models: int = 1,
         frozen: int = 0,
+        untrained: Sequence[str] = (),
         quantizer: str | None = None,
     ) -> Role:
         """Return the sizes of a trained model.
@@ -207,6 +208,7 @@ class Sizes:
             head: a part of it that is trained whole; adapters are on the other parts, if there are any.
             models: number of models of these sizes, of which one computes at a time.
             frozen: bytes of further frozen weights that are placed as the model's are.
+            untrained: names of parts of the model that are not trained.
             quantizer: that of its frozen weights.
         """
         config, number, parts = self.config, BYTES[dtype], self.config.execution.holders
@@ -214,7 +216,8 @@ class Sizes:
         # A model that is only a head has no layers for adapters.
         of_head = 0 if head is None else parameters(head)
         lora = None if of_head == total else self.spec
-        trained, weights = total, total * MASTER
+        trained = sum(p.numel() for name, p in module.named_parameters() if not within(name, untrained))
+        weights = trained * MASTER + (total - trained) * number
         if lora is not None:
             trained = lora_parameters(module, lora) + of_head
             summed = dtype == "float32" and config.execution.strategy != "fsdp" and quantizer is None

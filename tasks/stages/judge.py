@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,9 @@ class JudgeStage(Scoring):
     def _show(self, folder: Path, batch: Batch, written: Sequence[str], verdicts: Sequence[str]) -> None:
         """Show samples with prompt, rendered text if there is one, and verdict."""
         if not self.reads_images:
+            if self.policy_kind.writes and self.context.holds_references:
+                seen = self.context.references(batch.metadata[: len(verdicts)])
+                batch = replace(batch, references=seen)
             self.policy_kind.show(folder, batch, verdicts)
             return
         self.scored_kind.show(folder, batch, verdicts, written)

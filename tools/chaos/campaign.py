@@ -24,6 +24,7 @@ from flows.environment import prepare_environment
 from tests.support.given import pairs, write_jsonl
 from tests.support.language_models import drawn_texts_data, texts_data
 from tests.support.small import small_data, write_small
+from tests.support.vision_classes import vision_data
 from tools.chaos.judging import Fits, Ratings, write_fit, write_rated
 from tools.chaos.killing import RUN, Campaign
 
@@ -42,6 +43,7 @@ SHAPES: Mapping[str, Sequence[str]] = {
     "two ranks": ("execution.processes=2", "optimize.updates_per_epoch=2", "execution.checkpoint_every=1"),
     "video": ("VIDEO",),
     "texts": ("TEXTS", "optimize.algorithm=grpo"),
+    "images": ("IMAGES", "optimize.algorithm=grpo", "execution.checkpoint_every=1"),
     "critic": (
         "TEXTS",
         "optimize.algorithm=ppo",
@@ -102,6 +104,7 @@ def _write(name: str, folder: Path, base: Path) -> Path:
             made = drawn_texts_data(folder, base)
         else:
             made = texts_data(folder) if "TEXTS" in SHAPES[name] else small_data(folder, base)
+            made = vision_data(folder) if "IMAGES" in SHAPES[name] else made
         if "GIVEN" in SHAPES[name]:
             columns = {"sample": "answer"} if "TEXTS" in SHAPES[name] else {"chosen": "chosen", "rejected": "rejected"}
             rows = made["prompts"].pop("train")

@@ -11,6 +11,7 @@ _QUICK = (
     "https://github.com/zysNLP/quickllm/blob/f7996e9559846ca8c17b5838d79936dea2d14a97"
     "/learnings/llm_related-main/ppo_from_scratch"
 )
+_EASY = "https://github.com/hiyouga/EasyR1/blob"
 _VERL = "https://github.com/volcengine/verl/blob"
 _GRPO = "optimize.algorithm.options"
 _ESTIMATOR = "advantage.estimator"
@@ -90,5 +91,34 @@ PUBLISHED: Mapping[str, Publication] = {
         },
         remark="256 of 1024 prompts an update. Its name of the KL's weight is that of an older verl.",
         settings={"script": _verl(path="Qwen/Qwen2-7B-Instruct", new=512, learning_rate=1e-6)},
+    ),
+    "qwen25_vl_3b_grpo": Publication(
+        title="GRPO on Qwen2.5-VL-3B with the settings of EasyR1's geometry example",
+        paper="2402.03300",
+        files={
+            "config": f"{_EASY}/0243608d3a1617c6ab33aaf8828c9025356da7b8/examples/config.yaml",
+            "script": f"{_EASY}/4f003f7c7feb95338f005a874007c30b3bff4ee3/examples/qwen2_5_vl_3b_geo3k_grpo.sh",
+        },
+        remark="The script overrules the model and the prompts of the configuration file.",
+        settings={
+            "config": {
+                "rewards": "1 math",
+                "model.options.train_vision": True,
+                "rollout.prompts_per_epoch": 512,
+                "rollout.group_size": 5,
+                "rollout.tokens.max_prompt": 2048,
+                "rollout.tokens.max_new": 2048,
+                "rollout.tokens.temperature": 1.0,
+                "rollout.tokens.top_p": 0.99,
+                "optimize.algorithm.name": "grpo",
+                f"{_GRPO}.kl_coef": 0.01,
+                f"{_GRPO}.kl": "k3",
+                "optimize.learning_rate": 1e-6,
+                "optimize.weight_decay": 0.01,
+                "optimize.updates_per_epoch": 4,
+                "evaluate.every": 5,
+            },
+            "script": {"model.path": "Qwen/Qwen2.5-VL-3B-Instruct", "prompts.train": "hiyouga/geometry3k"},
+        },
     ),
 }

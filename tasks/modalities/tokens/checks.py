@@ -12,17 +12,14 @@ from configs.algorithm_defaults import FORWARD
 from configs.base import Section
 from configs.errors import ConfigError
 from configs.model import ModelSection
+from configs.registry import resolve
 from configs.rewards import RewardSection
 from configs.schema import EvaluateSection, OptimizeSection, RolloutSection, RunConfig
 from models.engines import LOCAL, make_engine
 from models.memory.language_architectures import check_class
-from models.policies.language_model_folders import (
-    check_critic,
-    check_folder,
-    check_vocabulary,
-    context_length_of,
-    load_tokenizer,
-)
+from models.policies import POLICIES
+from models.policies.causal_lm import CausalLM
+from models.policies.language_model_folders import check_critic, check_folder, check_vocabulary
 from models.rewards.base import Needs
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
@@ -34,7 +31,7 @@ from tasks.inputs.renderer import renderer_config
 from tasks.inputs.source_prompts import source_prompts
 from tasks.inputs.weight_sources import critic_folder
 from tasks.modalities.forward_cost import Cost
-from tasks.modalities.tokens.prompts import Prompts
+from tasks.modalities.tokens.run_prompts import longest_prompt
 from tasks.runs.sharding import rollout_cuts
 from tasks.specs.plan import RunPlan
 
@@ -143,19 +140,24 @@ def _check_rescore(config: RunConfig) -> None:
 
 def _check_base(config: RunConfig) -> None:
     """Check a local model without its weights: its class, and that its tokenizer fits it."""
-    folder = Path(str(config.model.path)).expanduser()
+    folder, family = Path(str(config.model.path)).expanduser(), _family(config)
+    family.check_run(config)
     if config.model.path is not None and folder.is_dir():
-        check_folder(folder)
+        check_folder(folder, family.models)
         check_vocabulary(folder)
-        check_class(folder, config.model.attention, shared=config.optimize.shared_prompts)
+        check_class(folder, config.model.attention, family, shared=config.optimize.shared_prompts)
+
+
+def _family(config: RunConfig) -> type[CausalLM]:
+    found: type[CausalLM] = resolve(POLICIES, config.model.policy, label="model.policy")
+    return found
 
 
 def _check_prompts(config: RunConfig) -> None:
     """Check that a local model's tokenizer, template and context length support all prompts."""
     folder = Path(str(config.model.path)).expanduser()
     if config.model.path is not None and folder.is_dir():
-        prompts = Prompts(load_tokenizer(folder), tokens_of(config), context_length_of(folder))
-        prompts.longest({split: [each.text for each in found] for split, found in source_prompts(config).items()})
+        longest_prompt(folder, config, source_prompts(config))
 
 
 def _check_critic(config: RunConfig) -> None:
@@ -176,10 +178,11 @@ def _check_critic(config: RunConfig) -> None:
         )
     if section.path is not None:
         folder, base = critic_folder(section.path), Path(str(config.model.path)).expanduser()
-        check_folder(folder, label="critic.path")
-        check_class(folder, config.model.attention, critic=True, shared=config.optimize.shared_prompts)
+        family, shared = _family(config), config.optimize.shared_prompts
+        check_folder(folder, family.models, label="critic.path")
+        check_class(folder, config.model.attention, family, critic=True, shared=shared)
         if config.model.path is not None and base.is_dir():
-            check_critic(folder, base)
+            check_critic(folder, base, family.models)
 
 
 def _check_estimator(config: RunConfig, requires: Requirements) -> None:

@@ -5,6 +5,7 @@ Legend: B rows, W positions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from models.memory.language_architectures import language_config, meta_critic
 from models.memory.language_models import TextFootprints, text_footprints
 from models.policies.base import PolicySettings
 from models.policies.critic_lm import block_lists
+from models.weights.lora import within
 from tasks.modalities.memory import MASTER, Role, Sizes
 
 
@@ -67,22 +69,24 @@ class CriticMemory:
     """Measures it alone, if it has its own model or device."""
 
     @classmethod
-    def of(cls, config: RunConfig, about: Any, sizes: Sizes) -> CriticMemory:
+    def of(cls, config: RunConfig, about: Any, sizes: Sizes, untrained: Sequence[str] = ()) -> CriticMemory:
         """Return the critic of a run.
 
         Args:
             config: the config.
             about: the base model's transformers config.
             sizes: computes the sizes of roles.
+            untrained: names of parts of models that are not trained.
         """
         section = config.critic
         own, alone = section.backbone == "own", section.path is not None or section.device is not None
         about = about if section.path is None else language_config(section.path)
         dtype = section.dtype or config.model.dtype
         values, settings = meta_critic(about, own=own), settings_of(config, dtype)
-        lists = () if values.backbone is None else tuple(f"backbone.{name}" for name in block_lists(values.backbone))
+        blocks = () if values.backbone is None else block_lists(values.backbone)
+        lists = tuple(f"backbone.{name}" for name in blocks if not within(name, untrained))
         return cls(
-            anywhere=sizes.role(values, lists, dtype=dtype, copies=0, head=values.head),
+            anywhere=sizes.role(values, lists, dtype=dtype, copies=0, head=values.head, untrained=untrained),
             device=section.device,
             kind=_critic_kind(config),
             settings=None if alone else settings,

@@ -17,7 +17,7 @@ from storage.trajectories.base import TrajectoryShard
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import Weights
 from tasks.modalities.tokens.forwards import forwards
-from tasks.modalities.tokens.prompts import read_prompts
+from tasks.modalities.tokens.run_prompts import read_prompts
 
 if TYPE_CHECKING:
     from tasks.modalities.modality import ValueRequest
@@ -37,8 +37,8 @@ def values_of(valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, lis
         host.give_reference(policy)
     values: dict[int, np.ndarray] = {}
     reference: dict[int, np.ndarray] = {}
-    read = read_prompts(valuing.context, policy.policy)
-    rows = [shard.array("tokens", row) for row in range(shard.table.num_rows)]
+    read, names = read_prompts(valuing.context, policy.policy), shard.table.column("prompt_id").to_pylist()
+    rows = [read.with_images(name, shard.array("tokens", row)) for row, name in enumerate(names)]
     masks = [shard.array("token_mask", row).astype(bool) for row in range(len(rows))]
     prompts = [int(mask.argmax()) for mask in masks]
     parts = forwards(rows, prompts, host.device, size=size, widths=read.widths, shared=read.shared)

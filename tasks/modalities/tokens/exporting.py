@@ -14,21 +14,27 @@ from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import PIPELINE, Weights
 from tasks.metrics.evaluations import evaluation_figures
 from tasks.metrics.view import RunView
+from tasks.modalities.tokens.prompts import Prompts, with_places
+from tasks.modalities.tokens.run_prompts import prompts_in
 
 if TYPE_CHECKING:
     from tasks.modalities.modality import ExportRequest
-from tasks.modalities.tokens.prompts import Prompts
 
-_MODEL = """from transformers import AutoModelForCausalLM, AutoTokenizer
+_MODEL = """from transformers import {auto}, {reader}
 
-model = AutoModelForCausalLM.from_pretrained(".")"""
+model = {auto}.from_pretrained(".")"""
 _ADAPTER = """from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import {auto}, {reader}, GenerationConfig
 
-model = AutoModelForCausalLM.from_pretrained({base})
+model = {auto}.from_pretrained({base})
 # That of the base model may change probabilities, and end texts elsewhere.
 model.generation_config = GenerationConfig.from_pretrained(".")
 model = PeftModel.from_pretrained(model, ".")"""
+#: How prompts are read.
+_READERS = {
+    "AutoTokenizer": 'tokenizer = AutoTokenizer.from_pretrained(".")',
+    "AutoProcessor": 'processor = AutoProcessor.from_pretrained(".")\ntokenizer = processor.tokenizer',
+}
 #: Replaces the clock of a template: fixed dates, by format.
 _CLOCK = "{{% macro strftime_now(format) %}}{{{{ {dates}[format] }}}}{{% endmacro %}}"
 _CARD = """---
@@ -41,7 +47,7 @@ Trained from {base} with {algorithm}{data}.{start}{quantized}
 
 ```python
 {load}
-tokenizer = AutoTokenizer.from_pretrained(".")
+{tokenizer}
 {inputs}
 drawn = {{"do_sample": True, "temperature": {temperature}, "top_k": 0, "top_p": 1.0}}
 ids = model.generate(**inputs, max_new_tokens={max_new}, **drawn{stops})
@@ -88,9 +94,10 @@ class LanguageModelExport:
         lora, section = self._exporting.format == "lora", tokens_of(config)
         stops = ", ".join(map(in_python, section.stop))
         given = None if config.data is None else RunView(self._context).given()
+        names = {"auto": policy.models.auto, "reader": policy.models.reader}
         head = {
             "library_name": "peft" if lora else "transformers",
-            "pipeline_tag": "text-generation",
+            "pipeline_tag": policy.models.task,
             "license": base.license.id,
         }
         values = {
@@ -103,8 +110,9 @@ class LanguageModelExport:
             "algorithm": in_code(config.optimize.algorithm.name),
             "data": "" if given is None else f" on {in_markdown(str(given))} ({in_markdown(given.license_text)})",
             "quantized": "".join(f" {note}" for note in quantized_notes(config.model)),
-            "load": _ADAPTER.format(base=in_python(base.name)) if lora else _MODEL,
-            "inputs": call_of(Prompts(policy.tokenizer, section, None)),
+            "load": (_ADAPTER if lora else _MODEL).format(base=in_python(base.name), **names),
+            "tokenizer": _READERS[policy.models.reader],
+            "inputs": call_of(prompts_in(self._context.base_folder, config, tokenizer=policy.tokenizer)),
             "max_new": section.max_new,
             "temperature": section.temperature,
             "stops": f", stop_strings=[{stops}], tokenizer=tokenizer" if stops else "",
@@ -132,7 +140,10 @@ def call_of(prompts: Prompts) -> str:
         # Remove the end tokens that the tokenizer appends.
         ends = f"\ninputs = {{name: rows[:, :-{prompts.ends}] for name, rows in inputs.items()}}"
         return call + ends if prompts.ends else call
-    chat = ", ".join(f'{{"role": "{role}", "content": {in_python(text)}}}' for role, text in prompts.messages(prompt))
+    told = [{"role": role, "content": content} for role, content in prompts.messages(prompt)]
+    if prompts.pictures is not None:
+        told = with_places(told, [{"type": "image", "path": "image.png"}])
+    chat = _python(told)
     how = 'add_generation_prompt=True, return_dict=True, return_tensors="pt"'
     dates = prompts.told_dates(prompt)
     dated = (
@@ -140,7 +151,18 @@ def call_of(prompts: Prompts) -> str:
         if dates
         else ""
     )
-    return f"{dated}messages = [{chat}]\ninputs = tokenizer.apply_chat_template(messages, {how})"
+    reader = "tokenizer" if prompts.pictures is None else "processor"
+    how = how if prompts.pictures is None else f"tokenize=True, {how}"
+    return f"{dated}messages = {chat}\ninputs = {reader}.apply_chat_template(messages, {how})"
+
+
+def _python(value: Any) -> str:
+    """Return code of lists, mappings and texts."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_python, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_python(key)}: {_python(each)}' for key, each in value.items())}}}"
+    return in_python(value)
 
 
 def write_model(policy: CausalLM, folder: Path, *, adapters: bool) -> None:
@@ -150,7 +172,7 @@ def write_model(policy: CausalLM, folder: Path, *, adapters: bool) -> None:
         policy.save_lora(folder)
     else:
         policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    policy.save_reader(folder)
 
 
 def generation_config(policy: CausalLM) -> Any:

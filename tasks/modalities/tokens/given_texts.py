@@ -10,10 +10,11 @@ import numpy as np
 from configs.errors import ConfigError, DataError
 from storage.trajectories.base import Sample
 from tasks.inputs.chats import messages_of, shown_text
+from tasks.inputs.prompts import image_keys
 from tasks.modalities.given import GivenSample
 from tasks.modalities.samplers import SamplingContext
 from tasks.modalities.tokens.given_chats import chat_tokens
-from tasks.modalities.tokens.prompts import prompts_of
+from tasks.modalities.tokens.run_prompts import prompts_of
 from tasks.modalities.tokens.text import FINISHES
 
 
@@ -40,7 +41,8 @@ def read_text(making: SamplingContext, sample: GivenSample) -> GivenText:
     try:
         if sample.file.is_chat:
             return GivenText(*chat_tokens(prompts, messages_of(sample.file)))
-        prompt, completion = prompts.fitting(sample.prompt.text), prompts.completion(sample.file.text)
+        prompt = prompts.stored(prompts.fitting(sample.prompt.text, image_keys(sample.prompt.metadata)))
+        completion = prompts.completion(sample.file.text)
     except ConfigError as error:
         raise DataError(f"{sample.file.name}: {error}") from None
     return GivenText([*prompt, *completion], [0] * len(prompt) + [1] * len(completion))

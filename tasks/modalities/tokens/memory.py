@@ -12,21 +12,25 @@ from configs.schema import RunConfig
 from models.library_loading import quiet_libraries
 from models.maths.tokens import Widths
 from models.memory.language_architectures import language_config, meta_language_model
-from models.memory.language_models import TextFootprints, text_footprints
+from models.memory.language_models import TextFootprints, encoding_bytes, text_footprints
 from models.policies import POLICIES
+from models.policies.causal_lm import CausalLM
 from models.policies.critic_lm import block_lists
-from models.policies.language_model_folders import context_length, load_tokenizer
+from models.policies.language_model_folders import context_length
+from models.weights.lora import within
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import lora_spec, tokens_of
 from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.memory import BYTES, Memory, OptimizerSizes, Role, Sizes, host_memory
 from tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes, settings_of
-from tasks.modalities.tokens.prompts import Prompts, shared_members
 from tasks.modalities.tokens.rendering import drawing_of
+from tasks.modalities.tokens.run_prompts import largest_image, longest_prompt, shared_members
 
 #: Assumed maximum tokens that a chat template adds to a prompt, without a tokenizer.
 _TEMPLATE = 64
+#: Assumed tokens of a prompt with images, without a processor and limits.
+_IMAGE_PROMPT = 4096
 
 
 #: Phases, in order, and the working memory of some.
@@ -50,13 +54,20 @@ def language_memory(
     if about is None:
         return None
     model, execution = config.model, config.execution
-    spec = lora_spec(config, resolve(POLICIES, model.policy, label="model.policy"))
-    sizes, module = Sizes(config, optimizer, spec), meta_language_model(about)
-    lists, copies = block_lists(module), int(config.optimize.ema is not None)
-    actor = sizes.role(module, lists, dtype=model.dtype, copies=copies, quantizer=model.quantizer)
-    critic = CriticMemory.of(config, about, sizes) if requires.critic else CriticMemory()
+    family: type[CausalLM] = resolve(POLICIES, model.policy, label="model.policy")
+    spec, untrained = lora_spec(config, family), family.untrained_parts(model.options)
+    sizes = Sizes(config, optimizer, spec)
+    module, copies = meta_language_model(about, models=family.models), int(config.optimize.ema is not None)
+    blocks = [name for name in block_lists(module) if not within(name, untrained)]
+    actor = sizes.role(module, blocks, dtype=model.dtype, copies=copies, untrained=untrained, quantizer=model.quantizer)
+    critic = CriticMemory.of(config, about, sizes, untrained) if requires.critic else CriticMemory()
     measured = text_footprints(
-        about, settings_of(config, model.dtype), spec, critic=critic.settings, own=config.critic.backbone == "own"
+        about,
+        settings_of(config, model.dtype),
+        spec,
+        critic=critic.settings,
+        own=config.critic.backbone == "own",
+        family=family,
     )
     prompt, notes = _prompt_tokens(config, context_length(about))
     most = prompt + tokens_of(config).max_new
@@ -75,6 +86,7 @@ def language_memory(
         "reference_kind": "" if not compared else "a frozen copy" if spec is None else "the actor, adapters off",
         "drawing": None if drawing is None else asdict(drawing),
         "keeps_drawing": execution.keep_renderer,
+        "seeing": _seeing(config, about, trained=not untrained),
         **work,
         "notes": (*notes, *drawing_notes, *apart.notes),
     }
@@ -154,20 +166,39 @@ def _lines(
         work["render"] = drawing["work"]
     lines["gradients, moments, averages"] = {"optimize": sum(role.state for role in roles)}
     lines["KV cache"] = {"rollout": details["cache"]}
+    if details["seeing"]:
+        lines["images and their features"] = dict.fromkeys(names, details["seeing"])
     lines["logits and activations"] = work
     return lines
+
+
+def _seeing(config: RunConfig, about: Any, *, trained: bool) -> int:
+    """Return the bytes of encoding the largest image of the prompts, and of features that are kept; 0 where no prompt
+    has images, or their processor is not here."""
+    folder = Path(str(config.model.path)).expanduser()
+    if not folder.is_dir():
+        return 0
+    prompts = [prompt for split in source_prompts(config).values() for prompt in split if prompt.images]
+    found = largest_image(folder, config, prompts) if prompts else None
+    return 0 if found is None else encoding_bytes(about, found, trained=trained)
 
 
 def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[str, ...]]:
     """Return the tokens of the longest prompt, and notes on their source."""
     section = tokens_of(config)
-    splits = {split: [prompt.text for prompt in prompts] for split, prompts in source_prompts(config).items()}
+    splits = source_prompts(config)
     folder = Path(str(config.model.path)).expanduser()
     if folder.is_dir():
-        return Prompts(load_tokenizer(folder), section, context).longest(splits), ()
+        return longest_prompt(folder, config, splits), ()
     room = () if context is None else (context - section.max_new,)
+    if any(prompt.images for prompts in splits.values() for prompt in prompts):
+        found = min((*room, *(() if section.max_prompt is None else (section.max_prompt,))), default=_IMAGE_PROMPT)
+        return found, (
+            f"memory: prompts with images are assumed to have up to {found} tokens, and encoding images is not "
+            "counted, because the processor is not here yet. rollout.tokens.max_prompt limits them.",
+        )
     # A token of a byte-level tokenizer is at least one byte.
-    longest = max(len(text.encode()) for texts in splits.values() for text in texts) + _TEMPLATE
+    longest = max(len(prompt.text.encode()) for prompts in splits.values() for prompt in prompts) + _TEMPLATE
     longest += sum(len(text.encode()) for text in (section.system, section.instruction) if text is not None)
     found = max(1, min(longest, *room, *(() if section.max_prompt is None else (section.max_prompt,))))
     return found, (

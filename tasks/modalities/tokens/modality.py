@@ -12,7 +12,6 @@ import pyarrow as pa
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.maths.shared_prompts import SharedWidths
-from models.maths.tokens import Widths
 from models.policies.causal_lm import TrainableLM
 from models.policies.critic_lm import CRITIC, TrainableCritic
 from models.policies.language_classes import check_shares_prompts
@@ -24,6 +23,7 @@ from tasks.algorithms.base import Requirements
 from tasks.algorithms.tokens import TokenModels
 from tasks.inputs.components import tokens_of
 from tasks.inputs.prompts import Prompt
+from tasks.metrics.image_grids import GRID, grid, side_by_side
 from tasks.metrics.texts import Text, write_texts
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.given import GivenSample
@@ -36,7 +36,7 @@ from tasks.modalities.tokens.critic_values import values_of
 from tasks.modalities.tokens.exporting import LanguageModelExport
 from tasks.modalities.tokens.given_texts import GivenText, given_texts, read_text
 from tasks.modalities.tokens.memory import language_memory
-from tasks.modalities.tokens.prompts import read_prompts, shared_members
+from tasks.modalities.tokens.run_prompts import read_prompts, shared_members
 from tasks.modalities.tokens.sample_sets import TextSet
 from tasks.modalities.tokens.text import stored_text
 from tasks.modalities.tokens.text_sampling import evaluation_maker, rollout_maker
@@ -111,7 +111,10 @@ class Tokens(Kind):
         return [stored_text(shard, row) for row in range(shard.table.num_rows)]
 
     def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
-        """Write the first texts with prompt and verdict."""
+        """Write the first texts with prompt and verdict, and draw the images of their prompts."""
+        if verdicts and batch.references:
+            captions = list(zip(batch.prompts, map(str, batch.media), verdicts, strict=False))
+            grid(side_by_side(batch.references[: len(verdicts)]), captions).save(folder / GRID)
         write_texts(folder, [Text(*each) for each in zip(batch.prompts, batch.media, verdicts, strict=False)])
 
     def training_set(
@@ -128,7 +131,7 @@ class Tokens(Kind):
             advantages,
             ahead=training.config.execution.ahead,
             device=device,
-            widths=Widths() if read is None else read.widths,
+            read=read,
             shared=shared if read is None else read.shared,
         )
 

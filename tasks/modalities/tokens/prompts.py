@@ -1,114 +1,74 @@
-"""Prompts as token ids; special tokens come only from the tokenizer and its template, never from a prompt's text."""
+"""Prompts as token ids; special tokens come only from the tokenizer and its template, never from a prompt's text.
+
+Images of a prompt come before its text, in order; their tokens have negative ids, see ``models.policies.pictures``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from configs.errors import ConfigError
 from configs.tokens import TokensSection
-from models.maths.shared_prompts import SharedWidths
-from models.maths.tokens import Widths
-from models.policies.language_model_folders import CONTEXT, context_length_of, load_tokenizer
+from models.policies.language_model_folders import CONTEXT
 from models.text.chat_templates import render_chat, told_dates
 from models.text.control_tokens import chat_ids, first_mark, marked, plain_ids
-from tasks.inputs.components import tokens_of
+from tasks.inputs.prompts import Prompt, StoredPrompt, image_keys
 
 if TYPE_CHECKING:
-    from configs.schema import RunConfig
-    from models.policies.causal_lm import CausalLM
-    from tasks.runs.context import RunContext
+    from models.policies.pictures import Pictures
+
+#: Returns the (H, W, 3) uint8 pixels of an image by its content key.
+Look = Callable[[str], np.ndarray]
 
 
-@dataclass(frozen=True, slots=True)
-class RunPrompts:
-    """The prompts of a run as token ids, and the widths of its batches.
-
-    A row's padding changes its rounding, so widths depend on the run and not on the rows of a batch.
-    """
-
-    prompts: Prompts
-    """Converts prompts to ids."""
-    longest: int
-    """Tokens of the longest prompt."""
-    context: int | None
-    """Maximum tokens of the model."""
-    members: int | None
-    """Texts of a group that share the tokens of their prompt; None: they do not."""
-
-    @property
-    def shared(self) -> SharedWidths | None:
-        """Widths of the run's packed rows, if texts share prompts."""
-        if self.members is None:
-            return None
-        most = self.prompts.section.max_new
-        return SharedWidths(prompt=self.longest, completion=most, members=self.members)
-
-    @property
-    def widths(self) -> Widths:
-        """Widths of the run's batches."""
-        return Widths(most=self.longest + self.prompts.section.max_new, limit=self.context)
+def no_images(key: str) -> np.ndarray:
+    """Open no image."""
+    raise AssertionError(f"image {key} has no source")
 
 
-def shared_members(config: RunConfig) -> int | None:
-    """Return the texts of a group that share the tokens of their prompt; None: they do not."""
-    return config.samples_per_group if config.optimize.shared_prompts else None
-
-
-#: Caches of each run in this process.
-_READ: WeakKeyDictionary[RunContext, RunPrompts] = WeakKeyDictionary()
-_PROMPTS: WeakKeyDictionary[RunContext, Prompts] = WeakKeyDictionary()
-
-
-def prompts_of(context: RunContext, policy: CausalLM | None = None) -> Prompts:
-    """Return the tokenizer and settings of a run's prompts, of which none is read; see ``read_prompts``."""
-    found = _PROMPTS.get(context)
-    if found is None:
-        folder = context.base_folder
-        tokenizer = load_tokenizer(folder) if policy is None else policy.tokenizer
-        found = _PROMPTS[context] = Prompts(tokenizer, tokens_of(context.config), context_length_of(folder))
-    return found
-
-
-def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunPrompts:
-    """Return the prompts of a run, read with its model's tokenizer.
-
-    Args:
-        context: the run.
-        policy: holds the tokenizer; None: it is read from the base model's folder, if not cached.
-
-    Raises:
-        ConfigError: a prompt is invalid, see ``Prompts.ids``.
-    """
-    found = _READ.get(context)
-    if found is None:
-        prompts = prompts_of(context, policy)
-        everything = {split: [prompt.text for prompt in context.prompts[split]] for split in ("train", "heldout")}
-        limit, shared = context_length_of(context.base_folder), shared_members(context.config)
-        found = _READ[context] = RunPrompts(prompts, prompts.longest(everything), limit, shared)
-    return found
+def with_places(messages: Sequence[Mapping[str, str]], images: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """Return messages in parts, as templates of processors read them, with images before the text of the last."""
+    *before, last = ({**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages)
+    return [*before, {**last, "content": [*images, *last["content"]]}]
 
 
 class Prompts:
     """Token ids of prompts, which are cut or refused if they are too long."""
 
-    def __init__(self, tokenizer: Any, section: TokensSection, context_length: int | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        section: TokensSection,
+        context_length: int | None,
+        *,
+        pictures: Pictures | None = None,
+        look: Look = no_images,
+    ) -> None:
         """Bind to a tokenizer.
 
         Args:
             tokenizer: a transformers tokenizer.
             section: settings of text sampling.
             context_length: maximum tokens of prompt and completion; None: no known limit.
+            pictures: images of the model; None: it reads texts alone.
+            look: opens images.
 
         Raises:
             ConfigError: the tokenizer lacks the requested template, or no tokens are left for a prompt.
         """
-        self.tokenizer, self.section = tokenizer, section
+        self.tokenizer, self.section, self.pictures, self._look = tokenizer, section, pictures, look
         self.chat = section.template == "chat" or (
-            section.template == "auto" and getattr(tokenizer, "chat_template", None) is not None
+            section.template == "auto" and getattr(self._source, "chat_template", None) is not None
         )
+        if pictures is not None and not self.chat:
+            raise ConfigError(
+                "rollout.tokens.template is 'none', but only the template of a processor says where images go. Remove "
+                "it."
+            )
         if section.system is not None and not self.chat:
             raise ConfigError(
                 "rollout.tokens.system is set, but prompts go through no chat template. Set rollout.tokens.template to "
@@ -124,18 +84,46 @@ class Prompts:
         self.limit = min(limits) if limits else None
         self.ends = 0 if self.chat else _end_tokens(tokenizer)
         """End tokens that the tokenizer appends to a text; they are removed because a completion follows."""
-        self._known: dict[str, list[int]] = {}
+        self._known: dict[tuple[str, ...], list[int]] = {}
 
-    def ids(self, text: str) -> list[int]:
+    @property
+    def _source(self) -> Any:
+        """What has the chat template."""
+        return self.tokenizer if self.pictures is None else self.pictures.processor
+
+    def ids(self, text: str, images: Sequence[str] = ()) -> list[int]:
         """Return the ids of a prompt, at least one.
+
+        Args:
+            text: its text.
+            images: content keys of its images.
 
         Raises:
             ConfigError: it is too long and may not be cut, it is empty, it holds a control token that cannot be
-                tokenized as text, or the template fails.
+                tokenized as text or the mark of an image, an image cannot be read, or the template fails.
         """
-        if text not in self._known:
-            self._known[text] = self.fitting(text)
-        return self._known[text]
+        key = (text, *images)
+        if key not in self._known:
+            self._known[key] = self.fitting(text, images)
+        return self._known[key]
+
+    def of(self, prompt: Prompt | StoredPrompt) -> list[int]:
+        """Return the ids of a prompt of a run; see ``ids``."""
+        return self.ids(prompt.text, image_keys(prompt.metadata))
+
+    def stored(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return ids as they are stored, with the model's own token for images."""
+        return ids if self.pictures is None else self.pictures.stored(ids)
+
+    def with_images(self, tokens: np.ndarray, images: Sequence[str]) -> list[int]:
+        """Return stored ids with those of images; see ``ids``."""
+        assert self.pictures is not None
+        return self.pictures.placed(tokens.tolist(), self._numbers(images))
+
+    def _numbers(self, images: Sequence[str]) -> list[int]:
+        if self.pictures is None:
+            return []
+        return [self.pictures.number(key, partial(self._look, key)) for key in images]
 
     def completion(self, text: str) -> list[int]:
         """Return the ids of a given completion, which ends with the tokenizer's end token.
@@ -159,7 +147,7 @@ class Prompts:
         return ids
 
     def messages(self, asked: str) -> list[tuple[str, str]]:
-        """Return the first messages of a chat, as (role, text) pairs."""
+        """Return the first messages of a chat without images, as (role, text) pairs."""
         system = [] if self.section.system is None else [("system", self.section.system)]
         return [*system, ("user", asked)]
 
@@ -169,30 +157,31 @@ class Prompts:
         day = self.section.template_date
         return {} if day is None else told_dates(self.tokenizer, messages, day)
 
-    def longest(self, splits: Mapping[str, Sequence[str]]) -> int:
+    def longest(self, splits: Mapping[str, Sequence[Prompt | StoredPrompt]]) -> int:
         """Return the tokens of the longest prompt, of lists by split.
 
         Raises:
             ConfigError: a prompt is invalid, see ``ids``.
         """
         return max(
-            self._counted(split, row, text) for split, texts in splits.items() for row, text in enumerate(texts, 1)
+            self._counted(split, row, prompt) for split, found in splits.items() for row, prompt in enumerate(found, 1)
         )
 
-    def _counted(self, split: str, row: int, text: str) -> int:
+    def _counted(self, split: str, row: int, prompt: Prompt | StoredPrompt) -> int:
         try:
-            return len(self.ids(text))
+            return len(self.of(prompt))
         except ConfigError as error:
             raise ConfigError(f"prompts.{split}, number {row}: {error}") from None
 
-    def fitting(self, text: str) -> list[int]:
+    def fitting(self, text: str, images: Sequence[str] = ()) -> list[int]:
         """Return the ids of a prompt, which are not kept; see ``ids``."""
-        found = self._rendered(text)
+        numbers = self._numbers(images)
+        found = self._rendered(text, numbers)
         if not found:
             raise ConfigError(f"prompt {text[:60]!r} has no token. Remove it, or use a chat template.")
         if self.limit is None or len(found) <= self.limit:
             return found
-        if self.section.on_overlong == "cut_left":
+        if self.section.on_overlong == "cut_left" and not numbers:
             return found[-self.limit :]
         raise ConfigError(
             f"prompt {text[:60]!r} has {len(found)} tokens, but at most {self.limit} fit (rollout.tokens.max_prompt, "
@@ -200,11 +189,13 @@ class Prompts:
             "rollout.tokens.on_overlong to 'cut_left'."
         )
 
-    def _rendered(self, text: str) -> list[int]:
+    def _rendered(self, text: str, numbers: Sequence[int]) -> list[int]:
         prompt = self.section.asked(text)
         mark = first_mark(self.tokenizer, prompt)
+        if self.pictures is not None:
+            self._check_marks(text, prompt)
         if self.chat:
-            found = self._chat(text, prompt) if mark is None else self._marked_chat(text, prompt)
+            found = self._chat(text, prompt, numbers) if mark is None else self._marked_chat(text, prompt, numbers)
         elif mark is None:
             found = [int(token) for token in self.tokenizer(prompt).input_ids]
         else:
@@ -216,34 +207,57 @@ class Prompts:
             )
         return found[: len(found) - self.ends]
 
-    def _chat(self, text: str, prompt: str) -> list[int]:
-        chat = self.render(text, self.messages(prompt))
-        return [int(token) for token in self.tokenizer(chat, add_special_tokens=False).input_ids]
+    def _check_marks(self, text: str, prompt: str) -> None:
+        """Refuse a prompt with the mark of an image, even where the tokenizer could read it as text: data sets put it
+        where an image goes."""
+        assert self.pictures is not None
+        mark = next((each for each in sorted(self.pictures.marks) if each in prompt), None)
+        if mark is not None:
+            raise ConfigError(
+                f"prompt {text[:60]!r} holds {mark!r}, which stands for an image. Images are put before the text; "
+                "remove it."
+            )
 
-    def _marked_chat(self, text: str, prompt: str) -> list[int] | None:
+    def _chat(self, text: str, prompt: str, numbers: Sequence[int]) -> list[int]:
+        chat = self.render(text, self.messages(prompt), numbers)
+        found = self.tokenizer(chat, add_special_tokens=False).input_ids
+        return self._placed([int(token) for token in found], numbers)
+
+    def _marked_chat(self, text: str, prompt: str, numbers: Sequence[int]) -> list[int] | None:
         roles, texts = zip(*self.messages(prompt), strict=True)
         marks, between = marked(self.tokenizer, texts)
-        return chat_ids(self.tokenizer, self.render(text, list(zip(roles, marks, strict=True))), between)
+        chat = self.render(text, list(zip(roles, marks, strict=True)), numbers)
+        found = chat_ids(self.tokenizer, chat, between)
+        return None if found is None else self._placed(found, numbers)
 
-    def render(self, text: str, messages: Sequence[tuple[str, str]], *, generate: bool = True) -> str:
-        """Return messages, (role, text) pairs, rendered by the template.
+    def _placed(self, ids: list[int], numbers: Sequence[int]) -> list[int]:
+        return ids if self.pictures is None else self.pictures.placed(ids, numbers)
+
+    def render(
+        self, text: str, messages: Sequence[tuple[str, str]], numbers: Sequence[int] = (), *, generate: bool = True
+    ) -> str:
+        """Return messages, (role, text) pairs, rendered by the template, with the marks of images as the processor
+        writes them.
 
         Args:
             text: the prompt, for errors.
             messages: the messages.
+            numbers: of the images of the last.
             generate: end with the beginning of an answer.
 
         Raises:
             ConfigError: the template fails, or reads the clock.
         """
+        told = [{"role": role, "content": content} for role, content in messages]
         try:
-            return render_chat(
-                self.tokenizer,
-                [{"role": role, "content": content} for role, content in messages],
+            chat = render_chat(
+                self._source,
+                told if self.pictures is None else with_places(told, [{"type": "image"}] * len(numbers)),
                 setting="rollout.tokens.template_date",
                 day=self.section.template_date,
                 generate=generate,
             )
+            return chat if self.pictures is None else self.pictures.expanded(chat, numbers)
         except ConfigError:
             raise
         except Exception as error:

@@ -15,7 +15,6 @@ import torch
 from configs.advantages import ReplaySection
 from models.devices import moved
 from models.maths.shared_prompts import SharedPrompts, SharedWidths, share_prompts
-from models.maths.tokens import Widths
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import Requirements, expect
 from tasks.algorithms.tokens import TokenBatch, TokenModels
@@ -24,6 +23,7 @@ from tasks.modalities.reader import RaggedArray
 from tasks.modalities.rows import Units, joint_rows, micro_batches, padded, single_rows
 from tasks.modalities.sample_set import Correctable
 from tasks.modalities.tokens.forwards import padded_rows
+from tasks.modalities.tokens.run_prompts import RunPrompts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,7 @@ class TextSet(Correctable):
         *,
         ahead: int = 0,
         device: torch.device | None = None,
-        widths: Widths,
+        read: RunPrompts | None,
         shared: SharedWidths | None = None,
     ) -> None:
         """Bind to the samples; see ``SampleSet``.
@@ -58,11 +58,11 @@ class TextSet(Correctable):
             advantages: see there.
             ahead: see there.
             device: see there.
-            widths: possible widths of batches.
+            read: the run's prompts; None if no batches are needed.
             shared: widths of packed rows, if texts of a group share the tokens of their prompt.
         """
         super().__init__(shards, advantages, ahead=ahead, device=device)
-        self._widths, self._shared = widths, shared
+        self._read, self._shared = read, shared
         self._unchanged, self._share = True, 1.0
         self._recomputed: dict[int, np.ndarray] = {}
         columns = {name: self.earned.column(name) for name in _BY_TOKEN if name in self.earned.column_names}
@@ -132,7 +132,8 @@ class TextSet(Correctable):
         """Return the texts of rows."""
         samples, device = rows[:, 0].tolist(), self.device
         corrected = np.array([sample in self._recomputed for sample in samples])
-        ids = padded_rows([self.reader.array("tokens", sample) for sample in samples], device, self._widths)
+        assert self._read is not None
+        ids = padded_rows([self._tokens(sample, self._read) for sample in samples], device, self._read.widths)
         masks = [self.reader.array("token_mask", sample).astype(bool) for sample in samples]
         shape = (len(samples), ids.shape[1])
         old = [self._recomputed.get(sample, self.reader.log_probs[sample]) for sample in samples]
@@ -155,6 +156,10 @@ class TextSet(Correctable):
             own=moved(torch.from_numpy(self._unchanged & ((self.ages[samples] == 0) | corrected)), device),
             **about,
         )
+
+    def _tokens(self, sample: int, read: RunPrompts) -> np.ndarray | Sequence[int]:
+        prompt = self.reader.prompt_ids[self.reader.prompt_rows[sample]]
+        return read.with_images(prompt, self.reader.array("tokens", sample))
 
     def _packed(
         self, ids: Tensor, samples: Sequence[int], masks: Sequence[np.ndarray], widths: SharedWidths

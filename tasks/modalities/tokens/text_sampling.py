@@ -31,7 +31,7 @@ from tasks.modalities.samplers import SampleRequest, SamplingContext
 from tasks.modalities.tokens.exporting import write_model
 from tasks.modalities.tokens.forwards import forwards
 from tasks.modalities.tokens.gap import check_gap
-from tasks.modalities.tokens.prompts import RunPrompts, read_prompts
+from tasks.modalities.tokens.run_prompts import RunPrompts, read_prompts
 from tasks.modalities.tokens.text import FINISHES, Stops, completed_text
 from tasks.runs.seeds import derive
 
@@ -84,7 +84,7 @@ class TextSampler:
 
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
         """Complete the prompts of some jobs; forwards have a fixed size, padded with copies."""
-        prompts = [self._read.prompts.ids(job.prompt.text) for job in jobs]
+        prompts = [self._read.prompts.of(job.prompt) for job in jobs]
         seeds = [0 if self._seed is None else self._seed(job, 0) for job in jobs]
         found = self._engine.complete(self._request(jobs, prompts, seeds))
         own = self._behavior(prompts, found)
@@ -136,6 +136,7 @@ class TextSampler:
         policy = self._held().policy
         return Asked(
             prompts=prompts,
+            starts=[policy.first_position(prompt) for prompt in prompts],
             sampling=self._sampling,
             stop=self._section.stop,
             vocabulary=policy.vocabulary,
@@ -176,8 +177,8 @@ class TextSampler:
         context_length = self._held().policy.context_length
         # Leave room for one drawn token, because most servers draw at least one.
         most = _PROOF if context_length is None else min(_PROOF, context_length - 1)
-        texts = [prompt.text for prompt in self._making.context.prompts["train"][:_PROOF]]
-        return list(islice((token for text in cycle(texts) for token in self._read.prompts.ids(text)), most))
+        prompts = self._making.context.prompts["train"][:_PROOF]
+        return list(islice((token for prompt in cycle(prompts) for token in self._read.prompts.of(prompt)), most))
 
     def _check_gap(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion], own: Sequence[Tensor]) -> None:
         check_gap(self._engine, self._held().policy, [len(prompt) for prompt in prompts], found, own)
@@ -224,7 +225,7 @@ class TextSampler:
             policy=str(self._making.policy),
             sigmas=(),
             log_probs=log_probs.numpy(),
-            tokens=np.array([*prompt, *found.ids], np.int32),
+            tokens=np.array([*self._read.prompts.stored(prompt), *found.ids], np.int32),
             token_mask=mask,
             sampled_log_probs=np.array(found.log_probs, np.float32),
             finish=np.array([FINISHES.index(found.finish)], np.uint8),

@@ -49,6 +49,7 @@ def asked_of(server: Engine, **sampling: Any) -> Asked:
     about: dict[str, Any] = {"max_new": 4, "temperature": 0.7, "eos": eos, **sampling}
     return Asked(
         prompts=PROMPTS,
+        starts=[len(prompt) for prompt in PROMPTS],
         sampling=Sampling(**about),
         stop=(),
         vocabulary=server.policy.vocabulary,

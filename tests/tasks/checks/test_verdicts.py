@@ -25,7 +25,7 @@ from models.quickstart.tiny import build_tiny
 from tasks.checks.check import check_config
 from tasks.inputs.components import make_algorithm
 from tasks.inputs.policy_kind import kind_name
-from tasks.modalities.tokens.prompts import read_prompts
+from tasks.modalities.tokens.run_prompts import read_prompts
 from tasks.runtime.host import ModelHost
 from tests.support.foreign_adapters import plain_peft
 from tests.support.inside import execution_of, prepare

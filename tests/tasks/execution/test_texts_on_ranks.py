@@ -20,6 +20,7 @@ from tasks.specs.plan import RunPlan
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import make_stage, prepare
 from tests.support.language_models import texts_data
+from tests.support.vision_classes import vision_data
 from tests.tasks.stages.test_stages import stored
 
 # All of them work with the same ranks.
@@ -40,15 +41,18 @@ CASES = {
     "fsdp": ("execution.strategy=fsdp",),
     "fsdp, adapters": ("execution.strategy=fsdp", "model.lora={rank: 2, alpha: 4}"),
     "fsdp, shared backbone": ("execution.strategy=fsdp", "critic.backbone=policy"),
+    "images, ddp": (),
+    "images, fsdp": ("execution.strategy=fsdp",),
+    "images, fsdp, adapters": ("execution.strategy=fsdp", "model.lora={rank: 2, alpha: 4}"),
 }
 #: The others are left to a campaign.
-CHOSEN = {"fsdp, adapters"}
+CHOSEN = {"fsdp, adapters", "images, fsdp, adapters"}
 
 
-def config_of(folder: Path, name: str, *settings: str) -> RunConfig:
+def config_of(folder: Path, name: str, *settings: str, images: bool = False) -> RunConfig:
     path = folder / "texts.yaml"
     if not path.exists():
-        path.write_text(yaml.safe_dump(texts_data(folder)))
+        path.write_text(yaml.safe_dump((vision_data if images else texts_data)(folder)))
     return load_config(path, [f"store.root={folder / name}", *SETTINGS, *settings])
 
 
@@ -86,8 +90,9 @@ def test_two_ranks_train_policy_and_critic_as_one_process(
     crews: dict[int, RankExecutor], tmp_path: Path, case: str
 ) -> None:
     own = [setting for setting in CASES[case] if not setting.startswith("execution.")]
-    one = trained(crews[1], config_of(tmp_path, "one", *own))
-    two = trained(crews[2], config_of(tmp_path, "two", "execution.processes=2", *CASES[case]))
+    images = case.startswith("images")
+    one = trained(crews[1], config_of(tmp_path, "one", *own, images=images))
+    two = trained(crews[2], config_of(tmp_path, "two", "execution.processes=2", *CASES[case], images=images))
     for name in (Weights.TRAINED.value, CRITIC):
         ours, theirs = stored(one, 2, name), stored(two, 2, name)
         assert ours.keys() == theirs.keys()

@@ -1,0 +1,141 @@
+"""The prompts of a run as token ids, read once per process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from configs.registry import resolve
+from configs.schema import RunConfig
+from models.maths.shared_prompts import SharedWidths
+from models.maths.tokens import Widths
+from models.policies import POLICIES
+from models.policies.language_model_folders import context_length_of, load_tokenizer
+from tasks.inputs.components import tokens_of
+from tasks.inputs.prompt_rows import read_picture
+from tasks.inputs.prompts import IMAGE, Prompt, image_files, image_keys
+from tasks.modalities.tokens.prompts import Look, Prompts, no_images
+
+if TYPE_CHECKING:
+    from models.policies.causal_lm import CausalLM
+    from models.policies.pictures import Inputs
+    from tasks.runs.context import RunContext
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrompts:
+    """The prompts of a run as token ids, and the widths of its batches.
+
+    A row's padding changes its rounding, so widths depend on the run and not on the rows of a batch.
+    """
+
+    prompts: Prompts
+    """Converts prompts to ids."""
+    longest: int
+    """Tokens of the longest prompt."""
+    context: int | None
+    """Maximum tokens of the model."""
+    images: Mapping[str, Sequence[str]]
+    """Content keys of the images of prompts, by id."""
+    members: int | None
+    """Texts of a group that share the tokens of their prompt; None: they do not."""
+
+    @property
+    def shared(self) -> SharedWidths | None:
+        """Widths of the run's packed rows, if texts share prompts."""
+        if self.members is None:
+            return None
+        most = self.prompts.section.max_new
+        return SharedWidths(prompt=self.longest, completion=most, members=self.members)
+
+    @property
+    def widths(self) -> Widths:
+        """Widths of the run's batches."""
+        return Widths(most=self.longest + self.prompts.section.max_new, limit=self.context)
+
+    def with_images(self, prompt: str, tokens: np.ndarray) -> np.ndarray | Sequence[int]:
+        """Return a stored row of a prompt, by its id, with the ids of its images."""
+        return self.prompts.with_images(tokens, self.images[prompt]) if self.images else tokens
+
+
+def shared_members(config: RunConfig) -> int | None:
+    """Return the texts of a group that share the tokens of their prompt; None: they do not."""
+    return config.samples_per_group if config.optimize.shared_prompts else None
+
+
+#: Caches of each run in this process.
+_READ: WeakKeyDictionary[RunContext, RunPrompts] = WeakKeyDictionary()
+_PROMPTS: WeakKeyDictionary[RunContext, Prompts] = WeakKeyDictionary()
+
+
+def prompts_of(context: RunContext, policy: CausalLM | None = None) -> Prompts:
+    """Return the tokenizer and settings of a run's prompts, of which none is read; see ``read_prompts``."""
+    found = _PROMPTS.get(context)
+    if found is None:
+        found = _PROMPTS[context] = prompts_in(
+            context.base_folder,
+            context.config,
+            look=lambda key: context.references([{IMAGE: key}])[0][0],
+            tokenizer=None if policy is None else policy.tokenizer,
+        )
+    return found
+
+
+def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunPrompts:
+    """Return the prompts of a run, read with its model's tokenizer.
+
+    Args:
+        context: the run.
+        policy: holds the tokenizer; None: it is read from the base model's folder, if not cached.
+
+    Raises:
+        ConfigError: a prompt is invalid, see ``Prompts.ids``.
+    """
+    found = _READ.get(context)
+    if found is None:
+        prompts = prompts_of(context, policy)
+        everything = {split: context.prompts[split] for split in ("train", "heldout")}
+        longest, limit = prompts.longest(everything), context_length_of(context.base_folder)
+        keys = {each.id: image_keys(each.metadata) for split in everything.values() for each in split}
+        images = keys if prompts.pictures is not None else {}
+        found = _READ[context] = RunPrompts(prompts, longest, limit, images, shared_members(context.config))
+    return found
+
+
+def prompts_in(folder: Path, config: RunConfig, *, look: Look = no_images, tokenizer: Any = None) -> Prompts:
+    """Return prompts as the model in a folder reads them.
+
+    Args:
+        folder: folder of the model.
+        config: the run's config.
+        look: opens images.
+        tokenizer: the model's, if it is loaded.
+
+    Raises:
+        ConfigError: see ``Prompts``; or the folder has no tokenizer, or no processor of images where one is needed.
+    """
+    pictures = resolve(POLICIES, config.model.policy, label="model.policy").pictures_in(folder)
+    tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
+    return Prompts(tokenizer, tokens_of(config), context_length_of(folder), pictures=pictures, look=look)
+
+
+def largest_image(folder: Path, config: RunConfig, prompts: Sequence[Prompt]) -> Inputs | None:
+    """Return what a local model gets of the image with the most tokens; None if it reads no images."""
+    pictures = prompts_in(folder, config).pictures
+    if pictures is None:
+        return None
+    files = image_files(prompts)
+    numbers = [pictures.number(key, partial(read_picture, file)) for key, file in files.items()]
+    return pictures.inputs(max(numbers, key=lambda number: pictures.picture(number).tokens))
+
+
+def longest_prompt(folder: Path, config: RunConfig, splits: Mapping[str, Sequence[Prompt]]) -> int:
+    """Return the tokens of the longest prompt of a config, with a local model; raise ConfigError if one is invalid."""
+    files = image_files(prompt for prompts in splits.values() for prompt in prompts)
+    return prompts_in(folder, config, look=lambda key: read_picture(files[key])).longest(splits)

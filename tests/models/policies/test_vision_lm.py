@@ -1,0 +1,206 @@
+"""Vision-language models: what is drawn about images is what transformers' own forward of each class computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from configs.errors import ConfigError
+from models.maths.generation import Completion, Sampling, generate, reading_once
+from models.maths.tokens import token_log_probs
+from models.policies.base import PolicySettings
+from models.policies.parts import Part
+from models.policies.pictures import load_processor, pictures_of
+from models.policies.vision_lm import VisionLM
+from models.text.chat_templates import render_chat
+from models.weights.lora import LoraSpec
+from tests.support.vision_classes import CLASSES, write_vision_model
+
+NEW = 10
+#: Heights and widths of images, and the images of each prompt.
+SIZES = ((40, 24), (17, 90), (64, 64), (40, 24), (8, 50))
+CHOICES = ((1,), (4,), (2, 3), (3, 2, 1), (2, 2), (5, 1, 5), (1,))
+
+
+@pytest.fixture(autouse=True)
+def _without_num2words(monkeypatch: pytest.MonkeyPatch) -> None:
+    # SmolVLM's processor asks for a package that only counts the frames of clips in words.
+    monkeypatch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", str)
+
+
+def images() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 255, (*size, 3), dtype=np.uint8) for size in SIZES]
+
+
+def loaded(folder: Path, kind: str, **settings: Any) -> VisionLM:
+    if not folder.exists():
+        folder.mkdir()
+        write_vision_model(folder, kind)
+    return VisionLM.load(folder, PolicySettings(**settings), frozenset({Part.DENOISER}), {})
+
+
+def chat_of(policy: VisionLM, numbers: tuple[int, ...]) -> str:
+    content = [*[{"type": "image"}] * len(numbers), {"type": "text", "text": "What is it?"}]
+    return render_chat(policy.pictures.processor, [{"role": "user", "content": content}], setting="", generate=True)
+
+
+def prompts_of(policy: VisionLM) -> list[list[int]]:
+    pixels, pictures, found = images(), policy.pictures, []
+    for number, each in enumerate(pixels, 1):
+        assert pictures.number(f"image {number}", lambda each=each: each) == number
+    for numbers in CHOICES:
+        chat = pictures.expanded(chat_of(policy, numbers), numbers)
+        ids = pictures.processor.tokenizer(chat, add_special_tokens=False).input_ids
+        found.append(pictures.placed(ids, numbers))
+        assert pictures.of_row(found[-1]) == list(numbers)
+    return found
+
+
+def drawn(policy: VisionLM, prompts: list[list[int]], **options: Any) -> list[Completion]:
+    uniforms = torch.rand(len(prompts), NEW, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return generate(
+        reading_once(policy.next_logits, len(prompts) - 1),
+        prompts,
+        Sampling(max_new=NEW, temperature=1.0, eos=frozenset()),
+        **{
+            "width": max(map(len, prompts)) + 3,
+            "uniforms": lambda position: uniforms[:, position],
+            "device": torch.device("cpu"),
+            "starts": [policy.first_position(prompt) for prompt in prompts],
+            **options,
+        },
+    )
+
+
+def theirs(policy: VisionLM, numbers: tuple[int, ...], prompt: list[int]) -> dict[str, Any]:
+    """Return what the class's processor makes of a prompt with all its images at once."""
+    seen = [Image.fromarray(images()[number - 1]) for number in numbers]
+    processor = policy.pictures.processor
+    found = processor(text=[chat_of(policy, numbers)], images=[seen], return_tensors="pt", add_special_tokens=False)
+    assert found.input_ids[0].tolist() == policy.pictures.stored(prompt)
+    return dict(found)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_drawn_and_replayed_log_probs_are_those_of_the_class(kind: str, tmp_path: Path) -> None:
+    policy = loaded(tmp_path / kind, kind)
+    prompts = prompts_of(policy)
+    found = drawn(policy, prompts)
+    width = -(-max(len(prompt) + NEW for prompt in prompts) // 16) * 16
+    rows = torch.full((len(prompts), width), 5)
+    for row, (prompt, each) in enumerate(zip(prompts, found, strict=True)):
+        rows[row, : len(prompt) + NEW] = torch.tensor([*prompt, *each.ids])
+    with torch.no_grad():
+        logits = policy.logits(rows)
+        alone = torch.cat([policy.logits(rows[row : row + 1]) for row in range(len(rows))])
+        assert torch.equal(alone, logits), "a row depends on no other, whatever images it has"
+        whole = token_log_probs(logits, rows, 1.0)
+        for row, (numbers, prompt, each) in enumerate(zip(CHOICES, prompts, found, strict=True)):
+            said = whole[row, len(prompt) : len(prompt) + NEW]
+            assert float((torch.tensor(each.log_probs) - said).abs().max()) < 1e-5
+            given, ids = theirs(policy, numbers, prompt), [*policy.pictures.stored(prompt), *each.ids]
+            for name in {"mm_token_type_ids", "token_type_ids"} & set(given):
+                given[name] = torch.nn.functional.pad(given[name], (0, NEW))
+            given |= {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
+            own = policy.allowed(policy.model(**given, use_cache=False).logits)[0]
+            assert float((own - logits[row, : len(ids)]).abs().max()) < 1e-5
+    assert found[0].log_probs != found[1].log_probs, "equal texts with other images of the same size differ"
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_loop_is_greedy_generate_token_for_token(kind: str, tmp_path: Path) -> None:
+    policy = loaded(tmp_path / kind, kind)
+    for numbers, prompt in list(zip(CHOICES, prompts_of(policy), strict=True))[2:4]:
+        (ours,) = drawn(policy, [prompt], uniforms=None)
+        how = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None, "pad_token_id": 0}
+        given = theirs(policy, numbers, prompt)
+        ids = policy.model.generate(**given, **how, suppress_tokens=policy._never.tolist())
+        assert ids[0, len(prompt) :].tolist() == ours.ids
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "all"])
+def test_what_sees_is_frozen_and_the_base_weights_are_found_in_the_files(kind: str, lora: bool, tmp_path: Path) -> None:
+    policy = loaded(tmp_path / kind, kind)
+    spec = LoraSpec(rank=2, alpha=4, targets=policy.lora_targets, untrained=policy.untrained) if lora else None
+    trainable = policy.trainable(spec, seed=0)
+    inside = [name for name, _ in trainable.named_parameters()]
+    assert all("language_model." in name or "text_model." in name or "lm_head" in name for name in inside)
+    whole = len(list(policy.model.get_decoder().parameters())) + (kind != "gemma3")
+    assert len(inside) == (2 * 7 * 2 if lora else whole)
+    before = trainable.state()
+    for parameter in trainable.parameters():
+        parameter.data.add_(1.0)
+    if not lora:
+        trainable.read(None)
+        assert all(torch.equal(value, before[name]) for name, value in trainable.state().items())
+    prompt = prompts_of(policy)[0]
+    trainable.log_probs(torch.tensor([[*prompt, 7, 8]]), 1.0)[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in trainable.parameters())
+
+
+def test_what_sees_can_be_trained(tmp_path: Path) -> None:
+    loaded(tmp_path / "vlm", "qwen2_vl")
+    policy = VisionLM.load(tmp_path / "vlm", PolicySettings(), frozenset({Part.DENOISER}), {"train_vision": True})
+    targets = ("q_proj", "qkv")
+    trainable = policy.trainable(LoraSpec(rank=2, alpha=4, targets=targets, untrained=policy.untrained), seed=0)
+    prompt = torch.tensor([prompts_of(policy)[2]])
+    before = trainable.log_probs(prompt, 1.0)[0].detach()
+    for name, parameter in trainable.named_parameters():
+        if "qkv.lora_B" in name:
+            parameter.data.fill_(0.1)
+    trainable.changed()
+    # Features are computed before the whole model is called, and merged weights must be new there too.
+    after = trainable.log_probs(prompt, 1.0)[0]
+    assert not torch.equal(after, before)
+    with trainable.reference_adapters():
+        assert torch.equal(trainable.log_probs(prompt, 1.0)[0], before)
+    after.sum().backward()
+    assert all(p.grad is not None for name, p in trainable.named_parameters() if "visual" in name)
+
+
+@pytest.mark.parametrize(("own", "lora"), [(True, False), (True, True), (False, False)], ids=["own", "lora", "policy"])
+def test_a_critic_sees_the_images(own: bool, lora: bool, tmp_path: Path) -> None:
+    policy = loaded(tmp_path / "vlm", "qwen2_vl")
+    spec = LoraSpec(rank=2, alpha=4, targets=policy.lora_targets, untrained=policy.untrained) if lora else None
+    critic = VisionLM.load_critic(tmp_path / "vlm", PolicySettings(), own=own, lora=spec, seed=0)
+    assert any(".lora_" in name for name, _ in critic.named_parameters()) == lora
+    assert not any("visual" in name for name, _ in critic.named_parameters())
+    critic.policy.model.head.weight.data.fill_(0.1)
+    first, other = (torch.tensor([prompt]) for prompt in prompts_of(policy)[:2])
+    hidden = [None if own else policy.forward(ids, hidden=True).hidden_states[-1] for ids in (first, other)]
+    found = [critic.values(ids, each) for ids, each in zip((first, other), hidden, strict=True)]
+    assert not torch.equal(*found), "the same text about another image"
+
+
+def test_tokens_of_images_are_never_drawn(tmp_path: Path) -> None:
+    policy = loaded(tmp_path / "vlm", "qwen2_vl")
+    (prompt,) = prompts_of(policy)[:1]
+    given = (torch.tensor([each]) for each in (prompt, [1] * len(prompt), list(range(len(prompt)))))
+    logits, _ = policy.next_logits(*given, None)
+    config = policy.model.config
+    assert torch.softmax(logits, -1)[0, [config.image_token_id, config.video_token_id]].tolist() == [0.0, 0.0]
+
+
+def test_a_model_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    loaded(tmp_path / "vlm", "qwen2_vl")
+    (tmp_path / "vlm" / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match="a processor without a chat template"):
+        load_processor(tmp_path / "vlm")
+    (tmp_path / "vlm" / "preprocessor_config.json").unlink()
+    with pytest.raises(ConfigError, match="the processor of"):
+        load_processor(tmp_path / "vlm")
+
+
+def test_an_image_that_the_processor_cannot_read_is_refused(tmp_path: Path) -> None:
+    loaded(tmp_path / "vlm", "qwen2_vl")
+    pictures = pictures_of(tmp_path / "vlm")
+    number = pictures.number("long", lambda: np.zeros((2, 999, 3), np.uint8))
+    with pytest.raises(ConfigError, match=r"an image of 999 x 2 pixels cannot be read .* aspect ratio"):
+        pictures.picture(number)
