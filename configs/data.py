@@ -63,6 +63,8 @@ class DataSection(Section):
             raise ValueError("data.chosen and data.rejected belong together: name both columns, or neither")
         if self.paired and self.messages is not None:
             raise ValueError("data.messages names chats and data.chosen pairs: remove one of the two")
+        if self.prompt_image is not None and self.messages is not None:
+            raise ValueError("data.messages names chats, which are texts, and data.prompt_image images: remove one")
         if self.paired and self.rating is not None:
             raise ValueError(
                 "data.rating belongs to single samples, and data.chosen names pairs: remove one of the two"

@@ -219,7 +219,7 @@ def _row(row: Row, section: DataSection, place: RowLocation, folder: Path, cells
     if section.messages is not None:
         columns: tuple[str, ...] = (section.messages,)
         asked, sample = read_chat(row.get(section.messages), f"{place}, {section.messages}")
-        samples = (sample,)
+        samples: tuple[GivenFile, ...] = (sample,)
     elif section.prompt not in row:
         raise DataError(f"{place} has no '{section.prompt}'; it has {', '.join(row) or 'nothing'}. Name another.")
     else:

@@ -65,7 +65,7 @@ class GivenFile:
     def restored(values: list[Any], cells: Cells) -> GivenFile:
         """Return a content from its plain values."""
         *plain, is_cell = values
-        return GivenFile(*plain, cells if is_cell else None)
+        return GivenFile(*plain, cells=cells if is_cell else None)
 
     def read(self) -> bytes:
         """Return the bytes of an image or clip.
