@@ -64,8 +64,8 @@ class GivenFile:
     @staticmethod
     def restored(values: list[Any], cells: Cells) -> GivenFile:
         """Return a content from its plain values."""
-        *plain, is_cell = values
-        return GivenFile(*plain, cells=cells if is_cell else None)
+        name, key, text, folder, path, offset, size, is_chat, is_cell = values
+        return GivenFile(name, key, text, folder, path, offset, size, is_chat, cells if is_cell else None)
 
     def read(self) -> bytes:
         """Return the bytes of an image or clip.
