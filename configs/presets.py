@@ -27,6 +27,7 @@ _GPUS = {
     "hunyuan_video15_480p": "48 GB",
     "ltx2": "80 GB",
     "minimax_h3": "141 GB",
+    "qwen25_vl_3b_grpo": "80 GB",
     "qwen_05b_given_dpo": "48 GB",
     "qwen_05b_grpo": "48 GB",
     "qwen_05b_ppo": "48 GB",

@@ -39,6 +39,7 @@ from tasks.metrics import tracked
 from tasks.metrics.image_grids import grid
 from tasks.metrics.sweep import Outcome, Variant
 from tasks.modalities.tokens import exporting as token_exporting
+from tasks.modalities.tokens.prompts import Prompts
 from tasks.reports.report import charts, content, headline, page, samples
 from tasks.tracking import descriptions, models, sweeps
 
@@ -239,11 +240,15 @@ def a_language_models_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     rollout = config.rollout.model_copy(update={"tokens": tokens})
     optimize = config.optimize.model_copy(update={"algorithm": algorithm})
     config = config.model_copy(update={"optimize": optimize, "rollout": rollout})
-    context = SimpleNamespace(run=SimpleNamespace(name=text), chain=None, starts_from={"run": text, "policy": text})
+    context = SimpleNamespace(
+        run=SimpleNamespace(name=text), chain=None, base_folder=None, starts_from={"run": text, "policy": text}
+    )
     monkeypatch.setattr(token_exporting, "evaluation_figures", lambda chain, epoch: {text: {text: {"mean": 1.0}}})
     base = BaseModel(source="folder", name=text, revision=None, license=License(id=text))
     exporting: Any = SimpleNamespace(context=context, config=config, format="lora", epoch=1)
-    policy: Any = SimpleNamespace(tokenizer=None)
+    models = SimpleNamespace(auto="AutoModelForCausalLM", reader="AutoTokenizer", task="text-generation")
+    policy: Any = SimpleNamespace(tokenizer=None, models=models)
+    monkeypatch.setattr(token_exporting, "prompts_in", lambda *_, **__: Prompts(None, tokens, None))
     written = token_exporting.LanguageModelExport(exporting)._card(base, policy)
     body = written.removeprefix("---\n").split("\n---\n", 1)[1]
     code = re.search(r"(?s)```python\n(.*?)\n```\n", body)
@@ -355,6 +360,8 @@ def a_report(text: str, monkeypatch: pytest.MonkeyPatch) -> Tags:
         results=(1, {}, {text: {text: {"mean": 1.0, text: 1.0}}}),
         pairs={text: [both]},
         changed=[replace(both, after=replace(both.after, film=b""))],
+        data={text: [{text: text}]},
+        given=[shot],
         best=[shot],
         worst=[replace(shot, film=b"")],
         rewards={1: np.arange(3.0)},

@@ -253,20 +253,14 @@ class CausalLM(Policy):
         """Return (B, W, V) logits of whole rows; see ``forward``."""
         return self.forward(ids, modules).logits
 
-    def forward_shared(
-        self, shared: SharedPrompts, modules: Mapping[str, nn.Module] | None = None, *, hidden: bool = False
+    def forward(
+        self,
+        ids: Tensor,
+        modules: Mapping[str, nn.Module] | None = None,
+        *,
+        hidden: bool = False,
+        shared: SharedPrompts | None = None,
     ) -> Any:
-        """Return the output for packed rows; see ``forward``. Logits are (G, 1 + N C, V), at ``shared.kept``."""
-        model = self.model if modules is None else modules[MODEL]
-        with self._autocast():
-            return model(
-                **shared_inputs(shared, self.settings.dtype),
-                use_cache=False,
-                output_hidden_states=hidden,
-                logits_to_keep=shared.kept,
-            )
-
-    def forward(self, ids: Tensor, modules: Mapping[str, nn.Module] | None = None, *, hidden: bool = False) -> Any:
         """Return the model's output for whole rows.
 
         Tokens do not attend to later ones, so padding on the right needs no mask. Attention without a mask has faster
@@ -276,10 +270,14 @@ class CausalLM(Policy):
             ids: (B, W) int64, padded on the right with any token.
             modules: modules to call instead of the policy's own (a reference).
             hidden: also return ``hidden_states``; the logits are computed from the last, (B, W, H).
+            shared: call the model with this packed form of the rows; logits are (G, 1 + N C, V), at ``shared.kept``.
         """
         model = self.model if modules is None else modules[MODEL]
         with self._autocast():
-            given = self.inputs(model, ids, None, None)
+            if shared is None:
+                given = self.inputs(model, ids, None, None)
+            else:
+                given = {**shared_inputs(shared, self.settings.dtype), "logits_to_keep": shared.kept}
             out = model(**given, use_cache=False, output_hidden_states=hidden)
         self.allowed(out.logits)
         return out
@@ -312,13 +310,14 @@ class TrainableLM(Trainable):
     def log_probs(self, ids: Tensor, temperature: float, shared: SharedPrompts | None = None) -> tuple[Tensor, Tensor]:
         """Return the policy's (B, W) log-probs of tokens, with gradient, and entropies, without. ``ids``: (B, W) int64,
         padded on the right with any token; ``temperature``: divides logits."""
-        return self._of_tokens(log_probs_and_entropy, self._outputs(ids, shared).logits, ids, temperature, shared)
+        logits = self.policy.forward(ids, shared=shared).logits
+        return self._of_tokens(log_probs_and_entropy, logits, ids, temperature, shared)
 
     def log_probs_and_hidden(
         self, ids: Tensor, temperature: float, shared: SharedPrompts | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``log_probs`` and the (B, W, H) last hidden states, without gradient; (G, L, H) of packed rows."""
-        out = self._outputs(ids, shared, hidden=True)
+        out = self.policy.forward(ids, hidden=True, shared=shared)
         found = self._of_tokens(log_probs_and_entropy, out.logits, ids, temperature, shared)
         return *found, out.hidden_states[-1].detach()
 
@@ -328,25 +327,13 @@ class TrainableLM(Trainable):
         full weights are trained and no reference was set."""
         if self.lora is not None:
             with self.reference_adapters():
-                logits = self._outputs(ids, shared).logits
+                logits = self.policy.forward(ids, shared=shared).logits
         else:
             reference = self.frozen["reference"]
             if not reference:
                 raise RuntimeError("set_reference() must be called before reference_log_probs()")
-            logits = self._outputs(ids, shared, reference).logits
+            logits = self.policy.forward(ids, reference, shared=shared).logits
         return self._of_tokens(lambda *given: (token_log_probs(*given),), logits, ids, temperature, shared)[0]
-
-    def _outputs(
-        self,
-        ids: Tensor,
-        shared: SharedPrompts | None,
-        modules: Mapping[str, nn.Module] | None = None,
-        *,
-        hidden: bool = False,
-    ) -> Any:
-        if shared is None:
-            return self.policy.forward(ids, modules, hidden=hidden)
-        return self.policy.forward_shared(shared, modules, hidden=hidden)
 
     def _of_tokens(
         self,

@@ -61,17 +61,10 @@ def language_memory(
     blocks = [name for name in block_lists(module) if not within(name, untrained)]
     actor = sizes.role(module, blocks, dtype=model.dtype, copies=copies, untrained=untrained, quantizer=model.quantizer)
     critic = CriticMemory.of(config, about, sizes, untrained) if requires.critic else CriticMemory()
-    measured = text_footprints(
-        about,
-        settings_of(config, model.dtype),
-        spec,
-        critic=critic.settings,
-        own=config.critic.backbone == "own",
-        family=family,
-    )
+    own, settings = config.critic.backbone == "own", settings_of(config, model.dtype)
+    measured = text_footprints(about, settings, spec, critic=critic.settings, own=own, family=family)
     prompt, notes = _prompt_tokens(config, context_length(about))
-    most = prompt + tokens_of(config).max_new
-    forward = _forward(config, prompt, width := Widths(most=most, limit=context_length(about)).of(most))
+    forward = _forward(config, prompt, width := _width(config, prompt, about))
     apart = critic.apart(forward.rows, forward.width)
     work = _work(config, measured, apart, prompt=prompt, forward=forward, reference=reference)
     compared = reference or make_estimator(config).needs_reference
@@ -90,8 +83,8 @@ def language_memory(
         **work,
         "notes": (*notes, *drawing_notes, *apart.notes),
     }
-    absent = {"value": work["value"] is None, "render": drawing is None}
-    names = tuple(name for name in _PHASES if not absent.get(name))
+    absent = [name for name, found in (("value", work["value"]), ("render", drawing)) if found is None]
+    names = tuple(name for name in _PHASES if name not in absent)
     remedy = "one row does not fit: lower rollout.tokens.max_new or max_prompt, or take a larger GPU"
     return Memory(
         parameters=actor.parameters,
@@ -114,6 +107,11 @@ class _Forward(NamedTuple):
     width: int
     mask: int
     """Bytes of its mask of single tokens."""
+
+
+def _width(config: RunConfig, prompt: int, about: Any) -> int:
+    most = prompt + tokens_of(config).max_new
+    return Widths(most=most, limit=context_length(about)).of(most)
 
 
 def _forward(config: RunConfig, prompt: int, width: int) -> _Forward:

@@ -37,7 +37,7 @@ NO_FILES = {
     # Texts of prompts, and names of what there is.
     *("rollout.tokens.stop", "rollout.tokens.system", "rollout.tokens.instruction", "render.answer"),
     *("data.prompt", "data.sample", "data.chosen", "data.rejected", "data.rating", "data.keep", "data.split"),
-    "data.messages",
+    *("data.messages", "data.prompt_image"),
     *("rewards.*.modality", "advantage.diversity", "model.attention", "render.model.attention"),
     # What draws takes none of these: 'flowmill check' refuses them.
     *("render.model.checkpoint", "render.model.lora.start", "render.model.lora.targets"),

@@ -17,7 +17,7 @@ from models.rewards.factory import needs_of
 from tasks.runs.sharding import costs, cover, evaluation_cuts, idle_share, makespan, planned_cuts, rollout_cuts
 from tests.conftest import ROOT
 
-SMALL = ("tiny_", "digits", "words", "addition", "lexicon", "smollm")
+SMALL = ("tiny_", "digit", "words", "addition", "lexicon", "smollm")
 FULL = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not path.name.startswith(SMALL)]
 #: Whose rollouts leave a tenth or more idle on so many processes: they are too few, or in batches too large.
 ON_8 = ("flux1_enhancer", "qwen_05b_ppo", "qwen_image_enhancer", "reasoning_grpo")
@@ -97,6 +97,8 @@ def test_rollouts_of_full_presets_leave_nobody_waiting_but_where_the_docs_say_so
     found = []
     for path in FULL:
         config = on_ranks(path, ranks)
+        if config.data is not None:
+            continue
         if idle_share(rollout_cuts(config), batch=config.execution.rollout_batch_size, ranks=ranks) >= 0.1:
             found.append(path.stem)
     assert found == sorted(idle)
