@@ -22,7 +22,17 @@ FULL = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not path.n
 #: Whose rollouts leave a tenth or more idle on so many processes: they are too few, or in batches too large.
 ON_8 = ("flux1_enhancer", "qwen_05b_ppo", "qwen_image_enhancer", "reasoning_grpo")
 ON_32 = (
-    *(*ON_8, "qwen_05b_grpo", "sd15_refl", "sd35_gardo", "cogvideox_2b", "hunyuan_video15_480p", "ltx2", "minimax_h3"),
+    *(
+        *ON_8,
+        "qwen_05b_grpo",
+        "qwen25_vl_3b_grpo",
+        "sd15_refl",
+        "sd35_gardo",
+        "cogvideox_2b",
+        "hunyuan_video15_480p",
+        "ltx2",
+        "minimax_h3",
+    ),
     *("sana_video_2b", "wan21_1_3b", "wan22_ti2v_5b"),
 )
 
