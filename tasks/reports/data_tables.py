@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from configs.human_units import size
-from models.rewards.fitted import ABOUT
 from tasks.fitting.figures import accuracy_text
 from tasks.metrics.view import RunView
 from tasks.ratings.answers import answers_of
@@ -58,8 +57,13 @@ def _preferences(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]
 def _fitted(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     config = context.config
     for section in (*config.scored, *config.evaluate.judges):
+        if section.name != "fitted":
+            continue
+        # It imports torch, and reports of other runs need none.
+        from models.rewards.fitted import ABOUT
+
         file = Path(str(section.options.get("path", ""))) / ABOUT
-        if section.name != "fitted" or not file.is_file():
+        if not file.is_file():
             continue
         about = json.loads(file.read_text(encoding="utf-8"))
         data, found, title = about["data"], about["heldout"], f"Fitted reward {section.slot}"

@@ -20,11 +20,13 @@ from configs.human_units import duration
 from configs.presets import presets
 from configs.schema import RunConfig
 from flows import console as consoles
-from flows.cli import app, benchmark, deploy, rate, summary, sweep
+from flows.cli import app, benchmark, deploy, publish, rate, summary, sweep
 from flows.cli.filters import EntryFilter, ranges, short_names, span
 from flows.deployment_list import Listed
+from tasks.export.request import PublishRequest
 from tasks.metrics.sweep import Outcome, SeedSummary, Variant
 from tasks.reports.benchmark_results import Result
+from tasks.reports.published import DataFile
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
 from tests.conftest import ROOT
@@ -180,9 +182,26 @@ def figures_of_raters() -> None:
     rate._print("answers", [row, {**row, "rater": "another"}])
 
 
+def files_to_publish() -> None:
+    files = [
+        DataFile(
+            part="rollouts",
+            split="train",
+            name=f"rollouts/{n}.parquet",
+            path=Path(__file__),
+            rows=2,
+            licenses={},
+            content="",
+        )
+        for n in range(3)
+    ]
+    publish._show(PublishRequest(model="one", repo="me/mine"), files, b"card", private=True, exists=False)
+
+
 PRINTED: Mapping[str, Callable[[], None]] = {
     "benchmark": measured_models,
     "deploy": deployments,
+    "publish": files_to_publish,
     "rate": figures_of_raters,
     "summary": rewards_of_a_run,
     "sweep": variants_of_a_sweep,
