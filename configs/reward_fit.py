@@ -29,7 +29,7 @@ class FitConfig(Section):
     """One fit of a reward."""
 
     data: tuple[str, ...] = Field(min_length=1)
-    """Judgments: what `data.train` of a run may name, or preferences/ID of the store."""
+    """Judgments: a value that `data.train` of a run may have, or preferences/ID of the store."""
     heldout: tuple[str, ...] = ()
     """Judgments to measure on; when empty, a share of the prompts of `data`."""
     backbone: Component

@@ -33,7 +33,7 @@ def publish_command(request: PublishRequest, *, root: Root = None) -> None:
 
     Raises:
         PublishError: the variable holds no token, or the Hub refused the upload.
-        ConfigError: the address is malformed, names another epoch than the option, or there is nobody to ask.
+        ConfigError: the address is malformed, names another epoch than the option, or no terminal can ask.
         CancelledError: the user declined.
     """
     from tasks.export.publish import finished_export, publish
@@ -61,7 +61,7 @@ def publish_command(request: PublishRequest, *, root: Root = None) -> None:
 
 
 def publish_samples(context: RunContext, request: PublishRequest, epochs: Sequence[int], token: str | None) -> None:
-    """Show what would be uploaded, ask, upload it, and print the address; see ``publish_command``."""
+    """Show the plan, ask, upload the files, and print the address; see ``publish_command``."""
     from tasks.export.publish import Repository
     from tasks.reports.dataset_card import dataset_card
     from tasks.reports.published import is_published, parts_of, write_files

@@ -2,7 +2,7 @@
 
 A request is JSON. An answer is msgpack: a list with one response, whose tensors are safetensors files in base64. Facts
 from sglang ``multimodal_gen/runtime/entrypoints/post_training`` (``io_struct.py``, ``rollout_api.py``, ``utils.py``).
-What its requests have no field for, such as a seed per step, is below ``flowmill`` in ``extra_sampling_params``.
+Values without a field in its requests, such as a seed per step, are below ``flowmill`` in ``extra_sampling_params``.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def unpack_tensors(text: str, label: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of ``pack_tensors``; raise WireError if it is damaged. ``label``: what they are."""
+    """Return the tensors of ``pack_tensors``; raise WireError if it is damaged. ``label``: their name in messages."""
     try:
         return load(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError, SafetensorError, KeyError) as error:

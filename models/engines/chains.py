@@ -1,4 +1,4 @@
-"""The interface of engines that draw chains of denoisers: what is asked of them, and what they answer.
+"""The interface of engines that draw chains of denoisers: their requests and answers.
 Legend: T steps, N returned states, ... latent dims."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Sde:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What all chains of a rollout have in common."""
+    """The properties that all chains of a rollout share."""
 
     arguments: Mapping[str, Any]
     """Size, steps and guidance, by the arguments of the diffusers pipeline."""

@@ -43,7 +43,7 @@ class Flowmill:
     servers: Annotated[
         tuple[Annotated[str, Field(pattern="^https?://")], ...],
         Field(min_length=1),
-        "Give what 'flowmill serve-rollout' printed; addresses begin with http:// or https://.",
+        "Give the address that 'flowmill serve-rollout' printed; addresses begin with http:// or https://.",
     ]
     """Addresses; each draws a batch at a time, and the others take over if one fails."""
     timeout_s: PositiveFloat = 600.0

@@ -115,7 +115,7 @@ def rescore(
     sampler: Sampler,
     plans: Sequence[Steps],
 ) -> Rollout:
-    """Return what ``sample`` returns for chains that were drawn before, here or elsewhere, from their trained steps.
+    """Return the result of ``sample`` for chains that were drawn before, here or elsewhere, from their trained steps.
 
     Bitwise equal to the result of ``sample`` if it drew the chains in a batch of the same size.
 

@@ -65,7 +65,7 @@ class SharedPrompts:
         return torch.arange(first, self.ids.shape[1], device=self.ids.device)
 
     def mask(self, dtype: torch.dtype) -> Tensor:
-        """Return ``visible`` as what is added to attention scores: 0, or the lowest number of a dtype."""
+        """Return ``visible`` as a term of attention scores: 0, or the lowest number of a dtype."""
         lowest = torch.finfo(dtype).min
         return torch.zeros(self.visible.shape, dtype=dtype, device=self.ids.device).masked_fill(~self.visible, lowest)
 
@@ -125,7 +125,7 @@ def share_prompts(
     packed = torch.zeros(len(sizes), total, dtype=torch.int64, device=device)
     positions, text_of = torch.zeros_like(packed), torch.full_like(packed, -1)
     heads = torch.tensor(starts, device=device)
-    # Prompts end at the same position, whatever their lengths.
+    # Prompts of all lengths end at the same position.
     back = torch.arange(prompt, device=device) - (prompt - own[heads])[:, None]
     packed[:, :prompt] = torch.where(back >= 0, ids[heads].gather(1, back.clamp(min=0)), 0)
     positions[:, :prompt] = back.clamp(min=0)

@@ -211,11 +211,11 @@ class TextFootprints:
 def encoding_bytes(config: Any, inputs: Inputs, *, trained: bool) -> int:
     """Return the estimated bytes of encoding an image, and of kept features: eight vectors of the width of the encoder
     and two of its inner layers per patch, of one layer, or of all where they are trained. The layers cannot be traced
-    without numbers, as they choose what attends to what by the size of the image.
+    without numbers, as their attention depends on the size of the image.
 
     Args:
         config: config of transformers.
-        inputs: what the encoder gets of the image.
+        inputs: the inputs of the encoder for the image.
         trained: the encoder is trained.
     """
     vision, pixels = config.vision_config, inputs["pixel_values"]

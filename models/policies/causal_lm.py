@@ -202,7 +202,7 @@ class CausalLM(Policy):
         self.model.save_pretrained(folder)
 
     def save_reader(self, folder: Path) -> None:
-        """Write what reads prompts: the tokenizer."""
+        """Write the reader of prompts: the tokenizer."""
         self.tokenizer.save_pretrained(folder)
 
     @property

@@ -24,7 +24,7 @@ class LanguageModels:
     auto: str
     """The class of transformers that loads them."""
     label: str
-    """What they are called in messages."""
+    """Their name in messages."""
     names: tuple[str, ...]
     """Ends of the names of their classes."""
     reader: str

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Images whose pixel inputs stay in host memory, and prompts whose positions do.
 _KEPT_IMAGES, _KEPT_PLACES = 64, 1024
-#: Bytes of features of images that stay on the device, while what encodes them is frozen.
+#: Bytes of features of images that stay on the device while their encoder is frozen.
 KEPT_BYTES = 1 << 28
 #: Attributes of processors and tokenizers with the marks of images, clips and sounds in texts.
 _MARKS = ("image_token", "video_token", "audio_token", "boi_token", "eoi_token", "fake_image_token")
@@ -71,7 +71,7 @@ class Picture(NamedTuple):
     """An image in texts."""
 
     text: str
-    """What its mark in a text becomes."""
+    """The expansion of its mark in a text."""
     tokens: int
     """N."""
 

@@ -107,7 +107,7 @@ class VisionLM(CausalLM):
             )
         if config.model.options.get("train_vision") and config.execution.strategy == "fsdp":
             raise ConfigError(
-                "model.options.train_vision is true, but execution.strategy 'fsdp' keeps what encodes images whole and "
+                "model.options.train_vision is true, but execution.strategy 'fsdp' keeps encoders of images whole and "
                 "frozen on every rank. Set train_vision to false, or execution.strategy to 'ddp'."
             )
 

@@ -134,7 +134,7 @@ def image_processor() -> Any:
 
 
 class _Corpus:
-    """Images of two digits, and what is asked about them."""
+    """Images of two digits, and questions about them."""
 
     def __init__(self, processor: Any, seed: int) -> None:
         self._texts, gray = digit_pairs(_IMAGES, seed=seed + 1)

@@ -202,7 +202,7 @@ class ArtifactStore:
     def make(
         self, ref: ArtifactRef, shard: str, write: Callable[[Path], tuple[int, Mapping[str, Any]]], **origin: Any
     ) -> Manifest:
-        """Return the manifest of an artifact of one shard; what is not committed is written now.
+        """Return the manifest of an artifact of one shard; missing parts are written now.
 
         Args:
             ref: the artifact.

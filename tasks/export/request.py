@@ -13,7 +13,7 @@ Part = Literal["rollouts", "given", "evaluations", "preferences"]
 
 
 class PublishRequest(BaseModel):
-    """What to upload, and where to: the options of ``flowmill publish``."""
+    """The files to upload and their repository: the options of ``flowmill publish``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

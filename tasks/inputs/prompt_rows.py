@@ -155,7 +155,7 @@ def _file(named: str | bytes, place: RowLocation, folder: Path) -> ImageSource:
 
 
 def readable(source: ImageSource) -> Path | BinaryIO:
-    """Return what libraries open an image from."""
+    """Return an object that libraries open an image from."""
     return io.BytesIO(source) if isinstance(source, bytes) else source
 
 

@@ -24,7 +24,7 @@ class GivenFigures:
     source: str
     """Name of the file or folder, or id of the dataset."""
     kind: str
-    """What a row is: pairs, rated samples or samples."""
+    """Kind of the rows: pairs, rated samples or samples."""
     rows: int
     """Rows that were used."""
     samples: int

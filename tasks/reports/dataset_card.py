@@ -168,7 +168,7 @@ def _judged(context: RunContext) -> str:
 
 
 def _lineage(context: RunContext, parts: Mapping[Part, Sequence[int]]) -> list[tuple[Any, ...]]:
-    """Return epoch, stage and artifact of what the published rows come from."""
+    """Return epoch, stage and artifact of the sources of published rows."""
     plan, chain = context.plan, context.chain
     nodes: dict[Node, None] = {Node(0, "base"): None, Node(0, "preprocess"): None}
     for part, epochs in parts.items():

@@ -102,9 +102,9 @@ def _check_alike(store: ArtifactStore, config: RunConfig, source: Chain, base: s
     begun = theirs.lora is not None and theirs.lora.start is not None
     adapters, given = ("files" if begun else lora_spec(source.config, family)), lora_spec(config, family)
     if adapters != given:
-        what = "all weights" if adapters is None else f"adapters ({theirs.lora.brief()})" if theirs.lora else ""
+        trained = "all weights" if adapters is None else f"adapters ({theirs.lora.brief()})" if theirs.lora else ""
         raise ConfigError(
-            f"model.start: run '{name}' trains {what}, this config "
+            f"model.start: run '{name}' trains {trained}, this config "
             f"{'all weights' if ours.lora is None else f'adapters ({ours.lora.brief()})'}. Set model.lora as in that "
             "run, or export it and set model.path or model.lora.start."
         )

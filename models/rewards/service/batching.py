@@ -20,7 +20,7 @@ class Metrics:
     """Metrics of one server, in a separate registry."""
 
     def __init__(self, served: str = "reward") -> None:
-        """Begin at 0. ``served``: the part of the names that says what is served."""
+        """Begin at 0. ``served``: the part of the names for the service."""
         self._registry = of = CollectorRegistry()
         name = f"flowmill_{served}"
         self.requests = Counter(f"{name}_requests", "Requests by status of the answer.", ["status"], registry=of)

@@ -1,4 +1,4 @@
-"""Rollouts as engines see them: what all chains have in common, the weights, and settings that no engine carries."""
+"""Rollouts as engines see them: the shared properties of chains, the weights, and settings that no engine carries."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def sde_of(name: str, kernel: Kernel) -> Sde:
 
 
 def call_of(config: RunConfig, policy: DiffusionPolicy) -> Call:
-    """Return what all chains of a rollout have in common."""
+    """Return the properties that all chains of a rollout share."""
     steps = config.rollout.steps
     called = policy.pipeline_call(steps, config.model.negative_prompt if uses_guidance(config) else None)
     size = {"width": config.model.width, "height": config.model.height}
@@ -109,8 +109,8 @@ def proof_of(config: RunConfig, prompt: str) -> Wanted:
 
 def wanted_states(plan: Steps, checked: int | None, steps: int) -> tuple[int, ...]:
     """Return the states of a chain that are stored, those of a checked step, and the final one."""
-    beside = () if checked is None else (checked, checked + 1)
-    return tuple(sorted({*plan.states, *beside, steps}))
+    neighbors = () if checked is None else (checked, checked + 1)
+    return tuple(sorted({*plan.states, *neighbors, steps}))
 
 
 def checked_step(plan: Steps, steps: int, solver: str) -> int | None:

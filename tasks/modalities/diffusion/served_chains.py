@@ -156,7 +156,7 @@ class ServedChains:
             raise EngineError(f"states ascend to at most {steps}, and steps come before the last of them")
 
     def alike(self, request: ChainRequest) -> tuple[object, ...]:
-        """Return what a batch shares: the last state, the number of trained steps, weights and batch size."""
+        """Return the properties of a batch: the last state, the number of trained steps, weights and batch size."""
         own = request.own
         about = None if own is None else (own.weights, own.batch_size, own.own is None)
         return request.last, len(request.trained), about

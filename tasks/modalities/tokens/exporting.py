@@ -140,10 +140,10 @@ def call_of(prompts: Prompts) -> str:
         # Remove the end tokens that the tokenizer appends.
         ends = f"\ninputs = {{name: rows[:, :-{prompts.ends}] for name, rows in inputs.items()}}"
         return call + ends if prompts.ends else call
-    told = [{"role": role, "content": content} for role, content in prompts.messages(prompt)]
+    messages = [{"role": role, "content": content} for role, content in prompts.messages(prompt)]
     if prompts.pictures is not None:
-        told = with_places(told, [{"type": "image", "path": "image.png"}])
-    chat = _python(told)
+        messages = with_places(messages, [{"type": "image", "path": "image.png"}])
+    chat = _python(messages)
     how = 'add_generation_prompt=True, return_dict=True, return_tensors="pt"'
     dates = prompts.told_dates(prompt)
     dated = (

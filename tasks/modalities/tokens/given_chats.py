@@ -63,7 +63,7 @@ def _answer(rendered: str, before: str, through: str, text: str, end: str | None
     then the text and the end token."""
     if not (before.startswith(rendered) and through.startswith(before)):
         raise ConfigError(_REFUSED.format(reason="it renders earlier messages in another way later"))
-    # The text itself may hold what looks like an end.
+    # The text itself may hold an apparent end.
     lead, found, rest = through[len(before) :].partition(text.strip())
     trail, ended, _ = rest.partition(end or "\0")
     if lead.strip() or not found:

@@ -120,7 +120,7 @@ def _forward(config: RunConfig, prompt: int, width: int) -> _Forward:
     if members is None:
         return _Forward(rows, width, 0)
     groups, tokens = -(-rows // members), prompt + members * tokens_of(config).max_new
-    # Where tokens are visible, as bool, and what is added to scores.
+    # Where tokens are visible, as bool, and as a term of scores.
     return _Forward(groups, tokens, groups * tokens**2 * (1 + BYTES[config.model.dtype]))
 
 

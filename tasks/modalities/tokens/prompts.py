@@ -88,7 +88,7 @@ class Prompts:
 
     @property
     def _source(self) -> Any:
-        """What has the chat template."""
+        """The owner of the chat template."""
         return self.tokenizer if self.pictures is None else self.pictures.processor
 
     def ids(self, text: str, images: Sequence[str] = ()) -> list[int]:
@@ -248,11 +248,11 @@ class Prompts:
         Raises:
             ConfigError: the template fails, or reads the clock.
         """
-        told = [{"role": role, "content": content} for role, content in messages]
+        given = [{"role": role, "content": content} for role, content in messages]
         try:
             chat = render_chat(
                 self._source,
-                told if self.pictures is None else with_places(told, [{"type": "image"}] * len(numbers)),
+                given if self.pictures is None else with_places(given, [{"type": "image"}] * len(numbers)),
                 setting="rollout.tokens.template_date",
                 day=self.section.template_date,
                 generate=generate,

@@ -126,7 +126,7 @@ def prompts_in(folder: Path, config: RunConfig, *, look: Look = no_images, token
 
 
 def largest_image(folder: Path, config: RunConfig, prompts: Sequence[Prompt]) -> Inputs | None:
-    """Return what a local model gets of the image with the most tokens; None if it reads no images."""
+    """Return the inputs of a local model for the image with the most tokens; None if it reads no images."""
     pictures = prompts_in(folder, config).pictures
     if pictures is None:
         return None
