@@ -41,14 +41,16 @@ def check_command(
     overrides = overrides or []
     config = load_config(path, overrides)
     from tasks.checks.names import check_names, check_places
-    from tasks.runs.start import check_start
 
     check_names(config, source=path, overrides=overrides, later=True)
     with without_collecting():
         _estimate(config, gpu_memory=gpu_memory, deep=deep, as_json=as_json)
     # Last: the cost of a config can be estimated before all files that it names exist.
     check_places(config)
-    check_start(config)
+    if config.model.start is not None:
+        from tasks.runs.start import check_start
+
+        check_start(config)
     if not as_json:
         console.print("The config can run.")
 

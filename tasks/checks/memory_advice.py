@@ -26,6 +26,8 @@ _BATCHES: Mapping[str, tuple[str, ...]] = {
     "optimize": ("decode_batch_size", "micro_batch_size"),
 }
 _TRAINING = ("gradient", "optimize")
+#: All but scoring, during which the policy rests.
+_OF_POLICY = ("encode", "rollout", "decode", "re-score", "render", "value", *_TRAINING)
 #: Switches in the order of their cost to the user: settings, and phases, if not all.
 _SWITCHES: tuple[tuple[Mapping[str, Any], tuple[str, ...]], ...] = (
     ({"model.gradient_checkpointing": True}, _TRAINING),
@@ -37,8 +39,8 @@ _SWITCHES: tuple[tuple[Mapping[str, Any], tuple[str, ...]], ...] = (
     ({"model.lora": LoraSection(rank=32, alpha=64)}, ()),
     ({"model.dtype": "bfloat16"}, ()),
     ({"execution.offload": True}, _TRAINING),
-    ({"model.quantize": QuantizeSection(name="int8")}, ()),
-    ({"model.quantize": QuantizeSection(name="nf4")}, ()),
+    ({"model.quantize": QuantizeSection(name="int8")}, _OF_POLICY),
+    ({"model.quantize": QuantizeSection(name="nf4")}, _OF_POLICY),
     ({"model.quantize": QuantizeSection(text_encoders="int8")}, ("encode",)),
 )
 _SERVER = (

@@ -45,7 +45,7 @@ def listeners(pid: int) -> set[Listener]:
         top = psutil.Process(pid)
         for process in [top, *top.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                command = " ".join(process.cmdline())[:200]
+                command = " ".join(process.cmdline())[:300]
                 for each in process.net_connections("tcp"):
                     if each.status == psutil.CONN_LISTEN:
                         found.add(Listener(each.laddr.ip, each.laddr.port, command))

@@ -160,9 +160,9 @@ def test_texts_are_scored_by_a_server() -> None:
     [{"dtype": "uint8"}, {"shape": [3]}, {"media": b"abcd"}, {"media": ["a", 2, "c", "d"]}, {"shape": [4, 0]}],
 )
 def test_texts_that_are_not_what_their_request_says(changed: dict[str, Any]) -> None:
-    message = wire._unpack(wire.pack_request(texts()))
+    message = wire.unpack(wire.pack_request(texts()))
     with pytest.raises(wire.WireError):
-        wire.unpack_request(wire._pack({**message, **changed}))
+        wire.unpack_request(wire.pack({**message, **changed}))
 
 
 def test_control_tokens_in_texts_end_nothing_and_move_no_other_score(tmp_path: Path) -> None:

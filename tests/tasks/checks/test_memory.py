@@ -206,7 +206,7 @@ def test_what_to_change_comes_in_an_order_that_helps() -> None:
     assert first(80, "execution.micro_batch_size=64", kept)[0].startswith("optimize: set execution.micro_batch_size=")
     assert first(31, "execution.rollout_batch_size=8") == ["decode: set execution.decode_batch_size=7"]
     assert first(20)[0].startswith("rollout: set model.quantize={name: int8}")
-    full = first(9, "model.compile=true")[0]
+    full = next(line for line in first(9, "model.compile=true") if line.startswith("rollout"))
     assert full.startswith("rollout: one row does not fit: lower model.height and model.width, or take")
     ranks = "execution.processes=8"
     both = "rollout: set execution.strategy=fsdp, execution.sampling=spread"
