@@ -106,8 +106,9 @@ class Characters:
             pad_token="<pad>",
             eos_token="<eos>",
             bos_token="<bos>",
-            extra_special_tokens=dict(self.special),
             clean_up_tokenization_spaces=False,
+            # An empty set would be written to the tokenizer's file, and change its digest.
+            **({"extra_special_tokens": dict(self.special)} if self.special else {}),
         )
 
     def batch(self, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:
