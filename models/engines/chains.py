@@ -88,7 +88,7 @@ class PolicyWeights:
     """The weights that chains are drawn with."""
 
     name: str
-    """Digest of the trained tensors, see ``tensors_digest``; ``BASE`` if the base model itself draws."""
+    """Digest of the trained tensors, see ``chain_wire.TensorsDigest``; ``BASE`` if the base model itself draws."""
     parts: Callable[[int], Iterator[Mapping[str, Tensor]]]
     """Bytes -> the trained tensors by name, in parts of about so many bytes; none of the base model itself."""
     write: Callable[[Path], None]

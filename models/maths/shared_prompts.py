@@ -10,7 +10,7 @@ Legend: B rows, W positions, G groups, N rows of a group, P prompt positions, C 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +30,7 @@ class SharedWidths:
     completion: int
     """The most tokens of a completion."""
     members: int
-    """The most rows of a group."""
+    """The least rows of a group that packed rows have room for."""
 
     def of(self, prompt: int, completion: int) -> tuple[int, int]:
         """Return the widths of prompts and completions for the longest of a batch."""
@@ -73,6 +73,12 @@ class SharedPrompts:
         """Return the (B, 1 + C, ...) outputs at ``tail_ids`` of outputs (G, 1 + N C, ...) at ``kept``."""
         found: Tensor = packed[self._groups[:, None], self._tails - self._tails[0, 0]]
         return found
+
+    def filled(self, size: int) -> SharedPrompts:
+        """Return the packed form of ``size`` rows, of which those after the B rows equal the last one."""
+        rows = torch.arange(size, device=self.ids.device).clamp(max=len(self._groups) - 1)
+        own = {name: getattr(self, name)[rows] for name in ("tail_ids", "_groups", "_tails", "_places")}
+        return replace(self, **own)
 
     def rows(self, tails: Tensor) -> Tensor:
         """Return (B, 1 + C) values of ``tail_ids`` as (B, W) values of a row's tokens; 0 for those of the prompt."""

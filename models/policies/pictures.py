@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 from PIL import Image
 
 from configs.errors import ConfigError
+from models.policies.kept import Kept
 from models.policies.language_model_folders import load_language_config, load_tokenizer
 from models.weights.pretrained_loading import load_pretrained
 
@@ -45,26 +45,6 @@ _FILES = (
 Inputs = Mapping[str, "Tensor"]
 #: Returns the (H, W, 3) uint8 pixels of an image.
 Read = Callable[[], np.ndarray]
-
-
-class Kept(OrderedDict[Any, Any]):
-    """The values last asked for, made when they are missing."""
-
-    def __init__(self, most: int, size: Callable[[Any], int] = lambda value: 1) -> None:
-        """Limit the sum of the sizes of all values, by default their number."""
-        super().__init__()
-        self._most, self._size, self._sum, self._lock = most, size, 0, threading.RLock()
-
-    def of(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the value of a key."""
-        with self._lock:
-            if key not in self:
-                self[key] = make()
-                self._sum += self._size(self[key])
-                while self._sum > self._most and len(self) > 1:
-                    self._sum -= self._size(self.popitem(last=False)[1])
-            self.move_to_end(key)
-            return self[key]
 
 
 class Picture(NamedTuple):

@@ -23,10 +23,11 @@ from models.policies import VISION_IMAGES
 from models.policies.base import PolicySettings
 from models.policies.causal_lm import CausalLM
 from models.policies.critic_lm import CriticLM, block_lists
+from models.policies.kept import Kept
 from models.policies.language_classes import at, check_causal, whole
 from models.policies.language_model_folders import LanguageModels
 from models.policies.parts import Part
-from models.policies.pictures import KEPT_BYTES, Kept, Pictures, arguments_of, pictures_of
+from models.policies.pictures import KEPT_BYTES, Pictures, arguments_of, pictures_of
 from models.weights.lora import within
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -61,6 +62,40 @@ def filled(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Tensor,
 def answer_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy of answers: logits (B, W, V), labels (B, W) as of ``filled``."""
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+
+
+def train_until(
+    model: Any,
+    loss: Callable[[], Tensor],
+    good: Callable[[int], bool],
+    *,
+    most: int,
+    report: Callable[[int, int], None],
+    max_norm: float | None = None,
+) -> None:
+    """Train a model in place until it is good enough.
+
+    Args:
+        model: the model.
+        loss: returns the loss of the next batch.
+        good: whether the model is good enough after a step.
+        most: maximum number of steps.
+        report: called with (done, total) after each step.
+        max_norm: gradients are clipped to this norm.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
+    for step in range(1, most + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = _LEARNING_RATE * min(1.0, step / _WARMUP)
+        found = loss()
+        optimizer.zero_grad()
+        found.backward()  # type: ignore[no-untyped-call]
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        report(step, most)
+        if good(step):
+            return
 
 
 def answer_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
@@ -126,19 +161,16 @@ class Characters:
     ) -> None:
         """Train on pairs until ``done``, in place. ``done``: whether the model is good enough; the number of steps
         depends on the seed; ``report``: called with (activity, done, total) after each step."""
-        optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
         order = random.Random(seed)
-        for step in range(1, _MOST_STEPS + 1):
-            for group in optimizer.param_groups:
-                group["lr"] = _LEARNING_RATE * min(1.0, step / _WARMUP)
+
+        def loss() -> Tensor:
             ids, labels = self.batch([draw(order) for _ in range(_BATCH)])
-            loss = answer_loss(model(input_ids=ids).logits, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            report("language model", step, _MOST_STEPS)
-            if step >= _FROM and step % _EVERY == 0 and done():
-                return
+            return answer_loss(model(input_ids=ids).logits, labels)
+
+        def good(step: int) -> bool:
+            return step >= _FROM and step % _EVERY == 0 and done()
+
+        train_until(model, loss, good, most=_MOST_STEPS, report=partial(report, "language model"))
 
     def tokens(self, text: str) -> list[int]:
         """Return the ids of a text's characters."""

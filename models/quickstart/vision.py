@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from models.quickstart.characters import (
     answer_loss,
     answer_probabilities,
     filled,
+    train_until,
 )
 from models.quickstart.corpus import HEIGHT, WIDTH, digit_pairs
 from models.quickstart.pretrain import Report
@@ -43,7 +45,7 @@ _TEMPLATE = (
 #: Pixels of a patch's side, patches of a token's side, and tokens of an image.
 _PATCH, _MERGE = 4, 2
 _TOKENS = HEIGHT * WIDTH // (_PATCH * _MERGE) ** 2
-_BATCH, _WARMUP, _LEARNING_RATE = 64, 50, 2e-3
+_BATCH = 64
 #: Share of rows that ask for a sum; steps between checks for the end, and the most steps.
 _SUMS, _EVERY, _MOST_STEPS = 0.25, 20, 4000
 #: Images of the corpus, of which the last measure accuracy.
@@ -67,20 +69,16 @@ class DigitSumsBuilder(CharacterModelBuilder):
         (folder / "chat_template.jinja").write_text(_TEMPLATE)
 
     def _pretrain(self, model: Any, corpus: _Corpus, report: Report) -> None:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
         order, known = random.Random(self.seed), range(_IMAGES - _PROBE)
-        for step in range(1, _MOST_STEPS + 1):
-            for group in optimizer.param_groups:
-                group["lr"] = _LEARNING_RATE * min(1.0, step / _WARMUP)
+
+        def loss() -> Tensor:
             asked = [(order.choice(known), ADD if order.random() < _SUMS else READ) for _ in range(_BATCH)]
-            logits, labels = corpus.logits(model, asked)
-            optimizer.zero_grad()
-            answer_loss(logits, labels).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            report("vision-language model", step, _MOST_STEPS)
-            if step % _EVERY == 0 and corpus.accuracy(model) >= self.accuracy:
-                return
+            return answer_loss(*corpus.logits(model, asked))
+
+        def good(step: int) -> bool:
+            return step % _EVERY == 0 and corpus.accuracy(model) >= self.accuracy
+
+        train_until(model, loss, good, most=_MOST_STEPS, report=partial(report, "vision-language model"), max_norm=1.0)
 
 
 def tiny_model(seed: int) -> Any:

@@ -143,10 +143,10 @@ def _read_rows(found: Judgments, source: str, judged: Judged, scale: tuple[float
 
 
 def _section(source: str, judged: Judged, scale: tuple[float, float]) -> JudgmentRows:
-    """Return the section of a source: of preferences, if its first row has a column 'chosen'."""
+    """Return the section of a source: of preferences, if its first readable row has a column 'chosen'."""
     rated = {"train": source, "sample": judged.removesuffix("s"), "rating": "rating", "scale": scale}
-    first = next((row for _, _, row in source_rows(JudgmentRows.model_validate(rated))), None)
-    if isinstance(first, Mapping) and "chosen" in first:
+    rows = (row for _, _, row in source_rows(JudgmentRows.model_validate(rated)))
+    if "chosen" in next((row for row in rows if isinstance(row, Mapping)), {}):
         return JudgmentRows(train=source, chosen="chosen", rejected="rejected")
     return JudgmentRows.model_validate(rated)
 

@@ -25,8 +25,8 @@ from tasks.inputs.chats import read_chat
 from tasks.inputs.data_sources import Row, TableCells, bytes_of, source_files, source_rows
 from tasks.inputs.data_spool import Spool
 from tasks.inputs.given_file import MEDIA, Cells, GivenFile, is_unicode, too_many_bytes
-from tasks.inputs.prompt_rows import ImageSource, RowLocation, as_read, check_metadata, file_below, images_of, text_of
-from tasks.inputs.prompts import IMAGE, Prompt, listed_prompts
+from tasks.inputs.prompt_rows import ImageSource, RowLocation, check_metadata, file_below, images_of, text_of
+from tasks.inputs.prompts import IMAGE, Prompt, Seen, listed_prompts, seen
 
 _SETTING = "data.train"
 #: Rows that are kept together, and more of them up to so many files, which are hashed together: each time the cache of
@@ -126,14 +126,14 @@ def given_data(config: RunConfig) -> GivenData:
     section = data_of(config)
     stats = ((path, path.stat()) for path in source_files(section.train))
     stamps = tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats)
-    heldout = frozenset(as_read(prompt.text) for prompt in listed_prompts(config.prompts, "heldout"))
+    heldout = frozenset(seen(prompt) for prompt in listed_prompts(config.prompts, "heldout"))
     # A forked process must not share the open database.
     return _unchanged(section.model_dump_json(), stamps, heldout, os.getpid())
 
 
 @lru_cache(maxsize=4)
 def _unchanged(
-    section: str, stamps: tuple[tuple[str, int, int], ...], heldout: frozenset[str], process: int
+    section: str, stamps: tuple[tuple[str, int, int], ...], heldout: frozenset[Seen], process: int
 ) -> GivenData:
     return read_given(DataSection.model_validate_json(section), heldout)
 
@@ -148,12 +148,12 @@ def given_per_epoch(config: RunConfig) -> int:
     return min(rows, section.groups_per_epoch or rows) * (2 if section.paired else 1)
 
 
-def read_given(section: DataSection, heldout: frozenset[str] = frozenset()) -> GivenData:
+def read_given(section: DataSection, heldout: frozenset[Seen] = frozenset()) -> GivenData:
     """Return the rows of a section; see ``given_data``.
 
     Args:
         section: names the rows.
-        heldout: held-out prompts, as ``as_read`` returns them, which no row may have.
+        heldout: held-out prompts, as ``seen`` returns them, which no row may have.
     """
     reading, cells = _Reading(section), TableCells(section).read
     rows, files = list[DataRow](), 0
@@ -205,8 +205,8 @@ class _Reading:
         return GivenData(rows, prompts, refused, self._digest.hexdigest())
 
 
-def _check_held_out(row: DataRow, heldout: frozenset[str]) -> None:
-    if heldout and as_read(row.text) in heldout:
+def _check_held_out(row: DataRow, heldout: frozenset[Seen]) -> None:
+    if heldout and seen(row.prompt) in heldout:
         raise DataError(
             f"{row.place}: the prompt {row.text[:60]!r} is in prompts.heldout too, whose evaluation would not be of "
             "held-out prompts. Remove it from one of the two."

@@ -16,7 +16,7 @@ from configs.gc_tuning import without_collecting
 from configs.schema import PROMPT_FILES, PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
 from tasks.inputs.prompt_files import READERS, Rows, hub_rows, saved_rows
-from tasks.inputs.prompt_rows import ImageSource, RowLocation, check_metadata, images_of, split_keys, text_of
+from tasks.inputs.prompt_rows import ImageSource, RowLocation, as_read, check_metadata, images_of, split_keys, text_of
 from tasks.inputs.saved_datasets import is_saved_dataset, saved_files
 
 #: Metadata key of the content hash of a prompt's start image, or of the joined hashes of several.
@@ -76,6 +76,15 @@ def condition_key(text: str, metadata: Mapping[str, Any]) -> str:
     """Return the key of a prompt's conditioning: its text and the content hashes of its start images."""
     image = metadata.get(IMAGE) if metadata else None
     return text if image is None else f"{text} [image {image}]"
+
+
+#: The normalized text of a prompt, and the content keys of its images.
+Seen = tuple[str, str | None]
+
+
+def seen(prompt: Prompt) -> Seen:
+    """Return a value that is equal for prompts that a person cannot tell apart."""
+    return as_read(prompt.text), prompt.metadata.get(IMAGE)
 
 
 def image_keys(metadata: Mapping[str, Any]) -> list[str]:

@@ -9,8 +9,7 @@ from itertools import chain, repeat
 from configs.errors import PromptError
 from configs.schema import RunConfig
 from tasks.inputs.data_rows import given_data
-from tasks.inputs.prompt_rows import as_read
-from tasks.inputs.prompts import IMAGE, Prompt, listed_prompts, uses_guidance
+from tasks.inputs.prompts import IMAGE, Prompt, listed_prompts, seen, uses_guidance
 
 
 def source_prompts(config: RunConfig) -> dict[str, Sequence[Prompt]]:
@@ -35,8 +34,8 @@ def source_prompts(config: RunConfig) -> dict[str, Sequence[Prompt]]:
 
 def _check_held_out(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> None:
     """Refuse held-out prompts that are also train prompts, ignoring case and spaces."""
-    trained = {_seen(prompt): prompt.text for prompt in train} if heldout else {}
-    shared = sorted((prompt.text, trained[_seen(prompt)]) for prompt in heldout if _seen(prompt) in trained)
+    trained = {seen(prompt): prompt.text for prompt in train} if heldout else {}
+    shared = sorted((prompt.text, trained[seen(prompt)]) for prompt in heldout if seen(prompt) in trained)
     if not shared:
         return
     text, like = shared[0]
@@ -45,11 +44,6 @@ def _check_held_out(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> None:
         f"prompts.heldout: {len(shared)} prompts are in prompts.train too, the first is {text!r}{written}. Their "
         "evaluation would not be of held-out prompts. Remove them from one of the two."
     )
-
-
-def _seen(prompt: Prompt) -> tuple[str, str | None]:
-    """Return the normalized text of a prompt and its start images, for comparison."""
-    return as_read(prompt.text), prompt.metadata.get(IMAGE)
 
 
 def _negative(config: RunConfig, *splits: Sequence[Prompt]) -> list[Prompt]:

@@ -54,14 +54,12 @@ def started_from(store: ArtifactStore, config: RunConfig) -> dict[str, Any]:
 
 
 def check_start(config: RunConfig) -> None:
-    """Check that the policy that a run starts from exists and fits; a run that has begun has its own copy.
+    """Check that the policy that ``model.start`` names exists and fits; a run that has begun has its own copy.
 
     Raises:
         ConfigError: there is none, or it is of another model.
     """
     root = config.store.root
-    if config.model.start is None:
-        return
     if "://" not in root and not Path(root).expanduser().is_dir():
         raise ConfigError(
             f"model.start is '{config.model.start}', but there is no store at '{root}'. Train that run first, in the "

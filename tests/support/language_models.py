@@ -21,10 +21,15 @@ def texts_data(folder: Path, **rollout: Any) -> dict[str, Any]:
     rows = [f'{{"prompt": "{a}+{b}=", "answer": "{a + b}"}}' for a in range(1, 4) for b in range(8, 12)]
     (folder / "train.jsonl").write_text("\n".join(rows[:10]) + "\n")
     (folder / "heldout.jsonl").write_text("\n".join(rows[10:]) + "\n")
+    return two_epochs(folder, "texts", {"policy": "causal_lm", "path": str(folder / "lm")}, **rollout)
+
+
+def two_epochs(folder: Path, name: str, model: dict[str, Any], **rollout: Any) -> dict[str, Any]:
+    """Return a config of two epochs of texts, with the prompts in a folder."""
     return {
-        "run": {"name": "texts", "epochs": 2},
+        "run": {"name": name, "epochs": 2},
         "store": {"root": str(folder / "store")},
-        "model": {"policy": "causal_lm", "path": str(folder / "lm")},
+        "model": model,
         "prompts": {"train": str(folder / "train.jsonl"), "heldout": str(folder / "heldout.jsonl")},
         "rollout": {
             "prompts_per_epoch": 4,

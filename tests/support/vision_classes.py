@@ -13,6 +13,8 @@ import transformers as t
 from PIL import Image
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from tests.support.language_models import two_epochs
+
 _SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>", "<|user|>", "<|assistant|>"]
 _CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
 _QWEN = {
@@ -191,24 +193,6 @@ def vision_data(folder: Path, kind: str = "qwen2_vl", **rollout: Any) -> dict[st
     rows += [{"prompt": "What?", "image": f"{n}.png", "answer": str(n)} for n in range(5)]
     for name, part in (("train", rows[:12]), ("heldout", rows[12:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    return {
-        "run": {"name": "vision", "epochs": 2},
-        "store": {"root": str(folder / "store")},
-        "model": {"policy": "vision_lm", "path": str(folder / "vlm")},
-        "prompts": {
-            "train": str(folder / "train.jsonl"),
-            "heldout": str(folder / "heldout.jsonl"),
-            "image": "image",
-        },
-        "rollout": {
-            "prompts_per_epoch": 4,
-            "group_size": 4,
-            "groups_per_shard": 2,
-            "tokens": {"max_new": 4},
-            **rollout,
-        },
-        "rewards": [{"name": "tests.support.language_models:digits_in"}],
-        "optimize": {"learning_rate": 1e-3, "updates_per_epoch": 2},
-        "evaluate": {"every": 1, "samples": 3, "images": 2},
-        "execution": {"rollout_batch_size": 8, "micro_batch_size": 8},
-    }
+    data = two_epochs(folder, "vision", {"policy": "vision_lm", "path": str(folder / "vlm")}, **rollout)
+    data["prompts"]["image"] = "image"
+    return {**data, "evaluate": {**data["evaluate"], "samples": 3}}

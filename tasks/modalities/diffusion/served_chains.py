@@ -6,10 +6,9 @@ Legend: B rows of a batch, T steps.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
@@ -21,6 +20,7 @@ from models.maths.conditioning import Conditioning
 from models.maths.sampling import Rollout, Sampler, sample
 from models.maths.schedules import Steps
 from models.policies.diffusion import TrainableDenoiser
+from models.policies.kept import Kept
 from models.policies.nan_checks import finite
 from models.weights.finite import check_tensors
 from tasks.inputs.components import make_kernel, make_solver
@@ -59,7 +59,7 @@ class ServedChains:
         self._host, self._config, self._encode_prompts = host, host.config, encode
         self._lock = threading.Lock()
         self._name, self._incoming = BASE, _Incoming("")
-        self._encoded: OrderedDict[str, Mapping[str, Tensor]] = OrderedDict()
+        self._encoded = Kept(_PROMPTS)
         self._held = cast(TrainableDenoiser, host.fresh())
         host.encoder()
 
@@ -222,19 +222,12 @@ class ServedChains:
         return Chain(latents=latents, states=states, sigmas=self._call.sigmas, log_probs=log_probs)
 
     def _conditioning(self, prompts: Sequence[str]) -> Conditioning:
-        negative = [self._config.model.negative_prompt] if uses_guidance(self._config) else []
-        wanted = [text for text in dict.fromkeys([*prompts, *negative]) if text not in self._encoded]
-        for text in wanted:
-            self._encoded[text] = self.encoded(text)
-
         def rows(texts: Sequence[str]) -> dict[str, Tensor]:
-            found = [self._encoded[text] for text in texts]
+            found = [self._encoded.of(text, partial(self.encoded, text)) for text in texts]
             return {name: torch.stack([row[name] for row in found]) for name in found[0]}
 
-        made = Conditioning(rows(prompts), rows(negative * len(prompts)) if negative else None)
-        while len(self._encoded) > max(_PROMPTS, len(prompts) + 1):
-            self._encoded.popitem(last=False)
-        return made
+        negative = [self._config.model.negative_prompt] * len(prompts)
+        return Conditioning(rows(prompts), rows(negative) if uses_guidance(self._config) else None)
 
     def encoded(self, text: str) -> Mapping[str, Tensor]:
         """Return the row of a prompt, from a batch of the size that the stage ``encode`` uses."""

@@ -77,6 +77,10 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
             f"rollout.group_size is {config.rollout.group_size}, but optimize.algorithm "
             f"'{config.optimize.algorithm.name}' compares {requires.min_group_size} completions or more. Raise it."
         )
+    if config.optimize.shared_prompts and config.samples_per_group == 1:
+        raise ConfigError(
+            "optimize.shared_prompts is true, but a group has one text, whose prompt no other shares. Remove it."
+        )
     _check_estimator(config, requires)
     _check_engine(config)
     _check_rescore(config)

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from models.maths.shared_prompts import SharedWidths
 from models.policies.causal_lm import TrainableLM
 from models.policies.critic_lm import CRITIC, TrainableCritic
 from models.policies.language_classes import check_shares_prompts
@@ -36,7 +35,7 @@ from tasks.modalities.tokens.critic_values import values_of
 from tasks.modalities.tokens.exporting import LanguageModelExport
 from tasks.modalities.tokens.given_texts import GivenText, given_texts, read_text
 from tasks.modalities.tokens.memory import language_memory
-from tasks.modalities.tokens.run_prompts import read_prompts, shared_members
+from tasks.modalities.tokens.run_prompts import read_prompts
 from tasks.modalities.tokens.sample_sets import TextSet
 from tasks.modalities.tokens.text import stored_text
 from tasks.modalities.tokens.text_sampling import evaluation_maker, rollout_maker
@@ -122,17 +121,14 @@ class Tokens(Kind):
     ) -> SampleSet:
         """Return texts as rows."""
         device = None if training.host is None else training.host.device
-        # Units alone are read without a host, for which widths do not matter.
-        read = None if training.host is None else read_prompts(training.context)
-        members = shared_members(training.config)
-        shared = None if members is None else SharedWidths(prompt=1, completion=1, members=members)
         return TextSet(
             shards,
             advantages,
             ahead=training.config.execution.ahead,
             device=device,
-            read=read,
-            shared=shared if read is None else read.shared,
+            # Units alone are read without a host.
+            read=None if training.host is None else read_prompts(training.context),
+            shares_prompts=training.config.optimize.shared_prompts,
         )
 
     def values(self, valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:

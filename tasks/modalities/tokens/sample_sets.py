@@ -6,6 +6,7 @@ Legend: N samples, B rows of a micro-batch, W positions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class TextSet(Correctable):
         ahead: int = 0,
         device: torch.device | None = None,
         read: RunPrompts | None,
-        shared: SharedWidths | None = None,
+        shares_prompts: bool = False,
     ) -> None:
         """Bind to the samples; see ``SampleSet``.
 
@@ -59,10 +60,10 @@ class TextSet(Correctable):
             ahead: see there.
             device: see there.
             read: the run's prompts; None if no batches are needed.
-            shared: widths of packed rows, if texts of a group share the tokens of their prompt.
+            shares_prompts: texts of a group share the tokens of their prompt.
         """
         super().__init__(shards, advantages, ahead=ahead, device=device)
-        self._read, self._shared = read, shared
+        self._read, self._shares_prompts = read, shares_prompts
         self._unchanged, self._share = True, 1.0
         self._recomputed: dict[int, np.ndarray] = {}
         columns = {name: self.earned.column(name) for name in _BY_TOKEN if name in self.earned.column_names}
@@ -77,7 +78,7 @@ class TextSet(Correctable):
 
     def units(self, requires: Requirements) -> Units:
         """Return units of rows that must stay together; the live ones of a group where they share their prompt."""
-        if self._shared is None or requires.unit != "row":
+        if not self._shares_prompts or requires.unit != "row":
             return super().units(requires)
         live = self.live(requires)
         groups = [[sample for sample in members if live[sample]] for members in self._groups()]
@@ -145,8 +146,10 @@ class TextSet(Correctable):
             if table is not None
         }
         about: dict[str, Any] = {**by_token, **common}
-        if self._shared is not None:
-            about["shared"] = self._packed(ids, samples, masks, self._shared)
+        if self._read.shared is not None:
+            # A batch has room for its own largest group: texts of advantage 0, or all but a pair, are left out.
+            widths = replace(self._read.shared, members=1)
+            about["shared"] = self._packed(ids, samples[: common["count"]], masks, widths)
         return TokenBatch(
             ids=ids,
             mask=moved(torch.from_numpy(_spread(shape, masks, masks, bool)), device),
@@ -164,12 +167,10 @@ class TextSet(Correctable):
     def _packed(
         self, ids: Tensor, samples: Sequence[int], masks: Sequence[np.ndarray], widths: SharedWidths
     ) -> SharedPrompts:
-        """Pack rows; repeated ones, which fill a batch up, are groups of their own."""
-        groups = [self.reader.groups[sample] for sample in samples]
-        repeated = [number > 0 and sample == samples[number - 1] for number, sample in enumerate(samples)]
-        numbers = np.cumsum([n == 0 or repeated[n] or groups[n] != groups[n - 1] for n in range(len(samples))])
-        prompts = [int(mask.argmax()) for mask in masks]
-        return share_prompts(ids, prompts, [len(mask) for mask in masks], numbers.tolist(), widths)
+        """Pack the rows of samples, which the further rows of ``ids`` fill up with copies of the last one."""
+        count, groups = len(samples), [int(self.reader.groups[sample]) for sample in samples]
+        prompts, texts = ([int(length(mask)) for mask in masks[:count]] for length in (np.argmax, len))
+        return share_prompts(ids[:count], prompts, texts, groups, widths).filled(len(ids))
 
     def _numbers(self, shape: tuple[int, int], masks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> Tensor:
         return moved(torch.from_numpy(_spread(shape, masks, values, np.float32, chosen=True)), self.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from models.policies.language_classes import check_shares_prompts
 from models.policies.parts import Part
 from models.weights.stored_weights import on_meta
 from tasks.checks.check import check_config
+from tasks.modalities.tokens import sample_sets
 from tasks.runs.context import RunContext
 from tests.conftest import ConfigFactory
 from tests.support.inside import prepare, run_epoch
@@ -87,6 +89,9 @@ def test_packed_rows_have_the_log_probs_and_gradients_of_separate_rows(
     for found, wanted in zip(together[2], apart[2], strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     assert not policy.log_probs(ids, 0.7, packed)[0][~mask].any(), "tokens of prompts have no value"
+    copies = torch.cat([ids, ids[-1:].expand(3, -1)])
+    found, own = policy.log_probs(copies, 0.7, packed.filled(len(copies)))[0], policy.log_probs(ids, 0.7, packed)[0]
+    assert torch.equal(found, torch.cat([own, own[-1:].expand(3, -1)]))
 
 
 def test_packed_rows_have_the_values_of_separate_rows(folder: Path) -> None:
@@ -180,6 +185,27 @@ def test_models_that_cannot_share_prompts_are_refused(config: Any, reason: str) 
     with pytest.raises(ConfigError, match=reason) as refusal:
         check_shares_prompts(model)
     assert "Remove optimize.shared_prompts" in str(refusal.value)
+
+
+def test_a_text_alone_has_no_prompt_to_share(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a group has one text"):
+        check_config(config_of(tmp_path, SHARED, "rollout.group_size=1", "optimize.algorithm=reinforce_plus_plus"))
+
+
+def test_training_packs_the_rows_of_a_batch_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither copies that fill a batch up, nor room for texts of a group that are left out."""
+    shapes, packed = [], sample_sets.share_prompts
+
+    def counted(ids: Any, prompts: Any, texts: Any, groups: Any, widths: Any) -> Any:
+        found = packed(ids, prompts, texts, groups, widths)
+        most = max(Counter(groups).values())
+        shapes.append((tuple(found.ids.shape), (len(set(groups)), widths.prompt + most * widths.completion)))
+        return found
+
+    monkeypatch.setattr(sample_sets, "share_prompts", counted)
+    trained(prepare(config_of(tmp_path, SHARED, "optimize.algorithm=dpo")))
+    assert shapes
+    assert all(found == expected for found, expected in shapes)
 
 
 def test_samples_of_a_denoiser_have_no_prompt_to_share(make_config: ConfigFactory) -> None:

@@ -14,7 +14,7 @@ import yaml
 from PIL import Image
 from pyarrow import parquet
 
-from configs.errors import ConfigError, FlowmillError
+from configs.errors import ConfigError, DataError, FlowmillError
 from configs.load import load_config
 from configs.schema import RunConfig
 from models.policies.base import PolicySettings
@@ -208,7 +208,8 @@ def test_given_texts_about_images_are_trained_on(algorithm: str, tmp_path: Path)
     data = vision_data(tmp_path)
     content = [(tmp_path / f"{number}.png").read_bytes() for number in range(3)]
     columns = {"image": [{"bytes": each, "path": None} for each in content], "answer": ["0", "1", "2"]}
-    rows = {"prompt": ["What is it?"] * 3, **columns, "worse": ["3", "3", "3"]}
+    # Held-out prompts have the same text with other images.
+    rows = {"prompt": ["What?", "What?", "What is it?"], **columns, "worse": ["3", "3", "3"]}
     parquet.write_table(pa.table(rows), tmp_path / "given.parquet")
     data["data"] = {"train": str(tmp_path / "given.parquet"), "prompt_image": "image", "sample": "answer"}
     if algorithm == "dpo":
@@ -225,6 +226,10 @@ def test_given_texts_about_images_are_trained_on(algorithm: str, tmp_path: Path)
     assert [len(images) for images in context.references([each.metadata for each in context.prompts["train"]])] == [
         1
     ] * 3
+    parquet.write_table(pa.table({**rows, "prompt": ["What?"] * 3}), tmp_path / "given.parquet")
+    with pytest.raises(DataError, match=r"row 3: the prompt 'What\?' is in prompts\.heldout too"):
+        check_config(config)
+    parquet.write_table(pa.table(rows), tmp_path / "given.parquet")
     missing = config.model_copy(update={"data": config.data.model_copy(update={"prompt_image": None})})
     with pytest.raises(ConfigError, match=r"data\.prompt_image is not set"):
         check_config(missing)
