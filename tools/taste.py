@@ -2,8 +2,8 @@
 
 python -m tools.taste digits --seeds 0 1 2
 
-The rater sees what the page of ``flowmill rate`` sends: two samples, blind, and their prompt. It prefers the one that a
-rule prefers, and in one of ten comparisons gives another answer. Controls answer at random, or the opposite.
+The rater sees the page of ``flowmill rate``: two samples, blind, and their prompt. It prefers the one that a rule
+prefers, and in one of ten comparisons gives another answer. Controls answer at random, or the opposite.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
-#: What a policy is trained on: the rule itself, or a reward fitted on comparisons of pairs at random, or half of them
+#: The objective of a policy: the rule itself, or a reward fitted on comparisons of pairs at random, or half of them
 #: chosen actively, or of the controls.
 KINDS = ("rule", "random", "active", "inverted", "coin")
 _NOISE, _EPOCH, _CLIP_UPDATES, _AGAIN = 0.1, 1, 1200, 100
@@ -118,7 +118,7 @@ def write_clip(folder: Path) -> str:
 
 
 def rater_of(kind: str, rule: str, seed: int) -> Rater:
-    """Return a rater: ``true``, ``inverted`` (the opposite of what it would prefer) or ``coin``."""
+    """Return a rater: ``true``, ``inverted`` (the opposite preference) or ``coin``."""
     reward, draw = make_reward(rule, {}), random.Random(f"{kind}-{seed}")
 
     def value(client: TestClient, prompt: str, side: dict[str, Any]) -> float:
@@ -152,7 +152,7 @@ def rate(context: RunContext, rater: Rater, request: RateRequest) -> None:
 
 
 class Study:
-    """One task with one seed, in a store that keeps what is done."""
+    """One task with one seed, in a store that keeps finished work."""
 
     def __init__(self, task: Task, root: Path, seed: int) -> None:
         self._task, self._root, self._seed = task, root, seed

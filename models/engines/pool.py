@@ -26,8 +26,8 @@ class Pool:
         self._changed = threading.Condition()
 
     def draw(self, wanted: Sequence[Wanted]) -> list[Chain]:
-        """Return chains that one server drew; raise EngineError if none does for a while, or the last one gives what
-        cannot be used."""
+        """Return chains that one server drew; raise EngineError if none does for a while, or the answer of
+        the last one cannot be used."""
         try:
             return self._patience.again(lambda: self.attempt(wanted))
         except PassingError as error:

@@ -4,7 +4,7 @@ In rows of token ids, a token of image n has the id -n: the same text with anoth
 compared, grouped, padded and passed on like rows of text. Only the policy replaces these ids, by the model's token for
 images. Stored rows have the model's token.
 
-Images are read one by one, and by Pillow: what the model gets of an image depends neither on the other images of a
+Images are read one by one, and by Pillow: the inputs of an image depend neither on the other images of a
 prompt nor on the packages of a machine. Legend: N tokens of an image.
 """
 

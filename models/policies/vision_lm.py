@@ -1,7 +1,7 @@
 """Vision-language models of transformers (``AutoModelForImageTextToText``): texts about images.
 
-Images are encoded one by one, each image of a batch once, and their features given to the language model: what it gets
-of an image depends neither on other images nor on rows, in sampling as in training. Tokens of images have negative ids,
+Images are encoded one by one, each image of a batch once, and their features given to the language model: these
+depend neither on other images nor on rows, in sampling as in training. Tokens of images have negative ids,
 see ``pictures``. Legend: B rows, W positions, V vocabulary.
 """
 

@@ -203,7 +203,7 @@ def _whereabouts(about: CardContent) -> str:
 
 
 def quantized_notes(model: ModelSection) -> list[str]:
-    """Return what the call of an export loads whole and training did not, a sentence each."""
+    """Return the parts that the call of an export loads whole and training did not, a sentence each."""
     section = model.quantize or QuantizeSection()
     found = (("base model", section.name), ("text encoders", section.text_encoders))
     return [

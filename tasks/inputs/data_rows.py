@@ -32,7 +32,7 @@ _SETTING = "data.train"
 #: Rows that are kept together, and more of them up to so many files, which are hashed together: each time the cache of
 #: hashes of a folder is read and written.
 _ROWS, _FILES = 1 << 10, 1 << 14
-#: What a column 'tie' holds for a pair of which neither sample is better.
+#: Values of a column 'tie' for a pair of which neither sample is better.
 _TRUE = ("true", "1", "1.0", "yes")
 
 

@@ -1,4 +1,4 @@
-"""Given samples of many rows: memory does not grow with them, and the benchmark measures what it says."""
+"""Given samples of many rows: memory does not grow with them, and the benchmark runs."""
 
 from __future__ import annotations
 

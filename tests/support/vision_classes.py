@@ -44,7 +44,7 @@ _TOKENS: Mapping[str, Mapping[str, str]] = {
         "video_token": "<video>",
     },
 }
-#: What stands for an image in the text of a chat.
+#: The mark of an image in the text of a chat.
 _MARK = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|vision_start|><|image_pad|><|vision_end|>"),
     "gemma3": "<start_of_image>",

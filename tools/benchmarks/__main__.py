@@ -1,4 +1,4 @@
-"""``make bench``: what epochs, waiting, stores and kernels cost, how soon algorithms learn, peers on the same work.
+"""``make bench``: costs of epochs, waiting, stores and kernels, how soon algorithms learn, peers on the same work.
 
 ``python -m tools.benchmarks [PART ...] [--write]``; with ``--write`` each table replaces the one in its page. Ratios
 are of one run; seconds are of this machine.

@@ -1,4 +1,4 @@
-"""DPO on given texts beside TRL's DPOTrainer: the same base model, rows, order and settings.
+"""DPO on given texts compared with TRL's DPOTrainer: the same base model, rows, order and settings.
 
 ``python -m tools.benchmarks.given`` prints losses and CPU seconds. TRL is no dependency: put it on ``PYTHONPATH``, for
 example with ``pip install --no-deps --target FOLDER trl``. Of ours the stage ``optimize`` counts, of TRL ``train()``:

@@ -74,7 +74,7 @@ def _timed(arguments: list[str], folder: Path, variables: dict[str, str] | None 
 
 
 def _until(store: ArtifactStore, name: str, run: list[str], folder: Path) -> _Took:
-    """Return what a run took when its first lineage entry is there; its base model is committed already."""
+    """Return the cost of a run until its first lineage entry; its base model is committed already."""
     begun = time.monotonic()
     command, silent = _command([*run, "--name", name, "--set", "run.seed=1"]), subprocess.DEVNULL
     with subprocess.Popen(command, cwd=folder, env=_environment(), stdout=silent, stderr=silent) as process:

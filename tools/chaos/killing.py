@@ -1,4 +1,4 @@
-"""Kills of one kind of command: at random moments, again and again, and a comparison with one that nobody killed."""
+"""Kills of one kind of command: at random moments, again and again, and a comparison with one that ran undisturbed."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ RUN = "small"
 
 @dataclass
 class Outcome:
-    """What became of the runs of one shape."""
+    """Outcome of the runs of one shape."""
 
     kills: Counter[str] = field(default_factory=Counter)
-    """By what was killed."""
+    """By target."""
     tended: Counter[str] = field(default_factory=Counter)
-    """What was done to its stores in between."""
+    """Damage done to its stores in between."""
     finished: int = 0
     """Runs that went on to the end."""
     wrong: list[str] = field(default_factory=list)
-    """What was not as it should be."""
+    """Deviations."""
 
     @property
     def total(self) -> int:
@@ -48,7 +48,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Expected:
-    """What an uninterrupted run comes to."""
+    """The result of an uninterrupted run."""
 
     digest: str
     curves: Any
@@ -82,7 +82,7 @@ class Campaign:
         """Kill so many times, let runs finish in between, and compare them.
 
         Args:
-            expected: what they come to.
+            expected: their results.
             kills: how many times.
             tend: damage, repair and clear up the store after each.
         """

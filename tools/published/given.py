@@ -97,6 +97,22 @@ def _trl(title: str, paper: str, name: str, settings: Mapping[str, Any]) -> Publ
     )
 
 
+#: Common settings of diffusers' examples of fine-tuning from texts to images.
+_FINE_TUNED: Mapping[str, Any] = {
+    **_ADAM,
+    **_TIMESTEPS,
+    **size(512),
+    "model.dtype": "float16",
+    "model.lora": None,
+    "model.gradient_checkpointing": True,
+    "data.train": "lambdalabs/pokemon-blip-captions",
+    "data.flip": True,
+    "data.groups_per_epoch": 400,
+    "optimize.algorithm.name": "sft",
+    "optimize.schedule": None,
+    "optimize.weight_decay": 0.01,
+    "optimize.updates_per_epoch": 100,
+}
 PUBLISHED: Mapping[str, Publication] = {
     "sd15_sft": Publication(
         title="Fine-tuning of Stable Diffusion 1.x with diffusers",
@@ -107,22 +123,10 @@ PUBLISHED: Mapping[str, Publication] = {
         remark="An image at a time, an update after four, 15,000 updates. Others are the defaults of its script.",
         settings={
             "readme": {
-                **_ADAM,
-                **_TIMESTEPS,
-                **size(512),
+                **_FINE_TUNED,
                 "model.path": "CompVis/stable-diffusion-v1-4",
-                "model.dtype": "float16",
-                "model.lora": None,
-                "model.gradient_checkpointing": True,
-                "data.train": "lambdalabs/pokemon-blip-captions",
-                "data.flip": True,
-                "data.groups_per_epoch": 400,
-                "optimize.algorithm.name": "sft",
                 "optimize.learning_rate": 1e-5,
-                "optimize.schedule": None,
-                "optimize.weight_decay": 0.01,
                 "optimize.ema.decay": 0.9999,
-                "optimize.updates_per_epoch": 100,
                 "run.epochs": 150,
             }
         },
@@ -136,24 +140,12 @@ PUBLISHED: Mapping[str, Publication] = {
         remark="An image at a time, an update after four, 10,000 updates. Others are the defaults of its script.",
         settings={
             "readme": {
-                **_ADAM,
-                **_TIMESTEPS,
-                **size(512),
+                **_FINE_TUNED,
                 "model.path": "stabilityai/stable-diffusion-xl-base-1.0",
-                "model.dtype": "float16",
-                "model.lora": None,
-                "model.gradient_checkpointing": True,
-                "data.train": "lambdalabs/pokemon-blip-captions",
-                "data.flip": True,
-                "data.groups_per_epoch": 400,
                 "prompts.empty": 0.2,
-                "optimize.algorithm.name": "sft",
                 "optimize.optimizer": "adamw8bit",
                 "optimize.learning_rate": 1e-6,
-                "optimize.schedule": None,
-                "optimize.weight_decay": 0.01,
                 "optimize.ema": None,
-                "optimize.updates_per_epoch": 100,
                 "run.epochs": 100,
             }
         },

@@ -1,4 +1,4 @@
-"""Vision-language models: what is drawn about images is what transformers' own forward of each class computes."""
+"""Vision-language models: drawn log-probs are those of transformers' own forward of each class."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def drawn(policy: VisionLM, prompts: list[list[int]], **options: Any) -> list[Co
 
 
 def theirs(policy: VisionLM, numbers: tuple[int, ...], prompt: list[int]) -> dict[str, Any]:
-    """Return what the class's processor makes of a prompt with all its images at once."""
+    """Return the output of the class's processor for a prompt with all its images at once."""
     seen = [Image.fromarray(images()[number - 1]) for number in numbers]
     processor = policy.pictures.processor
     found = processor(text=[chat_of(policy, numbers)], images=[seen], return_tensors="pt", add_special_tokens=False)

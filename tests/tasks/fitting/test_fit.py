@@ -115,7 +115,7 @@ def test_after_a_kill_the_same_model_is_committed(few: Path, tmp_path: Path, mon
         patched.setattr(ArtifactStore, "seal", lambda *given, **origin: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             fit_reward(fit_config(tmp_path / "killed", few, updates=3))
-    monkeypatch.setattr(fitting, "_write", lambda *given: pytest.fail("what is committed is not fitted again"))
+    monkeypatch.setattr(fitting, "_write", lambda *given: pytest.fail("a committed fit is not repeated"))
     resumed = fit_reward(fit_config(tmp_path / "killed", few, updates=3))
     stores = [ArtifactStore(str(tmp_path / name / "store")) for name in ("whole", "killed")]
     assert len({store.require(whole.ref).digest for store in stores}) == 1

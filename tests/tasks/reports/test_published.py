@@ -1,4 +1,4 @@
-"""Published samples: what is uploaded, and what datasets and webdataset load of it in a process without flowmill."""
+"""Published samples: the uploaded files, and their rows in datasets and webdataset, without flowmill."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_samples_are_published_once_as_planned_and_load_elsewhere(context: RunCo
         assert done.stdout.splitlines()[-1] == f"{hub.url}/datasets/ann/data"
         sent, files = hub.sent, dict(hub.files["ann/data"])
         large = {name: data for name, data in files.items() if name.endswith(".parquet")}
-        assert sent == len(set(large.values())), "what the failed upload had sent is not sent again"
+        assert sent == len(set(large.values())), "files of the failed upload are not sent again"
         assert hub.private == {"ann/data": True}
         again = publish(context, hub.url, "--yes")
         assert "existing dataset, private" in again.stdout
