@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --no-compile -qq --disable-pip-version-check -c constraints.txt
 # One more than the number of cores: some tests wait for others.
 TEST_PROCESSES ?= 3
-TESTED := .[test,ocr,s3,video,delta,dask,ray,8bit,vlm,text,view,docs]
+TESTED := .[test,ocr,s3,video,delta,dask,ray,8bit,quantize,vlm,text,view,docs]
 KILLS ?= 20
 SEED ?= 0
 export OMP_NUM_THREADS ?= 1
