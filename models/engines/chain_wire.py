@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 from configs.validation_messages import first_error
 from models.engines.answers import Malformed
 from models.engines.chains import Call, Chain, Wanted
-from models.rewards.service import wire
+from models.serving import messages
 
 GENERATE, HEALTH, HELD = "/rollout/generate", "/health", "/get_weights_checksum"
 FROM_TENSOR, FROM_DISK = "/update_weights_from_tensor", "/update_weights_from_disk"
@@ -149,7 +149,7 @@ def read_request(body: bytes) -> ChainRequest:
     try:
         return ChainRequest.model_validate_json(body)
     except ValidationError as error:
-        raise wire.WireError(first_error(error)) from None
+        raise messages.WireError(first_error(error)) from None
 
 
 def pack_chain(request: ChainRequest, chain: Chain) -> bytes:
@@ -161,13 +161,13 @@ def pack_chain(request: ChainRequest, chain: Chain) -> bytes:
         "latent_step_indices": _packed(torch.tensor(chain.states)),
     }
     answer = {"request_id": "", "prompt": request.prompt, "seed": request.seed, "dit_trajectory": trajectory}
-    return wire.pack([{**answer, "rollout_log_probs": _packed(chain.log_probs)}])
+    return messages.pack([{**answer, "rollout_log_probs": _packed(chain.log_probs)}])
 
 
 def chain_of(body: bytes, call: Call, wanted: Wanted) -> Chain:
     """Return the chain in an answer. Raises WireError if the answer is cut or damaged; Malformed if it does not match
     the request: other states, shapes or noise levels, or numbers that are not finite."""
-    found = wire.unpack(body)
+    found = messages.unpack(body)
     if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], Mapping):
         raise Malformed("it is no list with the one response that was asked for.")
     trajectory = found[0].get("dit_trajectory")
@@ -246,7 +246,7 @@ def unpack_tensors(text: str, label: str) -> dict[str, torch.Tensor]:
     try:
         return load(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError, SafetensorError, KeyError) as error:
-        raise wire.WireError(f"{label} are no safetensors in base64: {str(error)[:200]}") from None
+        raise messages.WireError(f"{label} are no safetensors in base64: {str(error)[:200]}") from None
 
 
 class TensorsDigest:

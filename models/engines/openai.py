@@ -24,8 +24,8 @@ from models.engines.answers import Malformed, completion_of, prompt_log_probs_of
 from models.engines.base import Asked
 from models.engines.parallel import mapped
 from models.maths.generation import Completion
-from models.rewards.retry import PassingError, Patience
-from models.rewards.server_client import RefusedError, ServerClient, openai_headers
+from models.serving.retry import PassingError, Patience
+from models.serving.server_client import RefusedError, ServerClient, openai_headers
 
 if TYPE_CHECKING:
     import httpx

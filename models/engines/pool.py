@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from configs.errors import EngineError
 from models.engines.chains import Chain, ChainServer, Wanted
-from models.rewards.retry import PassingError, Patience
+from models.serving.retry import PassingError, Patience
 
 
 class Pool:

@@ -20,9 +20,9 @@ from models.engines.answers import Malformed
 from models.engines.chains import Chain, Drawing, Sde, Wanted
 from models.engines.openai import write_once
 from models.engines.parallel import mapped
-from models.rewards.retry import PassingError, Patience
-from models.rewards.server_client import RefusedError, ServerClient
-from models.rewards.service import wire
+from models.serving import messages
+from models.serving.retry import PassingError, Patience
+from models.serving.server_client import RefusedError, ServerClient
 
 if TYPE_CHECKING:
     import httpx
@@ -186,12 +186,12 @@ class RolloutServer:
         body = chain_wire.request_of(call, wanted, weights=self._engine.name(self))
 
         def read(answer: httpx.Response) -> Chain:
-            stated = answer.headers.get(wire.CHECKSUM)
-            if stated is not None and stated != wire.checksum(answer.content):
+            stated = answer.headers.get(messages.CHECKSUM)
+            if stated is not None and stated != messages.checksum(answer.content):
                 raise PassingError("its answer does not match the answer's checksum")
             try:
                 return chain_wire.chain_of(answer.content, call, wanted)
-            except wire.WireError as error:
+            except messages.WireError as error:
                 raise PassingError(f"its answer is malformed: {error}") from None
 
         # Servers that do not know which states are wanted return all.

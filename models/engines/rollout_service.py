@@ -18,9 +18,9 @@ from configs.validation_messages import first_error
 from models.engines import chain_wire
 from models.engines.chain_wire import ChainRequest
 from models.engines.chains import Chain
-from models.rewards.service import wire
-from models.rewards.service.batching import Batcher, Limits, Metrics
-from models.rewards.service.guarded import Door, RefusedRequest
+from models.serving import messages
+from models.serving.batching import Batcher, Limits, Metrics
+from models.serving.guarded import Door, RefusedRequest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +115,7 @@ def make_app(policy: DrawsChains, *, token: str | None = None, max_bytes: int = 
             chain = await _answered(policy, door.answered(batcher, asked))
             body = await asyncio.to_thread(chain_wire.pack_chain, asked, chain)
         metrics.requests.labels("200").inc()
-        return Response(body, media_type=wire.TYPE, headers={wire.CHECKSUM: wire.checksum(body)})
+        return Response(body, media_type=messages.TYPE, headers={messages.CHECKSUM: messages.checksum(body)})
 
     return app
 
@@ -124,7 +124,7 @@ def _load(policy: DrawsChains, body: bytes) -> None:
     try:
         update = _Update.model_validate_json(body)
     except ValidationError as error:
-        raise wire.WireError(first_error(error)) from None
+        raise messages.WireError(first_error(error)) from None
     (text,) = update.serialized_named_tensors
     tensors = chain_wire.unpack_tensors(text, "serialized_named_tensors") if text else {}
     policy.bring(update.weights, tensors, last=update.last)
@@ -134,7 +134,7 @@ async def _answered(policy: DrawsChains, work: Any) -> Any:
     """Return the result of work; its errors become refusals."""
     try:
         return await work
-    except wire.WireError as error:
+    except messages.WireError as error:
         raise RefusedRequest(400, f"no request for rollouts: {error}") from None
     except policy.lost as error:
         raise RefusedRequest(409, str(error)) from None

@@ -20,9 +20,10 @@ from configs.fingerprint import canonical_json
 from configs.proxies import by_proxy
 from configs.rewards import ServerSection
 from models.rewards.base import Batch, Metadata, Needs, Scores, Sources
-from models.rewards.retry import PassingError, Patience
-from models.rewards.server_client import RefusedError, ServerClient
 from models.rewards.service import wire
+from models.serving import messages
+from models.serving.retry import PassingError, Patience
+from models.serving.server_client import RefusedError, ServerClient
 
 T = TypeVar("T")
 #: Seconds to wait for a server that has not answered this process yet, before anything is sampled.
@@ -107,14 +108,14 @@ class RemoteReward:
         body = wire.pack_request(batch)
         wanted = wire.identity(self._name, self._options)
         # A restarted server may serve another reward, so each request names its own.
-        headers = {"content-type": wire.TYPE, wire.CHECKSUM: wire.checksum(body), wire.REWARD: wanted}
+        headers = {"content-type": messages.TYPE, messages.CHECKSUM: messages.checksum(body), wire.REWARD: wanted}
 
         def read(answer: httpx.Response) -> Scores:
-            if answer.headers.get(wire.CHECKSUM) != wire.checksum(answer.content):
+            if answer.headers.get(messages.CHECKSUM) != messages.checksum(answer.content):
                 raise PassingError("its answer does not match the answer's checksum")
             try:
                 return wire.unpack_answer(answer.content, len(batch))
-            except wire.WireError as error:
+            except messages.WireError as error:
                 raise PassingError(f"its answer is malformed: {error}") from None
 
         most = _MOST + _MOST_PER_ROW * len(batch)

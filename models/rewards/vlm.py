@@ -20,9 +20,9 @@ from configs.option_types import GroupRegex
 from configs.proxies import by_proxy
 from models.rewards.base import Bounds, Metadata, Needs, Scores, Sources
 from models.rewards.chat_answers import Answer, first_token, read_answer
-from models.rewards.http_client import UNTIL
-from models.rewards.retry import PassingError, Patience
-from models.rewards.server_client import RefusedError, ServerClient, openai_headers
+from models.serving.http_client import UNTIL
+from models.serving.retry import PassingError, Patience
+from models.serving.server_client import RefusedError, ServerClient, openai_headers
 
 T = TypeVar("T")
 Question: TypeAlias = Annotated[str, Field(pattern=r"\{prompt\}"), "Write {prompt} where the prompt goes."]

@@ -46,8 +46,8 @@ def reward_app(request: ServeRequest) -> App:
     """
     require_extra("reward-server", *_MODULES, label="'flowmill serve-reward'")
     from models.rewards.service.app import Served, make_app
-    from models.rewards.service.batching import Limits
     from models.rewards.service.wire import TOKEN
+    from models.serving.batching import Limits
 
     token = access_token(request.host, TOKEN, where="where runs are started")
     options = apply_overrides({}, request.options)

@@ -25,6 +25,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
         "policies",
         "quickstart",
         "memory",
+        "serving",
         "rewards",
         "engines",
     ),

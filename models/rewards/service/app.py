@@ -17,8 +17,9 @@ from configs.errors import FlowmillError
 from models.rewards.base import Batch, Reward, Scores, joined, perfect_score
 from models.rewards.invocation import Handling, needs_of_made, score
 from models.rewards.service import wire
-from models.rewards.service.batching import Batcher, Limits, Metrics
-from models.rewards.service.guarded import Door, RefusedRequest
+from models.serving import messages
+from models.serving.batching import Batcher, Limits, Metrics
+from models.serving.guarded import Door, RefusedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ def make_app(served: Served) -> FastAPI:
         with door.room(request):
             body = wire.pack_answer(await _scores(request, served, door, batcher))
         metrics.requests.labels("200").inc()
-        return Response(body, media_type=wire.TYPE, headers={wire.CHECKSUM: wire.checksum(body)})
+        return Response(body, media_type=messages.TYPE, headers={messages.CHECKSUM: messages.checksum(body)})
 
     return app
 
@@ -96,11 +97,11 @@ async def _scores(request: Request, served: Served, door: Door, batcher: Batcher
             409, f"'{served.name}' with the options {dict(served.options)} is served here, another is wanted"
         )
     body = await door.body(request)
-    if request.headers.get(wire.CHECKSUM) != wire.checksum(body):
+    if request.headers.get(messages.CHECKSUM) != messages.checksum(body):
         raise RefusedRequest(400, "the body does not match its checksum: it was changed on its way")
     try:
         return await door.answered(batcher, await asyncio.to_thread(wire.unpack_request, body))
-    except wire.WireError as error:
+    except messages.WireError as error:
         raise RefusedRequest(400, f"no request for scores: {error}") from None
     except FlowmillError as error:
         raise RefusedRequest(422, str(error)) from None

@@ -7,28 +7,19 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, TypeVar
 
-import msgpack  # type: ignore[import-untyped]
 import numpy as np
-import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.fingerprint import fingerprint
 from configs.validation_messages import first_error
 from models.rewards.base import Batch, Needs, Scores, Sources
+from models.serving.messages import MOST_ROWS, WireError, pack, unpack
 
 SCORE, INFO, HEALTH = "/v1/score", "/v1/info", "/health"
-TYPE = "application/msgpack"
-CHECKSUM = "x-flowmill-xxh3"
 #: Header of a request: the requested reward, see ``identity``.
 REWARD = "x-flowmill-reward"
 #: Environment variable with the token, on both sides.
 TOKEN = "FLOWMILL_REWARD_TOKEN"
-#: Maximum rows of a message, keys of a mapping, and values in a message; legitimate requests stay below.
-_MOST_ROWS, _MOST_KEYS, _MOST_VALUES = 1 << 16, 1 << 12, 1 << 21
-
-
-class WireError(ValueError):
-    """Bytes that violate the protocol."""
 
 
 class _Message(BaseModel):
@@ -36,7 +27,7 @@ class _Message(BaseModel):
 
 
 M = TypeVar("M", bound=_Message)
-_Texts = Annotated[list[str], Field(max_length=_MOST_ROWS)]
+_Texts = Annotated[list[str], Field(max_length=MOST_ROWS)]
 
 
 class ReferenceImage(_Message):
@@ -57,11 +48,11 @@ class ScoreRequest(_Message):
     """Values in C order; a list of texts."""
     prompts: _Texts
     """One per row."""
-    metadata: Annotated[list[dict[str, Any]], Field(max_length=_MOST_ROWS)]
+    metadata: Annotated[list[dict[str, Any]], Field(max_length=MOST_ROWS)]
     """One per row."""
-    images: Annotated[list[ReferenceImage], Field(max_length=_MOST_ROWS)] = []
+    images: Annotated[list[ReferenceImage], Field(max_length=MOST_ROWS)] = []
     """The source images, each once."""
-    references: Annotated[list[list[Annotated[int, Field(ge=0)]]], Field(max_length=_MOST_ROWS)] = []
+    references: Annotated[list[list[Annotated[int, Field(ge=0)]]], Field(max_length=MOST_ROWS)] = []
     """Indices into ``images`` of every row's source images, in order; empty if the reward does not need them."""
 
 
@@ -183,11 +174,6 @@ def unpack_answer(body: bytes, count: int) -> Scores:
     return Scores(np.frombuffer(answer.scores, "<f4").astype(np.float32), answer.notes)
 
 
-def checksum(body: bytes) -> str:
-    """Return the checksum of a body, for its header."""
-    return xxhash.xxh3_128_hexdigest(body)
-
-
 def identity(name: str, options: Mapping[str, Any]) -> str:
     """Return an identifier of a reward with its options."""
     return fingerprint([name, dict(options)])
@@ -208,41 +194,8 @@ def needs_from(fields: Mapping[str, Any]) -> Needs:
     return Needs(**{**fields, "columns": tuple(fields["columns"]), "accelerated": False})
 
 
-def pack(message: Any) -> bytes:
-    """Return msgpack of plain data."""
-    return msgpack.packb(message, use_bin_type=True)
-
-
 def _read(message: type[M], body: bytes) -> M:
     try:
         return message.model_validate(unpack(body))
     except ValidationError as error:
         raise WireError(first_error(error)) from None
-
-
-def unpack(body: bytes) -> Any:
-    """Return the content of a body; raise WireError if it is not msgpack, or holds too much. Values are counted during
-    parsing, as a byte may become a large object."""
-    values = 0
-
-    def count(inner: Any) -> Any:
-        nonlocal values
-        values += 1 + len(inner)
-        if values > _MOST_VALUES:
-            raise WireError(f"more than {_MOST_VALUES} values in one message")
-        return inner
-
-    try:
-        return msgpack.unpackb(
-            body,
-            raw=False,
-            strict_map_key=True,
-            max_array_len=_MOST_ROWS,
-            max_map_len=_MOST_KEYS,
-            list_hook=count,
-            object_hook=count,
-        )
-    except WireError:
-        raise
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        raise WireError(f"not msgpack: {str(error)[:200]}") from None

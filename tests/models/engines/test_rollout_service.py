@@ -18,7 +18,7 @@ from models.engines import chain_wire
 from models.engines.chain_wire import ChainRequest, TensorsDigest, pack_tensors
 from models.engines.chains import Chain
 from models.engines.rollout_service import make_app
-from models.rewards.service import wire
+from models.serving import messages
 
 
 class Policy:
@@ -76,8 +76,8 @@ def asked(path: str, body: Any, **about: Any) -> tuple[httpx.Response, Policy]:
 def test_an_answer_has_sglangs_fields_and_a_checksum() -> None:
     answer, _ = asked(chain_wire.GENERATE, REQUEST)
     assert answer.status_code == 200
-    assert answer.headers[wire.CHECKSUM] == wire.checksum(answer.content)
-    (found,) = wire.unpack(answer.content)
+    assert answer.headers[messages.CHECKSUM] == messages.checksum(answer.content)
+    (found,) = messages.unpack(answer.content)
     assert {"prompt", "seed", "rollout_log_probs", "dit_trajectory"} <= set(found)
     latents = found["dit_trajectory"]["latents"]
     assert (latents["__tensor__"], latents["shape"], latents["dtype"]) == (True, [2, 3], "torch.float32")

@@ -23,9 +23,9 @@ from configs.rewards import ServerSection
 from flows.api import named_server
 from models.engines.openai import OpenAI
 from models.rewards.chat_answers import Answer, first_token, read_answer
-from models.rewards.http_client import bounded_client
 from models.rewards.remote import RemoteReward
 from models.rewards.vlm import VlmJudge
+from models.serving.http_client import bounded_client
 from tasks.tracking.client import open_client
 from tests.conftest import ROOT
 

@@ -18,17 +18,18 @@ import numpy as np
 import pytest
 
 from models.rewards.factory import make_reward
-from models.rewards.service import guarded, wire
+from models.rewards.service import wire
 from models.rewards.service.app import Served, make_app
-from models.rewards.service.batching import Limits
-from models.rewards.service.guarded import METRICS
 from models.rewards.testing import samples
+from models.serving import guarded, messages
+from models.serving.batching import Limits
+from models.serving.guarded import METRICS
 from tasks.execution.serve_reward import ServeRequest, reward_app
 from tests.conftest import ROOT
 
 NAME, SLOW = "constant", "tests.models.rewards.test_reward_server:Slow"
 BODY = wire.pack_request(samples(1))
-HEADERS = {wire.CHECKSUM: wire.checksum(BODY), wire.REWARD: wire.identity(NAME, {})}
+HEADERS = {messages.CHECKSUM: messages.checksum(BODY), wire.REWARD: wire.identity(NAME, {})}
 
 Asking = Callable[[httpx.AsyncClient], Awaitable[list[httpx.Response]]]
 
@@ -89,7 +90,7 @@ def test_bodies_wait_outside_and_not_in_memory() -> None:
 
 def test_samples_wait_in_a_queue_that_is_bounded() -> None:
     body = wire.pack_request(samples(2))
-    headers = {wire.CHECKSUM: wire.checksum(body), wire.REWARD: wire.identity(SLOW, {"seconds": 0.3})}
+    headers = {messages.CHECKSUM: messages.checksum(body), wire.REWARD: wire.identity(SLOW, {"seconds": 0.3})}
 
     async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
         return list(await asyncio.gather(*(client.post(wire.SCORE, content=body, headers=headers) for _ in range(5))))
@@ -136,7 +137,7 @@ def _packed(**changes: Any) -> bytes:
 )
 def test_bad_input_of_each_kind_is_400_and_the_next_is_answered(body: tuple[str, bytes]) -> None:
     def headers(content: bytes) -> dict[str, str]:
-        return {wire.CHECKSUM: wire.checksum(content), wire.REWARD: wire.identity(NAME, {})}
+        return {messages.CHECKSUM: messages.checksum(content), wire.REWARD: wire.identity(NAME, {})}
 
     async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
         contents = (body[1], BODY)
@@ -149,10 +150,10 @@ def test_bad_input_of_each_kind_is_400_and_the_next_is_answered(body: tuple[str,
 
 def test_headers_that_are_wrong_are_400_or_409() -> None:
     wrong = [
-        {**HEADERS, wire.CHECKSUM: "0" * 32},
+        {**HEADERS, messages.CHECKSUM: "0" * 32},
         {wire.REWARD: HEADERS[wire.REWARD]},
         {**HEADERS, "content-length": "1" * 40},
-        {wire.CHECKSUM: HEADERS[wire.CHECKSUM]},
+        {messages.CHECKSUM: HEADERS[messages.CHECKSUM]},
     ]
 
     async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
@@ -253,7 +254,7 @@ def test_a_signal_ends_a_server_that_is_scoring(number: signal.Signals) -> None:
 def test_scores_are_those_asked_for() -> None:
     """The faults above are the reason of the refusals: the same request without them is answered."""
     body = _packed()
-    headers = {wire.CHECKSUM: wire.checksum(body), wire.REWARD: wire.identity(NAME, {})}
+    headers = {messages.CHECKSUM: messages.checksum(body), wire.REWARD: wire.identity(NAME, {})}
 
     async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
         return [await client.post(wire.SCORE, content=body, headers=headers)]

@@ -23,6 +23,7 @@ from models.rewards.remote import RemoteReward
 from models.rewards.service import wire
 from models.rewards.testing import samples
 from models.rewards.vlm import VlmJudge
+from models.serving import messages
 
 pytestmark = pytest.mark.slow
 
@@ -168,7 +169,7 @@ def _fields(**changes: Any) -> bytes:
 )
 def test_what_explodes_is_refused_before_it_is_computed_with(body: bytes) -> None:
     begun = time.process_time()
-    with pytest.raises(wire.WireError) as caught:
+    with pytest.raises(messages.WireError) as caught:
         wire.unpack_request(body)
     assert len(str(caught.value)) < 1000
     assert time.process_time() - begun < 5

@@ -24,9 +24,10 @@ from models.rewards.invocation import Handling, score
 from models.rewards.remote import RemoteReward
 from models.rewards.service import wire
 from models.rewards.service.app import Served
-from models.rewards.service.batching import Batcher, Limits, Metrics
-from models.rewards.service.guarded import METRICS
 from models.rewards.testing import CONTRACT, Check, samples
+from models.serving import messages
+from models.serving.batching import Batcher, Limits, Metrics
+from models.serving.guarded import METRICS
 from tasks.checks.try_rewards import try_rewards
 from tests.support.serving import Server, served, spoiling
 
@@ -37,7 +38,7 @@ SLOW, JPEG = "tests.models.rewards.test_reward_server:Slow", "jpeg_compressibili
 
 def asking(body: bytes, name: str, **options: Any) -> dict[str, str]:
     """Return the headers of a request for scores."""
-    return {wire.CHECKSUM: wire.checksum(body), wire.REWARD: wire.identity(name, options)}
+    return {messages.CHECKSUM: messages.checksum(body), wire.REWARD: wire.identity(name, options)}
 
 
 class Slow:

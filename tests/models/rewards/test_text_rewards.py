@@ -24,6 +24,7 @@ from models.rewards.pretrained import load_pretrained
 from models.rewards.remote import RemoteReward
 from models.rewards.service import wire
 from models.rewards.testing import samples
+from models.serving import messages
 from tasks.checks.check import check_config
 from tests.support.serving import served
 from tests.support.text_models import write_preference, write_sentiment
@@ -160,9 +161,9 @@ def test_texts_are_scored_by_a_server() -> None:
     [{"dtype": "uint8"}, {"shape": [3]}, {"media": b"abcd"}, {"media": ["a", 2, "c", "d"]}, {"shape": [4, 0]}],
 )
 def test_texts_that_are_not_what_their_request_says(changed: dict[str, Any]) -> None:
-    message = wire.unpack(wire.pack_request(texts()))
-    with pytest.raises(wire.WireError):
-        wire.unpack_request(wire.pack({**message, **changed}))
+    message = messages.unpack(wire.pack_request(texts()))
+    with pytest.raises(messages.WireError):
+        wire.unpack_request(messages.pack({**message, **changed}))
 
 
 def test_control_tokens_in_texts_end_nothing_and_move_no_other_score(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_a_damaged_tar_gives_the_rows_before(tmp_path: Path, damage: bytes) -> N
 
 def test_held_out_prompts_are_no_rows(tmp_path: Path) -> None:
     source = str(write_jsonl(tmp_path, [{"prompt": "A  Cat", "text": "1"}, {"prompt": "a dog", "text": "2"}]))
-    heldout = frozenset({"a cat"})
+    heldout = frozenset({("a cat", None)})
     with pytest.raises(DataError, match=r"line 1: the prompt 'A  Cat' is in prompts.heldout too"):
         read_given(DataSection(train=source, **TEXT), heldout)
     found = read_given(DataSection(train=source, bad_rows="leave_out", **TEXT), heldout)

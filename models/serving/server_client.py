@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import httpx
 
 from configs.answers import json_of, text_of
-from models.rewards.http_client import MOST, bounded_client
-from models.rewards.retry import PassingError, Patience
+from models.serving.http_client import MOST, bounded_client
+from models.serving.retry import PassingError, Patience
 
 T = TypeVar("T")
 #: Seconds to wait for a connection.

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from configs.addresses import holds_token
-from models.rewards.service.batching import Batcher, BusyError, Metrics
+from models.serving.batching import Batcher, BusyError, Metrics
 
 W = TypeVar("W")
 R = TypeVar("R")
