@@ -70,6 +70,8 @@ class ModelSection(Section):
     start: Annotated[str | None, Later()] = Field(None, pattern=r"^[^@/]+@[0-9]+$")
     """The trained policy of another run of the store, as RUN@EPOCH: training starts from it, from its moving average
     where it has one, and it is the reference of a KL."""
+    start_config: Annotated[str | None, Later()] = None
+    """Config file of the run that `start` names: `flowmill run` completes that run first, in the same store."""
     build: Component | None = None
     """Builds and pre-trains a small base model instead of loading one, as the quickstart does."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -117,6 +119,8 @@ class ModelSection(Section):
         if self.start is not None and (self.checkpoint is not None or (self.lora and self.lora.start is not None)):
             other = "model.lora.start" if self.checkpoint is None else "model.checkpoint"
             raise ValueError(f"start and {other} both give the weights that training starts from; leave one out")
+        if self.start_config is not None and self.start is None:
+            raise ValueError("start_config makes the run that 'start' names as RUN@EPOCH, and there is no 'start'")
         return self
 
     @property

@@ -17,6 +17,7 @@ PATH_SETTINGS = (
     "model.path",
     "model.single_file",
     "model.checkpoint",
+    "model.start_config",
     "model.lora.start",
     "critic.path",
     "render.model.path",

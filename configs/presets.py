@@ -9,7 +9,8 @@ from configs.errors import ConfigError
 from configs.suggestions import did_you_mean
 
 _FOLDER = Path(__file__).parent
-_EXTENDS = re.compile(r"^extends: *(\S+)\.yaml *$", re.MULTILINE)
+#: Configs that a preset names: the one that it extends, and that of the run that it starts from.
+_NAMED = re.compile(r"^(?:extends|  start_config): *(\S+)\.yaml *$", re.MULTILINE)
 #: The smallest GPU for each preset of a published model, as estimated in docs/gpus.md; the others run on a CPU.
 _GPUS = {
     "cogvideox_2b": "24 GB",
@@ -112,7 +113,7 @@ def config_file(given: str | Path) -> Path:
 
 
 def preset_files(name: str) -> list[str]:
-    """Return the files of a preset, relative to this folder: itself, its bases, and the prompts and images they name.
+    """Return the files of a preset, relative to this folder: it, configs that it names, and their prompts and images.
 
     Raises:
         ConfigError: there is no such preset.
@@ -120,8 +121,7 @@ def preset_files(name: str) -> list[str]:
     if name not in presets():
         raise ConfigError(f"There is no preset '{name}'. {did_you_mean(name, presets())}")
     text = (_FOLDER / f"{name}.yaml").read_text()
-    base = _EXTENDS.search(text)
-    inherited = preset_files(base[1]) if base else []
+    inherited = [path for other in _NAMED.findall(text) for path in preset_files(other)]
     named = [path for path in _PROMPTS.findall(text) if (_FOLDER / path).is_file()]
     images = [f"prompts/images/{image.name}" for image in sorted((_FOLDER / "prompts" / "images").iterdir())]
     lists = [(_FOLDER / path).read_bytes() for path in named]

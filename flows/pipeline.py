@@ -13,6 +13,7 @@ from flows import process_state
 from flows.artifacts import flow_run_tags
 from flows.callbacks import RunCallbacks
 from flows.cancellation import signal_behind
+from flows.chained import chained
 from flows.requests import ContinueRequest, PipelineRequest
 from flows.rollouts import Rollouts
 from flows.scheduled_runs import make_up_for_missed, scheduled, turn
@@ -30,14 +31,25 @@ from tasks.tracking.tracker import Tracker
 
 @flow(name="pipeline", flow_run_name=process_state.flow_run_name, persist_result=False)
 def pipeline(request: PipelineRequest) -> Any:
-    """Run or continue a training run."""
+    """Run or continue a training run, after those that it starts from by their configs."""
     with scheduled(request) as result:
         make_up_for_missed()
-        context = process_state.begin(process_state.configured(request, says=True))
-        with training_run(context, request) as (stages, callbacks):
-            train(stages, callbacks)
-        result.value = stages.context.chain.digest()
+        for each in chained(request):
+            result.value = _complete(each)
     return result.value
+
+
+def complete_start(request: PipelineRequest) -> None:
+    """Complete the runs that a run starts from by their configs."""
+    for each in chained(request)[:-1]:
+        _complete(each)
+
+
+def _complete(request: PipelineRequest) -> str:
+    context = process_state.begin(process_state.configured(request, says=True))
+    with training_run(context, request) as (stages, callbacks):
+        train(stages, callbacks)
+    return stages.context.chain.digest()
 
 
 @flow(name="continue", flow_run_name=process_state.flow_run_name, persist_result=False)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.load import load_config
 from configs.presets import presets
 from configs.schema import RunConfig
-from flows.environment import as_overrides, existing_root
-from flows.requests import StageRequest
+from flows.chained import asked_config, chained
+from flows.environment import existing_root
+from flows.requests import PipelineRequest, StageRequest
 
 #: Parameters that select the config or run of a deployment.
 _SUBJECTS = ("config", "run", "root")
@@ -102,13 +102,15 @@ def checked_config(asked: Mapping[str, Any]) -> RunConfig:
         ConfigError: it is missing, unreadable, or cannot run.
         PromptError: a prompt source cannot be used.
     """
-    path, overrides = str(asked["config"]), list(asked.get("overrides") or ())
-    config = load_config(path, [*overrides, *as_overrides(asked.get("root"), asked.get("name"))])
+    fields = {name: asked[name] for name in ("config", "overrides", "root", "name") if asked.get(name) is not None}
+    requests = chained(PipelineRequest(**fields))
     from tasks.checks.check import check_config
     from tasks.checks.names import check_names
 
-    check_names(config, source=Path(path), overrides=overrides)
-    check_config(config, rewards=False)
+    for each in requests:
+        config = asked_config(each)
+        check_names(config, source=Path(each.config), overrides=each.overrides)
+        check_config(config, rewards=False)
     return config
 
 

@@ -22,7 +22,7 @@ from configs.load import override_config
 from configs.schema import RunConfig
 from flows import process_state
 from flows.cancellation import check_cancelled, signal_behind
-from flows.pipeline import pipeline
+from flows.pipeline import complete_start, pipeline
 from flows.requests import PipelineRequest, StageRequest, SweepRequest
 from flows.scheduled_runs import make_up_for_missed, scheduled
 from flows.stages import FLOWS
@@ -61,6 +61,7 @@ def sweep(request: SweepRequest) -> Any:
 def _sweep(request: SweepRequest) -> tuple[list[Outcome], str]:
     found = variants(request.name, request.grid, request.listed)
     asked = {variant.name: _asked(request, variant) for variant in found}
+    complete_start(asked[found[0].name])
     first = begin_run(_config(asked[found[0].name]))
     tracked = SweepRun(first, request.name)
     asked = {name: each.below(tracked.run_id) for name, each in asked.items()}

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from configs.gc_tuning import without_collecting
 from configs.human_units import duration, size
-from configs.load import dump_yaml, load_config
+from configs.load import dump_yaml
+from flows.chained import asked_config, chained
 from flows.cli.error_reporting import say
 from flows.cli.options import AsJson, Config, Overrides
 from flows.console import console, print_json, print_table
+from flows.requests import PipelineRequest
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
@@ -38,24 +41,34 @@ def check_command(
 ) -> None:
     """Print the resolved config, its cost and memory, and whether it can run; or refuse it."""
     say(f"reading {path}", quiet=as_json)
-    overrides = overrides or []
-    config = load_config(path, overrides)
+    requests = chained(PipelineRequest(config=str(path), overrides=overrides or []))
+    configs = [asked_config(each) for each in requests]
     from tasks.checks.names import check_names, check_places
 
-    check_names(config, source=path, overrides=overrides, later=True)
-    with without_collecting():
-        _estimate(config, gpu_memory=gpu_memory, deep=deep, as_json=as_json)
+    data: dict[str, Any] = {}
+    totals: dict[str, int] = {}
+    for request, config in zip(requests, configs, strict=True):
+        check_names(config, source=Path(request.config), overrides=request.overrides, later=True)
+        with without_collecting():
+            found = _estimate(config, totals, gpu_memory=gpu_memory, deep=deep, as_json=as_json)
+        data = {**found, "start": data} if data else found
     # Last: the cost of a config can be estimated before all files that it names exist.
-    check_places(config)
-    if config.model.start is not None:
+    for config in configs:
+        check_places(config)
+    if len(configs) == 1 and config.model.start is not None:
         from tasks.runs.start import check_start
 
         check_start(config)
-    if not as_json:
+    if as_json:
+        print_json(data)
+    else:
         console.print("The config can run.")
 
 
-def _estimate(config: RunConfig, *, gpu_memory: float | None, deep: bool, as_json: bool) -> None:
+def _estimate(
+    config: RunConfig, totals: dict[str, int], *, gpu_memory: float | None, deep: bool, as_json: bool
+) -> dict[str, Any]:
+    """Print the estimate of a run and return it as plain data; add its cost to the totals of the runs before it."""
     from tasks.checks.check import check_config
     from tasks.checks.idle_time import idle_notes, idle_shares
     from tasks.checks.memory import memory_advice, memory_and_notes
@@ -81,18 +94,17 @@ def _estimate(config: RunConfig, *, gpu_memory: float | None, deep: bool, as_jso
     notes += memory_notes
     if as_json:
         needs = None if memory is None else memory.as_dict()
-        data = {
+        return {
             "config": config.model_dump(mode="json"),
             "cost": cost.as_dict(),
             "scoring": [asdict(each) for each in scoring],
             "idle": {each.stage: each.share for each in idle},
             "memory": needs,
             "notes": notes,
+            **({"changed_files": changed} if deep else {}),
         }
-        print_json({**data, "changed_files": changed} if deep else data)
-        return
     console.print(dump_yaml(config))
-    _print_cost(cost, config.run.epochs)
+    _print_cost(cost, config.run.epochs, totals)
     _print_scoring(scoring)
     _print_idle(config, idle)
     if memory is not None:
@@ -105,10 +117,32 @@ def _estimate(config: RunConfig, *, gpu_memory: float | None, deep: bool, as_jso
         console.print(f"note: {note}")
     counts = ", ".join(f"{split} {count}" for split, count in cost.prompts.items() if count)
     console.print(f"prompts: {counts}.")
+    return {}
 
 
-def _print_cost(cost: Cost, epochs: int) -> None:
-    table = Table("quantity", "per epoch", "whole run", title="Cost", title_justify="left")
+def _print_cost(cost: Cost, epochs: int, totals: dict[str, int]) -> None:
+    """Print the cost of a run, and of all runs together if there are several; add it to their totals."""
+    together = ["with the runs before it"] if totals else []
+    table = Table("quantity", "per epoch", "whole run", *together, title="Cost", title_justify="left")
+    count = "{:,}".format
+    rows = [
+        *_per_epoch(cost, epochs),
+        ("model rows, evaluation", f"{cost.evaluate_forwards:,} each", cost.evaluate_forwards * cost.evaluations),
+    ]
+    if cost.depicting_forwards:
+        each = cost.depicting_forwards
+        rows.append(("image model rows, evaluation", f"{each:,} each", each * cost.evaluations))
+    rows.append(("optimizer updates", "", cost.updates))
+    for label, per_epoch, whole in rows:
+        totals[label] = totals.get(label, 0) + whole
+        table.add_row(label, per_epoch, count(whole), *(count(totals[label]) for _ in together))
+    if cost.stores_latents:
+        table.add_row("latents stored", size(cost.latent_bytes_per_epoch), size(cost.latent_bytes))
+        table.add_row("latents per million samples", "", size(cost.latent_bytes_per_million))
+    print_table(table)
+
+
+def _per_epoch(cost: Cost, epochs: int) -> list[tuple[str, str, int]]:
     rows = [
         ("samples generated", cost.samples_per_epoch),
         ("model rows, rollout", cost.rollout_forwards),
@@ -118,21 +152,7 @@ def _print_cost(cost: Cost, epochs: int) -> None:
         *([("image model rows, drawing texts", cost.drawing_forwards)] if cost.drawing_forwards else []),
         ("trajectory shards", cost.shards_per_epoch),
     ]
-    for label, count in rows:
-        table.add_row(label, f"{count:,}", f"{count * epochs:,}")
-    table.add_row(
-        "model rows, evaluation",
-        f"{cost.evaluate_forwards:,} each",
-        f"{cost.evaluate_forwards * cost.evaluations:,}",
-    )
-    if cost.depicting_forwards:
-        each = cost.depicting_forwards
-        table.add_row("image model rows, evaluation", f"{each:,} each", f"{each * cost.evaluations:,}")
-    table.add_row("optimizer updates", "", f"{cost.updates:,}")
-    if cost.stores_latents:
-        table.add_row("latents stored", size(cost.latent_bytes_per_epoch), size(cost.latent_bytes))
-        table.add_row("latents per million samples", "", size(cost.latent_bytes_per_million))
-    print_table(table)
+    return [(label, f"{count:,}", count * epochs) for label, count in rows]
 
 
 def _print_scoring(found: Sequence[ScoringTime]) -> None:

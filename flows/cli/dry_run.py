@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from rich.table import Table
 
 from configs.human_units import duration
@@ -10,8 +13,19 @@ from flows.cli.error_reporting import brief
 from flows.console import console, print_table
 
 
-def dry_command(asked: Asked) -> None:
-    """Print the forecast of a run, without creating anything or loading a model."""
+def dry_command(due: Sequence[Asked]) -> None:
+    """Print the forecast of a run, without creating anything or loading a model.
+
+    Args:
+        due: the run, or before it those that it starts from; the work of a run is known when its start is.
+    """
+    _forecast(due[0])
+    for first, following in pairwise(due):
+        name, start = following.config.run.name, first.config.run.name
+        console.print(f"{name}: its work is known once '{start}', from which it starts, is done.")
+
+
+def _forecast(asked: Asked) -> None:
     with brief():
         from tasks.checks.stage_forecast import forecast
 

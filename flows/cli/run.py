@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,27 +36,32 @@ def run_command(
         RunConflictError: a run of this name exists with other settings, or another process executes it.
     """
     say(f"reading {request.config}", quiet=quiet)
+    from flows.chained import chained
     from flows.cli.command_resolution import understood
 
     if request.rewind and request.advance is not None:
         raise ConfigError("--advance trains more epochs and --rewind ends a run earlier. Leave one of them out.")
     with contextlib.ExitStack() as claim:
-        asked = understood(request, claim=None if dry else claim)
-        say(asked.note or "", quiet=quiet or asked.note is None)
+        asked = [understood(each, claim=None if dry else claim) for each in chained(request)]
+        for each in asked:
+            say(each.note or "", quiet=quiet or each.note is None)
         if dry:
             from flows.cli.dry_run import dry_command
 
             dry_command(asked)
-        elif not _finished(asked, quiet=quiet):
+            return
+        due = [each for each in asked if not _finished(each, quiet=quiet)]
+        if due:
             from storage.artifacts.commit import ArtifactStore
             from tasks.runs.locks import holding
 
-            with holding(ArtifactStore(asked.config.store), str(asked.config.run.name)):
-                say(f"{asked.config.run.name}: loading torch and Prefect", quiet=quiet)
-                from flows.server import local_api
+            for each in due:
+                claim.enter_context(holding(ArtifactStore(each.config.store), str(each.config.run.name)))
+            say(f"{', then '.join(str(each.config.run.name) for each in due)}: loading torch and Prefect", quiet=quiet)
+            from flows.server import local_api
 
-                with local_api() as api:
-                    _train(asked, api, quiet=quiet)
+            with local_api() as api:
+                _train(due, api, quiet=quiet)
 
 
 def _finished(asked: Asked, *, quiet: bool) -> bool:
@@ -74,13 +79,15 @@ def _finished(asked: Asked, *, quiet: bool) -> bool:
     return result is not None
 
 
-def _train(asked: Asked, api: LocalApi | None, *, quiet: bool) -> None:
+def _train(due: Sequence[Asked], api: LocalApi | None, *, quiet: bool) -> None:
     with starting():
         from tasks.checks.check import check_config
         from tasks.checks.try_rewards import try_rewards
 
-        check_config(asked.config, rewards=False)
-        rewards = try_rewards(asked.config)
+        # The first run comes last, and keeps its rewards; those of later runs are made again at their turn.
+        for each in reversed(due):
+            check_config(each.config, rewards=False)
+            rewards = try_rewards(each.config)
         from flows import process_state
         from flows.cli.summary import print_summary
         from flows.pipeline import pipeline
@@ -88,16 +95,18 @@ def _train(asked: Asked, api: LocalApi | None, *, quiet: bool) -> None:
         from tasks.metrics.describe import describe_result
         from tasks.runs.epoch_count import remember_length
 
-    with display(quiet=quiet, epochs=asked.config.run.epochs) as shown:
-        process_state.use_reporter(shown)
-        context = process_state.begin(asked.config)
-        if asked.request.advance is not None:
-            remember_length(context.run, asked.config.run.epochs)
-        with process_state.opened(context) as execution, _progress_noted(context):
-            execution.host.rewards = rewards
-            # The overrides already contain the number of epochs.
-            run_flow(pipeline, api, asked.request.model_copy(update={"advance": None}))
-    print_summary(context, describe_result(context), quiet=quiet)
+    for asked in due:
+        with display(quiet=quiet, epochs=asked.config.run.epochs) as shown:
+            process_state.use_reporter(shown)
+            context = process_state.begin(asked.config)
+            if asked.request.advance is not None:
+                remember_length(context.run, asked.config.run.epochs)
+            with process_state.opened(context) as execution, _progress_noted(context):
+                if asked is due[0]:
+                    execution.host.rewards = rewards
+                # The overrides already contain the number of epochs.
+                run_flow(pipeline, api, asked.request.model_copy(update={"advance": None}))
+        print_summary(context, describe_result(context), quiet=quiet)
 
 
 @contextlib.contextmanager

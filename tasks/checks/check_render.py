@@ -15,7 +15,7 @@ from tasks.modalities.modality import make_kind
 #: Execution settings of the image model, which have no effect without one.
 _OF_EXECUTION = ("render_rows", "render_device", "keep_renderer")
 #: Model settings that apply to training or clips only.
-_FOREIGN = ("lora", "checkpoint", "start", "gradient_checkpointing", "frames")
+_FOREIGN = ("lora", "checkpoint", "start", "start_config", "gradient_checkpointing", "frames")
 
 
 def check_render(config: RunConfig) -> None:

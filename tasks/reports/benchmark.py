@@ -136,7 +136,7 @@ def result_of(
 def _pinned(benchmark: Benchmark, subject: Subject, root: str, processes: int) -> RunConfig:
     """Return the config of an evaluation-only run: the subject's model, the benchmark's other settings."""
     model = {
-        **subject.config.model.fingerprinted({"start"}),
+        **subject.config.model.fingerprinted({"start", "start_config"}),
         **{
             name: getattr(benchmark, name) for name in ("height", "width", "guidance_scale", "negative_prompt", "dtype")
         },

@@ -43,7 +43,11 @@ def started_from(store: ArtifactStore, config: RunConfig) -> dict[str, Any]:
             f"Name another epoch, or train it further: {command('flowmill', 'run', 'CONFIG', '--name', name)}"
         )
     base = source.require(0, "base").ref
-    _check_alike(store, config, source, str(base))
+    # The commit of a hub id is compared when the base model is there, by the stage ``policy``.
+    ours, theirs = config.model, source.config.model
+    is_hub = ours.path is not None and not Path(ours.path).is_dir()
+    own = Chain(RunInputs(store, config, RunFolder(store, str(config.run.name))))
+    _check_alike(config, source.config, ours.path == theirs.path if is_hub else own.target(Node(0, "base")) == base)
     weights = chosen_weights(store, entry.ref, Weights.AVERAGE)
     return {
         "policy": entry.artifact,
@@ -59,15 +63,37 @@ def check_start(config: RunConfig) -> None:
     Raises:
         ConfigError: there is none, or it is of another model.
     """
-    root = config.store.root
-    if "://" not in root and not Path(root).expanduser().is_dir():
+    if not _has_store(config):
         raise ConfigError(
-            f"model.start is '{config.model.start}', but there is no store at '{root}'. Train that run first, in the "
-            "same store."
+            f"model.start is '{config.model.start}', but there is no store at '{config.store.root}'. Train that run "
+            "first, in the same store."
         )
-    store = ArtifactStore(config.store)
-    if "start" not in (RunFolder(store, str(config.run.name)).describe() or {}):
-        started_from(store, config)
+    if not has_begun(config):
+        started_from(ArtifactStore(config.store), config)
+
+
+def has_begun(config: RunConfig) -> bool:
+    """Return whether the run of a config has recorded the policy that it starts from."""
+    if not _has_store(config):
+        return False
+    return "start" in (RunFolder(ArtifactStore(config.store), str(config.run.name)).describe() or {})
+
+
+def check_first(config: RunConfig, first: RunConfig) -> None:
+    """Check before any work that the run of ``model.start_config`` will have the policy that a run starts from.
+
+    Raises:
+        ConfigError: it has another name, fewer epochs, or trains another model.
+    """
+    name, _, epoch = str(config.model.start).rpartition("@")
+    wrong = f"is run '{first.run.name}'" if first.run.name != name else f"has {first.run.epochs} epochs"
+    if first.run.name != name or first.run.epochs < int(epoch):
+        raise ConfigError(
+            f"model.start is '{config.model.start}', but model.start_config '{config.model.start_config}' {wrong}. "
+            "Name one of its epochs, or another config."
+        )
+    sources = [each.model.model_dump(include={"path", "revision", "single_file", "build"}) for each in (config, first)]
+    _check_alike(config, first, sources[0] == sources[1])
 
 
 def _chain(store: ArtifactStore, name: str) -> Chain:
@@ -84,13 +110,20 @@ def _chain(store: ArtifactStore, name: str) -> Chain:
     return Chain(RunInputs(store, knowing_needs(config, run, trusted=False), run, reads=True))
 
 
-def _check_alike(store: ArtifactStore, config: RunConfig, source: Chain, base: str) -> None:
-    """Check that a run trains the same weights of the same model as the run that it starts from."""
-    ours, theirs, name = config.model, source.config.model, source.run.name
-    # The commit of a hub id is compared when the base model is there, by the stage ``policy``.
-    is_hub = ours.path is not None and not Path(ours.path).is_dir()
-    own = Chain(RunInputs(store, config, RunFolder(store, str(config.run.name))))
-    same = ours.path == theirs.path if is_hub else str(own.target(Node(0, "base"))) == base
+def _has_store(config: RunConfig) -> bool:
+    """Return whether there may be a store; one that is opened is created."""
+    return "://" in config.store.root or Path(config.store.root).expanduser().is_dir()
+
+
+def _check_alike(config: RunConfig, first: RunConfig, same: bool) -> None:
+    """Check that a run trains the same weights of the same model as the run that it starts from.
+
+    Args:
+        config: of the run.
+        first: of the run that it starts from.
+        same: whether their base models are equal.
+    """
+    ours, theirs, name = config.model, first.model, first.run.name
     if ours.policy != theirs.policy or not same:
         raise ConfigError(
             f"model.start: run '{name}' trains another base model ({theirs.policy}, {theirs.base_name}) than this "
@@ -98,7 +131,7 @@ def _check_alike(store: ArtifactStore, config: RunConfig, source: Chain, base: s
         )
     family = resolve(POLICIES, ours.policy, label="model.policy")
     begun = theirs.lora is not None and theirs.lora.start is not None
-    adapters, given = ("files" if begun else lora_spec(source.config, family)), lora_spec(config, family)
+    adapters, given = ("files" if begun else lora_spec(first, family)), lora_spec(config, family)
     if adapters != given:
         trained = "all weights" if adapters is None else f"adapters ({theirs.lora.brief()})" if theirs.lora else ""
         raise ConfigError(

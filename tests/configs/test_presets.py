@@ -51,8 +51,9 @@ def check_copy(name: str, config: RunConfig, folder: Path) -> None:
         found = [each.pop(split) for each in lists for split in ("train", "heldout") if each[split]]
         assert found or ours["data"]
         assert all(Path(file).is_file() for file in found), found
-    for data in (ours["data"], theirs["data"]):
-        assert data is None or Path(data.pop("train")).is_file()
+    for each in (ours, theirs):
+        for section, key in ((each["data"], "train"), (each["model"], "start_config")):
+            assert section is None or section[key] is None or Path(section.pop(key)).is_file()
     assert ours == theirs
     assert copy_preset(name, folder)[0] == copy, "again"
     copy.write_text("run: {}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -141,3 +142,18 @@ def scored(
 ) -> Scores:
     """Return the scores of samples of no group and no origin."""
     return score(reward, name, Batch(media=media, prompts=prompts, metadata=metadata), Handling(**handling))
+
+
+class Killing:
+    """Counts its calls with several samples in a file, if it exists, and kills its process at some."""
+
+    def __init__(self, note: str, at: Sequence[int]) -> None:
+        self._note, self._at = Path(note), at
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+        if len(prompts) > 1 and self._note.exists():
+            with self._note.open("a") as note:
+                note.write("call\n")
+            if self._note.read_text().count("call") in self._at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return [float(len(prompt)) for prompt in prompts]

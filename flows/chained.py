@@ -1,0 +1,56 @@
+"""The runs that a request completes, in order: those whose policies others start from come first."""
+
+from __future__ import annotations
+
+from configs.errors import ConfigError
+from configs.load import load_config
+from configs.schema import RunConfig
+from flows.environment import as_overrides
+from flows.requests import PipelineRequest
+
+#: Sections of a request's overrides that hold for every run: where and how runs are executed.
+_COMMON = ("store.", "execution.", "tracking.")
+
+
+def chained(request: PipelineRequest) -> list[PipelineRequest]:
+    """Return the requests of the runs to complete: those that the run starts from, the first one first, and its own.
+
+    A run that has begun has recorded its start, and needs no other run again.
+
+    Raises:
+        ConfigError: a config cannot be read, its run cannot be the start, or runs start from each other.
+    """
+    config = asked_config(request)
+    found, names = [request], [config.run.name]
+    while config.model.start_config is not None:
+        from tasks.runs.start import check_first, has_begun
+
+        if has_begun(config):
+            break
+        first = _first(found[0], config)
+        following, config = config, asked_config(first)
+        if config.run.name in names:
+            raise ConfigError(
+                f"model.start_config: run '{config.run.name}' would start from itself: "
+                f"{' <- '.join(map(str, [config.run.name, *names]))}. Remove the setting from one of the configs."
+            )
+        check_first(following, config)
+        found.insert(0, first)
+        names.insert(0, config.run.name)
+    return found
+
+
+def asked_config(request: PipelineRequest) -> RunConfig:
+    """Return the config that a request names, with its overrides."""
+    return load_config(request.config, [*request.overrides, *as_overrides(request.root, request.name)])
+
+
+def _first(request: PipelineRequest, config: RunConfig) -> PipelineRequest:
+    """Return the request of the run that a run starts from, in the same store."""
+    return PipelineRequest(
+        config=str(config.model.start_config),
+        root=config.store.root,
+        overrides=[each for each in request.overrides if each.startswith(_COMMON)],
+        wait_minutes=request.wait_minutes,
+        gpu_slots=request.gpu_slots,
+    )
