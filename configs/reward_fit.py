@@ -33,7 +33,7 @@ class FitConfig(Section):
     heldout: tuple[str, ...] = ()
     """Judgments to measure on; when empty, a share of the prompts of `data`."""
     backbone: Component
-    """pixels, clip, latents or text, with its options."""
+    """pixels, clip, latents, likelihood or text, with its options."""
     share: float = Field(0.2, gt=0, lt=1)
     """Share of the judgments that is held out."""
     ties: Literal["half", "davidson"] = "half"

@@ -220,10 +220,11 @@ def python_of_the_docs() -> list[str]:
 @pytest.mark.slow
 def test_training_on_own_data_works_as_pasted(pasted: Callable[[list[str]], str]) -> None:
     page = (ROOT / "docs" / "own-data.md").read_text()
-    images, compared = re.findall(r"(?<!<!-- shown -->\n)```bash\n(.*?)```", page, re.DOTALL)
-    printed = pasted(["bash", "-euo", "pipefail", "-c", images + compared])
+    images, compared, rated = re.findall(r"(?<!<!-- shown -->\n)```bash\n(.*?)```", page, re.DOTALL)
+    printed = pasted(["bash", "-euo", "pipefail", "-c", images + compared + rated])
     assert "photos, epoch 0 -> 1" in printed
     assert "pairs, epoch 0 -> 1" in printed
+    assert "liked, epoch 0 -> 1" in printed
     assert "exported model:" in printed
 
 

@@ -55,6 +55,7 @@ BACKBONES = Table(
     {
         "clip": "models.rewards.backbones:ClipFeatures",
         "latents": "models.rewards.backbones:FinalLatents",
+        "likelihood": "models.rewards.backbones:TextLikelihood",
         "pixels": "models.rewards.backbones:Pixels",
         "text": "models.rewards.backbones:TextFeatures",
     },

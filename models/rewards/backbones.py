@@ -18,7 +18,10 @@ from torch import nn
 
 from configs.fingerprint import hash_text
 from models.rewards.clip import ClipEmbeddings
+from models.rewards.device_placement import settled
+from models.rewards.pretrained import Encoding
 from models.rewards.text import SequenceClassification
+from models.text.control_tokens import as_texts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -201,6 +204,60 @@ class TextFeatures(_OneOutput, SequenceClassification):
     def head(self, inputs: Tensor) -> nn.Sequential:
         """Return one linear layer, or two."""
         return _linear(inputs, self.hidden)
+
+
+@dataclass(kw_only=True)
+class TextLikelihood(_OneOutput, Encoding):
+    """How likely a frozen causal language model finds a text after its prompt.
+
+    The inputs are the sum, the mean and the lowest of the log-probabilities of the text's tokens, with the end token.
+    """
+
+    name: ClassVar[str] = "fitted"
+    judged: ClassVar[Judged] = "texts"
+
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Dtype of the weights."""
+
+    def __post_init__(self) -> None:
+        """Load the model; raise ConfigError if it cannot be loaded."""
+        loaded = self.loaded("AutoModelForCausalLM")
+        self._model = settled(loaded, self.chosen(), getattr(torch, self.dtype))
+        self._tokenizer = self.loaded("AutoTokenizer")
+
+    @torch.inference_mode()
+    def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
+        """Return (B, 3) figures of texts; raise ValueError if one is longer than the model takes."""
+        ends = [] if self._tokenizer.eos_token_id is None else [self._tokenizer.eos_token_id]
+        given, texts = (as_texts(self._tokenizer, [str(each) for each in both]) for both in (prompts, media))
+        before = [self._tokenizer(each)["input_ids"] or ends for each in given]
+        after = [[*self._tokenizer(each, add_special_tokens=False)["input_ids"], *ends] for each in texts]
+        rows = [[*first, *second] for first, second in zip(before, after, strict=True)]
+        width, most = max(map(len, rows)), getattr(self._model.config, "max_position_embeddings", None)
+        if most is not None and width > most:
+            raise ValueError(f"a prompt and its text have {width} tokens, but '{self.model}' takes {most}")
+        ids, scored = torch.zeros(2, len(rows), width, dtype=torch.long).unbind()
+        mask = torch.zeros_like(ids)
+        for row, (first, both) in enumerate(zip(before, rows, strict=True)):
+            ids[row, : len(both)], mask[row, : len(both)] = torch.tensor(both), 1
+            scored[row, len(first) : len(both)] = 1
+        device = self._model.device
+        logits = self._model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits[:, :-1].float()
+        found = logits.log_softmax(-1).gather(-1, ids[:, 1:, None].to(device))[..., 0] * scored[:, 1:].to(device)
+        total, count = found.sum(1), scored[:, 1:].sum(1).clamp(min=1).to(device)
+        return torch.stack([total, total / count, found.amin(1)], 1)
+
+    def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Texts have no gradient.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("it was fitted on texts, which have no gradient")
+
+    def head(self, inputs: Tensor) -> nn.Sequential:
+        """Return one linear layer."""
+        return _linear(inputs, 0)
 
 
 def _convolutions(inputs: Tensor, channels: int, hidden: int, outputs: int) -> nn.Sequential:

@@ -29,6 +29,8 @@ ABOUT, HEAD = "reward.json", "head.safetensors"
 _NAME = "fitted"
 #: Options of a backbone that say where, and not how: a fitted reward has its own.
 PLACES = ("model", "revision", "device")
+#: Share of judgments that a coin orders right.
+_CHANCE = 0.5
 _REMEDY = "Name a folder that 'flowmill reward fit' wrote."
 
 
@@ -48,6 +50,8 @@ class Fitted:
     """Commit, tag or branch of the model on the hub."""
     device: str = "auto"
     """Torch device, or auto."""
+    unproven: bool = False
+    """Accept a reward whose accuracy on held-out judgments is not above chance."""
     _backbone: Any = field(init=False, repr=False)
     _layers: nn.Sequential = field(init=False, repr=False)
     _frozen: nn.ModuleList = field(init=False, repr=False)
@@ -56,10 +60,18 @@ class Fitted:
         """Load description, backbone and layers.
 
         Raises:
-            ConfigError: the folder holds no fitted reward, or one of other media.
+            ConfigError: the folder holds no fitted reward, one of other media, or one that is no better than chance.
         """
         device = chosen_device(self.device, local_rank(), label=f"device of reward '{_NAME}'")
-        name, options = _described(self.path)
+        name, options, accuracy = _described(self.path)
+        low = accuracy["low"]
+        if (low is None or low <= _CHANCE) and not self.unproven:
+            known = f"{accuracy['mean']:.3f} of {accuracy['count']:.0f} held-out judgments right"
+            interval = "too few for an interval" if low is None else f"95 %: {low:.3f} to {accuracy['high']:.3f}"
+            raise ConfigError(
+                f"reward '{_NAME}': '{self.path}' orders {known} ({interval}), which may be chance, and training on "
+                "chance spoils a model. Judge more or raise 'share', and fit again, or set the option 'unproven: true'."
+            )
         kind = resolve(BACKBONES, name, label="backbone")
         wanted = "latents" if kind.judged == "latents" else "samples"
         if wanted != self.media:
@@ -112,13 +124,15 @@ class Fitted:
             raise ValueError(f"it was fitted on {self._backbone.judged}, and is given {given}")
 
 
-def _described(path: str) -> tuple[str, dict[str, Any]]:
-    """Return name and options of the backbone that a folder describes; it may be written by another user."""
+def _described(path: str) -> tuple[str, dict[str, Any], Mapping[str, float | None]]:
+    """Return name and options of the backbone, and the held-out accuracy, of a folder that another user may write."""
     try:
-        backbone = read_json(Path(path) / ABOUT)["backbone"]
+        about = read_json(Path(path) / ABOUT)
+        backbone, found = about["backbone"], about["heldout"]["accuracy"]
         name, options = str(backbone["name"]), dict(backbone["options"])
+        accuracy = {key: None if found[key] is None else float(found[key]) for key in ("mean", "low", "high", "count")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"reward '{_NAME}': '{path}' holds no fitted reward: {error}. {_REMEDY}") from None
     if name not in BACKBONES:
         raise ConfigError(f"reward '{_NAME}': '{path}' has the backbone {name!r}, which does not exist. {_REMEDY}")
-    return name, {option: value for option, value in options.items() if option not in PLACES}
+    return name, {option: value for option, value in options.items() if option not in PLACES}, accuracy

@@ -20,6 +20,8 @@ from models.rewards.latents import layer_tensors
 
 #: Options of a network for images of digits.
 PIXELS: dict[str, Any] = {"name": "pixels", "options": {"height": 8, "width": 16}}
+#: Figures of a reward that is better than chance.
+HELDOUT = {"accuracy": {"mean": 0.8, "low": 0.7, "high": 0.9, "count": 99}}
 
 
 def write_images(folder: Path, count: int, seed: int = 1) -> np.ndarray:
@@ -72,5 +74,5 @@ def write_fitted(folder: Path) -> str:
     torch.manual_seed(0)
     backbone = Pixels(**PIXELS["options"])
     save_file(layer_tensors(backbone.head(torch.zeros(1, 3, 8, 16))), folder / HEAD)
-    (folder / ABOUT).write_text(json.dumps({"backbone": PIXELS}))
+    (folder / ABOUT).write_text(json.dumps({"backbone": PIXELS, "heldout": HELDOUT}))
     return str(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from tasks.fitting.figures import figures_of_preferences
 from tasks.fitting.fit import copy_model, fit_reward
 from tasks.fitting.judgments import Judgment
 from tasks.fitting.splits import held_out
-from tests.support.judged import PIXELS, fit_config, write_images, write_pairs, write_rows
+from tests.support.judged import HELDOUT, PIXELS, fit_config, write_fitted, write_images, write_pairs, write_rows
 
 Row = Mapping[str, Any]
 
@@ -303,9 +304,23 @@ def test_names_of_raters_are_text_on_the_card(few: Path, tmp_path: Path) -> None
     ],
 )
 def test_a_folder_of_others_is_read_as_data(about: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "reward.json").write_text(about)
+    (tmp_path / "reward.json").write_text(about.replace("{", f'{{"heldout": {json.dumps(HELDOUT)}, ', 1))
     with pytest.raises(ConfigError, match=message):
         make_reward("fitted", {"path": str(tmp_path)})
+
+
+def test_a_reward_that_may_be_chance_is_refused_unless_it_is_accepted(tmp_path: Path) -> None:
+    folder = write_fitted(tmp_path / "coin")
+    about = json.loads((tmp_path / "coin" / "reward.json").read_text())
+    for low, found in (
+        (0.5, "0.560 of 99 held-out judgments right (95 %: 0.500 to 0.620), which"),
+        (None, "(too few for"),
+    ):
+        about["heldout"]["accuracy"] = {"mean": 0.56, "low": low, "high": low and 0.62, "count": 99}
+        (tmp_path / "coin" / "reward.json").write_text(json.dumps(about))
+        with pytest.raises(ConfigError, match=re.escape(found)):
+            make_reward("fitted", {"path": folder})
+        assert make_reward("fitted", {"path": folder, "unproven": True})
 
 
 @pytest.mark.parametrize("kind", ["words", "characters", "none"])

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.errors import ConfigError, RewardError
 from configs.schema import RunConfig
+from models.rewards.backbones import TextLikelihood
 from models.rewards.base import Batch
 from models.rewards.factory import make_reward
 from models.rewards.invocation import Handling, score
@@ -27,6 +29,7 @@ from tasks.stages.stage_run import StageRun
 from tests.support.clip import write_clip, write_siglip
 from tests.support.inside import make_stage, prepare, run_epoch
 from tests.support.judged import fit_config, write_pairs
+from tests.support.language_models import write_language_model
 from tests.support.text_models import write_sentiment
 
 Make = Callable[..., RunConfig]
@@ -58,7 +61,8 @@ def test_a_refit_makes_scores_stale_and_rollouts_are_scored_again(
     pairs: Path, make_config: Make, tmp_path: Path
 ) -> None:
     refit(pairs, tmp_path, 5)
-    config = make_config(f"rewards=[{{name: fitted, options: {{path: '{tmp_path / 'mine'}'}}}}]")
+    options = f"{{path: '{tmp_path / 'mine'}', unproven: true}}"
+    config = make_config(f"rewards=[{{name: fitted, options: {options}}}]")
     context = prepare(config)
     rolled, first = make(context, ROLLOUT), make(context, SCORE)
     scores = np.array(read_rows(context.store, first).column("reward").to_pylist())
@@ -197,8 +201,8 @@ def test_a_head_on_embeddings_needs_their_model(write: Callable[[Path], str], tm
     made = fit_reward(fit_config(tmp_path, pairs, backbone=backbone, updates=200, learning_rate=1e-2))
     assert made.about["curve"][-1]["train"] < 0.5
     with pytest.raises(ConfigError, match=r"does not hold the model of its backbone\. Set the option 'model'"):
-        make_reward("fitted", {"path": str(made.folder)})
-    reward = make_reward("fitted", {"path": str(made.folder), "model": clip})
+        make_reward("fitted", {"path": str(made.folder), "unproven": True})
+    reward = make_reward("fitted", {"path": str(made.folder), "model": clip, "unproven": True})
     images = np.random.default_rng(0).integers(0, 256, (3, 30, 30, 3), np.uint8)
     found = score(reward, "fitted", Batch(media=images, prompts=["a", "b", "c"], metadata=[{}] * 3), Handling()).values
     smooth = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
@@ -228,8 +232,42 @@ def test_a_head_on_a_classifier_of_texts(tmp_path: Path) -> None:
     assert good > bad
     backbone["options"].pop("given")
     paired = fit_reward(fit_config(tmp_path, data, backbone=backbone, updates=20))
-    reward = make_reward("fitted", {"path": str(paired.folder), "model": model})
+    reward = make_reward("fitted", {"path": str(paired.folder), "model": model, "unproven": True})
     one, other = np.asarray(reward.score(texts[[0, 0]], ["a sign", "sad"], [{}, {}]).values)  # type: ignore[union-attr]
     assert one != other, "by default the model is given prompt and text"
     with pytest.raises(RewardError, match="it was fitted on texts, and is given images"):
         score(reward, "fitted", Batch(media=np.zeros((1, 8, 8, 3), np.uint8), prompts=[""], metadata=[{}]), Handling())
+
+
+def test_likelihoods_under_a_language_model_are_those_of_its_own_loss(tmp_path: Path) -> None:
+    write_language_model(tmp_path / "lm")
+    sums, texts = ["1+2=", "12+34=", "9+9="], ["3", "46", ""]
+    backbone = TextLikelihood(model=str(tmp_path / "lm"), device="cpu")
+    found = backbone.inputs(np.array(texts, object), sums)
+    model, tokenizer = (loader.from_pretrained(tmp_path / "lm") for loader in (AutoModelForCausalLM, AutoTokenizer))
+    for row, text, prompt in zip(found.tolist(), texts, sums, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids[0].tolist()
+        after = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+        whole = torch.tensor([[*ids, *after]])
+        logs = model(input_ids=whole).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+        each = logs.gather(1, torch.tensor(after)[:, None])[:, 0]
+        assert row == pytest.approx([each.sum().item(), each.mean().item(), each.min().item()], abs=1e-5)
+    with pytest.raises(ValueError, match=r"a prompt and its text have 82 tokens, but .* takes 64"):
+        backbone.inputs(["7" * 80], [""])
+
+
+def test_a_head_on_likelihoods_learns_what_the_language_model_knows(tmp_path: Path) -> None:
+    write_language_model(tmp_path / "lm")
+    options, draw = {"model": str(tmp_path / "lm")}, np.random.default_rng(0)
+    pairs = [["".join(map(str, draw.integers(0, 10, 3))) for _ in range(2)] for _ in range(120)]
+    likely = TextLikelihood(**options, device="cpu").inputs([text for pair in pairs for text in pair], ["1="] * 240)
+    rows = ["prompt,chosen,rejected"]
+    for pair, (first, second) in zip(pairs, likely[:, 0].view(-1, 2).tolist(), strict=True):
+        rows.append(",".join([f"{len(rows)}=", *sorted(pair, reverse=first < second, key=pair.index)]))
+    (tmp_path / "texts.csv").write_text("\n".join(rows))
+    config = fit_config(tmp_path, tmp_path / "texts.csv", backbone={"name": "likelihood", "options": options})
+    made = fit_reward(config.model_copy(update={"learning_rate": 0.1}))
+    assert made.about["heldout"]["accuracy"]["low"] > 0.5
+    reward = make_reward("fitted", {"path": str(made.folder), **options})
+    scores = np.asarray(reward.score(np.array(pairs[0], object), ["1="] * 2, [{}, {}]).values)  # type: ignore[union-attr]
+    assert (scores[0] > scores[1]) == (likely[0, 0] > likely[1, 0]).item()
