@@ -26,3 +26,11 @@ def test_a_rater_follows_its_rule_with_noise(kind: str, least: float, most: floa
     right = [(scores[each.first_sample] > scores[each.second_sample]) == each.preferred for each in answers]
     assert len(right) > 20
     assert least <= sum(right) / len(right) <= most
+
+
+def test_a_rater_of_sums_prefers_the_right_one() -> None:
+    pair = {"prompt": "12+34=", "left": {"text": "46"}, "right": {"text": "47"}}
+    for kind, most in (("true", "left"), ("inverted", "right")):
+        rater = rater_of(kind, "exact_text", 0)
+        answers = [rater(None, pair) for _ in range(50)]  # type: ignore[arg-type]
+        assert answers.count(most) > 35
