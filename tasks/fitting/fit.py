@@ -90,12 +90,12 @@ def fit_reward(config: FitConfig) -> FittedModel:
 def _split(config: FitConfig, found: Judgments, judged: Any, store: ArtifactStore) -> list[bool]:
     """Return, for each judgment, whether it is held out; those of ``heldout`` are added."""
     if not config.heldout:
-        return held_out(found.rows, config.share, config.seed)
+        return held_out(found.rows, config.share, config.seed, texts=judged == "texts")
     others = read_judgments(config.heldout, judged, scale=config.scale, store=store)
     check_sizes(len(found.rows), len(others.rows), "Judge more.")
     if found.rated != others.rated:
         raise ConfigError("heldout: its rows are ratings and those of data preferences, or the reverse. Use one kind.")
-    check_leaks(found.rows, others.rows)
+    check_leaks(found.rows, others.rows, texts=judged == "texts")
     apart = [False] * len(found.rows) + [True] * len(others.rows)
     found.rows += others.rows
     found.media |= others.media

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from configs.errors import ConfigError
 from configs.fingerprint import hash_text
@@ -10,29 +10,25 @@ from tasks.algorithms.resampling import FEWEST
 from tasks.fitting.judgments import Judgment
 
 
-def held_out(rows: Sequence[Judgment], share: float, seed: int) -> list[bool]:
+def held_out(rows: Sequence[Judgment], share: float, seed: int, *, texts: bool = False) -> list[bool]:
     """Return, for each judgment, whether it is held out.
 
     Judgments with a common prompt, image or text stay on one side. A hash of prompt and seed decides the side, so that
-    it does not depend on the order of rows.
+    it does not depend on the order of rows. Short texts that answer many prompts would bind all of these together; if
+    too few judgments could be held out, a text with a prompt stays with its prompt alone.
 
     Args:
         rows: the judgments.
         share: share of judgments to hold out, at most.
         seed: seed of the choice.
+        texts: whether they are about texts.
 
     Raises:
         ConfigError: a side would have too few judgments.
     """
-    groups = _connected(rows)
-    names = [min(hash_text(f"{seed}:{key}") for row in group for key in _keys(rows[row])) for group in groups]
-    found, left = [False] * len(rows), round(share * len(rows))
-    for _, group in sorted(zip(names, groups, strict=True)):
-        if len(group) <= left:
-            left -= len(group)
-            for row in group:
-                found[row] = True
-    largest = max(map(len, groups), default=0)
+    found, largest = _apart(rows, share, seed, _keys)
+    if texts and min(sum(found), len(rows) - sum(found)) < FEWEST:
+        found, largest = _apart(rows, share, seed, _prompt)
     check_sizes(
         len(rows) - sum(found),
         sum(found),
@@ -40,6 +36,21 @@ def held_out(rows: Sequence[Judgment], share: float, seed: int) -> list[bool]:
         f"{largest} of {len(rows)}.",
     )
     return found
+
+
+def _apart(
+    rows: Sequence[Judgment], share: float, seed: int, keys: Callable[[Judgment], list[str]]
+) -> tuple[list[bool], int]:
+    """Return whether each judgment is held out, and the size of the largest group that shares keys."""
+    groups = _connected(rows, keys)
+    names = [min(hash_text(f"{seed}:{key}") for row in group for key in keys(rows[row])) for group in groups]
+    found, left = [False] * len(rows), round(share * len(rows))
+    for _, group in sorted(zip(names, groups, strict=True)):
+        if len(group) <= left:
+            left -= len(group)
+            for row in group:
+                found[row] = True
+    return found, max(map(len, groups), default=0)
 
 
 def check_sizes(train: int, heldout: int, remedy: str) -> None:
@@ -55,15 +66,18 @@ def check_sizes(train: int, heldout: int, remedy: str) -> None:
         )
 
 
-def check_leaks(train: Sequence[Judgment], heldout: Sequence[Judgment]) -> None:
+def check_leaks(train: Sequence[Judgment], heldout: Sequence[Judgment], *, texts: bool = False) -> None:
     """Check that no prompt, image or text of held-out judgments is among those to train on.
+
+    Texts with a prompt may occur again with another one: short answers do.
 
     Raises:
         ConfigError: one is; the message names both rows.
     """
-    seen = {key: row for row in train for key in _keys(row)}
+    keys = _prompt if texts else _keys
+    seen = {key: row for row in train for key in keys(row)}
     for row in heldout:
-        for key in _keys(row):
+        for key in keys(row):
             if key in seen:
                 label = f"the prompt {row.prompt!r}" if key == _keys(row)[0] and row.prompt else "an image or text"
                 raise ConfigError(
@@ -76,7 +90,11 @@ def _keys(row: Judgment) -> list[str]:
     return [*([f"prompt {row.prompt}"] if row.prompt else []), *row.items]
 
 
-def _connected(rows: Sequence[Judgment]) -> list[list[int]]:
+def _prompt(row: Judgment) -> list[str]:
+    return _keys(row)[:1] if row.prompt else _keys(row)
+
+
+def _connected(rows: Sequence[Judgment], keys: Callable[[Judgment], list[str]]) -> list[list[int]]:
     """Return the rows in groups that share no prompt, image or text."""
     parents: dict[str, str] = {}
 
@@ -87,10 +105,10 @@ def _connected(rows: Sequence[Judgment]) -> list[list[int]]:
         return key
 
     for row in rows:
-        first, *others = _keys(row)
+        first, *others = keys(row)
         for key in others:
             parents[root(key)] = root(first)
     groups: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
-        groups.setdefault(root(_keys(row)[0]), []).append(number)
+        groups.setdefault(root(keys(row)[0]), []).append(number)
     return list(groups.values())

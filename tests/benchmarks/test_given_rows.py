@@ -22,5 +22,5 @@ def test_memory_does_not_grow_with_rows(form: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_all_figures_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", os.fspath(tmp_path))
-    lines = given.table([1_000]).splitlines()
+    lines = list(given.table([1_000]))
     assert [line.split("|")[2].strip() for line in lines[2:]] == [*given.FORMS, "stage ingest", "stream"]

@@ -26,7 +26,7 @@ from tasks.fitting import fit as fitting
 from tasks.fitting.figures import figures_of_preferences
 from tasks.fitting.fit import copy_model, fit_reward
 from tasks.fitting.judgments import Judgment
-from tasks.fitting.splits import held_out
+from tasks.fitting.splits import check_leaks, held_out
 from tests.support.judged import HELDOUT, PIXELS, fit_config, write_fitted, write_images, write_pairs, write_rows
 
 Row = Mapping[str, Any]
@@ -168,6 +168,23 @@ def test_what_is_held_out_shares_nothing_with_what_is_trained_on() -> None:
 def test_of_one_connected_set_nothing_can_be_held_out() -> None:
     with pytest.raises(ConfigError, match=r"0 to measure on.*has 100 of 100"):
         held_out([judgment("the same", f"a{number}", f"b{number}") for number in range(100)], 0.2, 0)
+
+
+def test_short_texts_that_answer_many_prompts_do_not_bind_them_together() -> None:
+    rows = [judgment(f"p{number // 2}", f"{number % 7}", f"{(number + 1) % 7}") for number in range(120)]
+    with pytest.raises(ConfigError, match="has 120 of 120"):
+        held_out(rows, 0.2, 0)
+    apart = held_out(rows, 0.2, 0, texts=True)
+    train, held = ([row for row, out in zip(rows, apart, strict=True) if out == side] for side in (False, True))
+    assert len(held) == 24
+    assert {row.prompt for row in train} & {row.prompt for row in held} == set()
+    check_leaks(train, held, texts=True)
+    with pytest.raises(ConfigError, match="has the prompt 'p0' of"):
+        check_leaks(rows, rows[:1], texts=True)
+    with pytest.raises(ConfigError, match="has an image or text of"):
+        check_leaks([judgment("", "a", "b")], [judgment("", "c", "b")], texts=True)
+    alone = [judgment(f"p{number // 2}", f"a{number}", f"b{number}") for number in range(120)]
+    assert held_out(alone, 0.2, 0, texts=True) == held_out(alone, 0.2, 0), "where content can be kept apart, it is"
 
 
 def test_figures_by_hand() -> None:
