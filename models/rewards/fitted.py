@@ -65,7 +65,7 @@ class Fitted:
         device = chosen_device(self.device, local_rank(), label=f"device of reward '{_NAME}'")
         name, options, accuracy = _described(self.path)
         low = accuracy["low"]
-        if (low is None or low <= _CHANCE) and not self.unproven:
+        if may_be_chance(accuracy) and not self.unproven:
             known = f"{accuracy['mean']:.3f} of {accuracy['count']:.0f} held-out judgments right"
             interval = "too few for an interval" if low is None else f"95 %: {low:.3f} to {accuracy['high']:.3f}"
             raise ConfigError(
@@ -122,6 +122,11 @@ class Fitted:
     def _check(self, given: str) -> None:
         if given != self._backbone.judged:
             raise ValueError(f"it was fitted on {self._backbone.judged}, and is given {given}")
+
+
+def may_be_chance(accuracy: Mapping[str, Any]) -> bool:
+    """Return whether the interval of an accuracy on held-out judgments includes that of a coin, or there is none."""
+    return accuracy["low"] is None or accuracy["low"] <= _CHANCE
 
 
 def _described(path: str) -> tuple[str, dict[str, Any], Mapping[str, float | None]]:
