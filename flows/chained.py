@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from configs.errors import ConfigError
 from configs.load import load_config
+from configs.override_quoting import text_override
 from configs.schema import RunConfig
-from flows.environment import as_overrides
 from flows.requests import PipelineRequest
 
 #: Sections of a request's overrides that hold for every run: where and how runs are executed.
@@ -41,8 +41,10 @@ def chained(request: PipelineRequest) -> list[PipelineRequest]:
 
 
 def asked_config(request: PipelineRequest) -> RunConfig:
-    """Return the config that a request names, with its overrides."""
-    return load_config(request.config, [*request.overrides, *as_overrides(request.root, request.name)])
+    """Return the config of a request: the file, with its overrides, root and name."""
+    given = {"store.root": request.root, "run.name": request.name}
+    extra = [text_override(key, value) for key, value in given.items() if value is not None]
+    return load_config(request.config, [*request.overrides, *extra])
 
 
 def _first(request: PipelineRequest, config: RunConfig) -> PipelineRequest:

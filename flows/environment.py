@@ -68,14 +68,19 @@ def default_root(root: str | None) -> str:
     return root or os.environ.get("FLOWMILL_ROOT") or "flowmill-store"
 
 
+def chosen_root(root: str | None) -> str | None:
+    """Return the given root, else FLOWMILL_ROOT, else None: that of a config.
+
+    Raises:
+        ConfigError: the given root is empty.
+    """
+    return default_root(root) if root is not None or os.environ.get("FLOWMILL_ROOT") else None
+
+
 def as_overrides(root: str | None, name: str | None) -> list[str]:
     """Return a given root, else FLOWMILL_ROOT, and a given name as overrides of a config."""
-    chosen = []
-    if root is not None or os.environ.get("FLOWMILL_ROOT"):
-        chosen.append(text_override("store.root", default_root(root)))
-    if name is not None:
-        chosen.append(text_override("run.name", name))
-    return chosen
+    given = {"store.root": chosen_root(root), "run.name": name}
+    return [text_override(key, value) for key, value in given.items() if value is not None]
 
 
 def existing_root(root: str | None) -> str:

@@ -35,21 +35,11 @@ def pipeline(request: PipelineRequest) -> Any:
     with scheduled(request) as result:
         make_up_for_missed()
         for each in chained(request):
-            result.value = _complete(each)
+            context = process_state.begin(process_state.configured(each, says=True))
+            with training_run(context, each) as (stages, callbacks):
+                train(stages, callbacks)
+            result.value = stages.context.chain.digest()
     return result.value
-
-
-def complete_start(request: PipelineRequest) -> None:
-    """Complete the runs that a run starts from by their configs."""
-    for each in chained(request)[:-1]:
-        _complete(each)
-
-
-def _complete(request: PipelineRequest) -> str:
-    context = process_state.begin(process_state.configured(request, says=True))
-    with training_run(context, request) as (stages, callbacks):
-        train(stages, callbacks)
-    return stages.context.chain.digest()
 
 
 @flow(name="continue", flow_run_name=process_state.flow_run_name, persist_result=False)

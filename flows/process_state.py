@@ -13,9 +13,8 @@ from prefect.runtime import flow_run
 
 from configs.errors import WorkerError
 from configs.escaping import visible
-from configs.load import load_config
-from configs.override_quoting import text_override
 from configs.schema import RunConfig
+from flows.chained import asked_config
 from flows.requests import PipelineRequest
 from tasks.execution.execution import Execution
 from tasks.execution.jobs import JobExecution, JobSpec, own_code
@@ -96,12 +95,7 @@ def configured(request: PipelineRequest, *, says: bool = False) -> RunConfig:
     Raises:
         ConfigError: a setting cannot work.
     """
-    extra = [*request.overrides]
-    if request.root is not None:
-        extra.append(text_override("store.root", request.root))
-    if request.name is not None:
-        extra.append(text_override("run.name", request.name))
-    config = load_config(request.config, extra)
+    config = asked_config(request)
     kept = kept_length(config, rewind=request.rewind)
     note = length_note(config, kept)
     if says and note is not None and request.advance is None:

@@ -11,7 +11,7 @@ from configs.errors import ConfigError
 from configs.presets import presets
 from configs.schema import RunConfig
 from flows.chained import asked_config, chained
-from flows.environment import existing_root
+from flows.environment import chosen_root, existing_root
 from flows.requests import PipelineRequest, StageRequest
 
 #: Parameters that select the config or run of a deployment.
@@ -102,8 +102,10 @@ def checked_config(asked: Mapping[str, Any]) -> RunConfig:
         ConfigError: it is missing, unreadable, or cannot run.
         PromptError: a prompt source cannot be used.
     """
-    fields = {name: asked[name] for name in ("config", "overrides", "root", "name") if asked.get(name) is not None}
-    requests = chained(PipelineRequest(**fields))
+    overrides, root = list(asked.get("overrides") or ()), chosen_root(asked.get("root"))
+    requests = chained(
+        PipelineRequest(config=str(asked["config"]), overrides=overrides, root=root, name=asked.get("name"))
+    )
     from tasks.checks.check import check_config
     from tasks.checks.names import check_names
 

@@ -22,7 +22,8 @@ from configs.load import override_config
 from configs.schema import RunConfig
 from flows import process_state
 from flows.cancellation import check_cancelled, signal_behind
-from flows.pipeline import complete_start, pipeline
+from flows.chained import chained
+from flows.pipeline import pipeline
 from flows.requests import PipelineRequest, StageRequest, SweepRequest
 from flows.scheduled_runs import make_up_for_missed, scheduled
 from flows.stages import FLOWS
@@ -61,7 +62,8 @@ def sweep(request: SweepRequest) -> Any:
 def _sweep(request: SweepRequest) -> tuple[list[Outcome], str]:
     found = variants(request.name, request.grid, request.listed)
     asked = {variant.name: _asked(request, variant) for variant in found}
-    complete_start(asked[found[0].name])
+    for start in chained(asked[found[0].name])[:-1]:
+        pipeline(start)
     first = begin_run(_config(asked[found[0].name]))
     tracked = SweepRun(first, request.name)
     asked = {name: each.below(tracked.run_id) for name, each in asked.items()}

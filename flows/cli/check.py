@@ -17,6 +17,7 @@ from flows.chained import asked_config, chained
 from flows.cli.error_reporting import say
 from flows.cli.options import AsJson, Config, Overrides
 from flows.console import console, print_json, print_table
+from flows.environment import chosen_root
 from flows.requests import PipelineRequest
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def check_command(
 ) -> None:
     """Print the resolved config, its cost and memory, and whether it can run; or refuse it."""
     say(f"reading {path}", quiet=as_json)
-    requests = chained(PipelineRequest(config=str(path), overrides=overrides or []))
+    requests = chained(PipelineRequest(config=str(path), overrides=overrides or [], root=chosen_root(None)))
     configs = [asked_config(each) for each in requests]
     from tasks.checks.names import check_names, check_places
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.load import override_config
+from configs.load import load_config, override_config
 from configs.schema import RunConfig
-from flows.chained import asked_config
 from flows.environment import as_overrides, prepare_environment
 from flows.requests import PipelineRequest
 
@@ -47,7 +46,7 @@ def understood(request: PipelineRequest, *, claim: ExitStack | None = None) -> A
         RunConflictError: another process executes the run.
     """
     extra = [*request.overrides, *as_overrides(request.root, request.name)]
-    given = asked_config(request)
+    given = load_config(request.config, extra)
     prepare_environment(given.execution.threads)
     from tasks.checks.names import check_names
 

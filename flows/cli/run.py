@@ -38,9 +38,11 @@ def run_command(
     say(f"reading {request.config}", quiet=quiet)
     from flows.chained import chained
     from flows.cli.command_resolution import understood
+    from flows.environment import chosen_root
 
     if request.rewind and request.advance is not None:
         raise ConfigError("--advance trains more epochs and --rewind ends a run earlier. Leave one of them out.")
+    request = request.model_copy(update={"root": chosen_root(request.root)})
     with contextlib.ExitStack() as claim:
         asked = [understood(each, claim=None if dry else claim) for each in chained(request)]
         for each in asked:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +16,10 @@ import yaml
 from configs.errors import ConfigError
 from configs.presets import preset_files
 from flows import pipeline as flow
+from flows import sweep
 from flows.chained import asked_config, chained
 from flows.cli.check import check_command
-from flows.requests import PipelineRequest
+from flows.requests import PipelineRequest, SweepRequest
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import list_runs
 from tasks.runs.opening import begin_run, open_run
@@ -57,7 +60,7 @@ def write(tmp_path: Path) -> Write:
 def test_both_runs_are_asked_for_with_common_settings_until_the_second_has_begun(
     write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv("FLOWMILL_ROOT", raising=False)
+    monkeypatch.setenv("FLOWMILL_ROOT", str(tmp_path / "elsewhere"))
     common = ["execution.micro_batch_size=2"]
     asked = PipelineRequest(config=write(), overrides=[*common, "run.seed=3"], wait_minutes=2)
     first, own = chained(asked)
@@ -66,10 +69,13 @@ def test_both_runs_are_asked_for_with_common_settings_until_the_second_has_begun
     assert first == PipelineRequest(config=f"{tmp_path}/tuned.yaml", root=root, overrides=common, wait_minutes=2)
     assert not Path(root).exists()
     done: list[PipelineRequest] = []
-    monkeypatch.setattr(flow, "_complete", done.append)
+    stages = SimpleNamespace(context=SimpleNamespace(chain=SimpleNamespace(digest=lambda: "digest")))
+    monkeypatch.setattr(flow.process_state, "configured", lambda request, says: done.append(request))
+    monkeypatch.setattr(flow.process_state, "begin", lambda config: None)
+    monkeypatch.setattr(flow, "training_run", lambda context, request: nullcontext((stages, None)))
+    monkeypatch.setattr(flow, "train", lambda stages, callbacks: None)
     flow.pipeline.fn(asked)
-    flow.complete_start(asked)
-    assert done == [first, asked, first]
+    assert done == [first, asked]
     monkeypatch.setattr("tasks.runs.opening.started_from", lambda store, config: {"policy": "policies/x"})
     begin_run(asked_config(asked))
     assert chained(asked) == [asked]
@@ -85,6 +91,14 @@ def test_check_reads_both_configs_and_adds_their_costs(
     checked = json.loads(capsys.readouterr().out)
     assert [checked["config"]["run"]["name"], checked["start"]["config"]["run"]["name"]] == ["learned", "tuned"]
     assert not (tmp_path / "store").exists()
+
+
+def test_a_sweep_completes_the_start_of_its_variants_first(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[PipelineRequest] = []
+    monkeypatch.setattr(sweep, "pipeline", done.append)
+    with pytest.raises(ConfigError, match="there is no run 'tuned'"):
+        sweep._sweep(SweepRequest(config=write(), grid=["run.seed=1,2"]))
+    assert [Path(each.config).name for each in done] == ["tuned.yaml"]
 
 
 def test_a_run_that_cannot_be_the_start_is_refused_before_any_work(write: Write, tmp_path: Path) -> None:
