@@ -21,8 +21,6 @@ _NAMES = frozenset(f"black-forest-labs/{name}" for name in ("FLUX.2-klein-4B", "
 #: Fields of a folder's files, and the value that distillation to few steps sets.
 _FIELDS: tuple[tuple[str, str, Any], ...] = (
     ("model_index.json", "is_distilled", True),
-    ("transformer/config.json", "use_meanflow", True),
-    ("transformer/config.json", "flow_map", True),
     ("scheduler/scheduler_config.json", "_class_name", "LCMScheduler"),
 )
 

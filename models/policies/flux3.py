@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from configs.errors import ConfigError
-from models.library_loading import read_json
-from models.policies.diffusion import DiffusionSettings
 from models.policies.modular import ModularPolicy
 from models.policies.parts import Part
 from models.policies.pipeline import Modules, Rows, padded_text, thousandths
-from models.policies.pipeline_configs import SHIFT_ALONE, Fields
+from models.policies.pipeline_configs import SHIFT_ALONE, Fields, check_velocities
 from models.policies.tokenization import Reader, asked
 
 if TYPE_CHECKING:
@@ -54,15 +51,9 @@ class Flux3(ModularPolicy):
     lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.linear_in", "ff.linear_out")
 
     @classmethod
-    def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check the folder, and that its transformer is not a flow map, which takes the end of a step as an input."""
-        index = super().check_folder(folder, settings)
-        if read_json(folder / "transformer" / "config.json").get("flow_map"):
-            raise ConfigError(
-                f"model.path '{folder}' is distilled (flow_map in transformer/config.json): its predictions are those "
-                "of whole steps, which have no log-probs. Take the base model it was distilled from."
-            )
-        return index
+    def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        super()._check_scheduler(folder, index)
+        check_velocities(folder, "flow_map")
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from configs.registry import build, resolve
 from configs.schema import RunConfig
-from models.policies import POLICIES
+from models.policies import FAMILY_KINDS, POLICIES
 from models.policies.few_steps import few_step_sign
 from models.policies.tokenization import cut_notes as cut_of
 from models.policies.tokenization import load_tokenizers
@@ -95,8 +95,8 @@ def _guidance(config: RunConfig) -> str | None:
 
 def _few_steps(config: RunConfig) -> list[str]:
     """Return notes on bases and start adapters distilled to few steps, if the loss is that of the forward process."""
-    model, requires = config.model, make_algorithm(config).requires
-    if requires.kind != "diffusion" or requires.data != "forward":
+    model = config.model
+    if make_algorithm(config).requires.data != "forward" or model.policy in FAMILY_KINDS:
         return []
     named = {"model.path": model.path, "model.lora.start": model.lora and model.lora.start}
     found = {label: few_step_sign(model.policy, path) for label, path in named.items() if path is not None}

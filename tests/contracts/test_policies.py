@@ -59,7 +59,7 @@ from models.weights.lora import LoraSpec, check_lora_targets
 from models.weights.lora_files import LORA_FILE
 from models.weights.merging import Merged
 from tasks.export.files import store_guider, write_pipeline
-from tests.support.families import PIPELINES, UNPADDED, family_params, representatives
+from tests.support.families import PIPELINES, SLOW_PAIRS, UNPADDED, family_params, representatives
 
 ALL = frozenset(Part)
 FLUX2 = ("flux2", "flux2_klein")
@@ -107,6 +107,22 @@ def of_length(length: int, **further: Any) -> dict[str, Any]:
     return {"options": options, "call": {**options, **further}}
 
 
+_LTX2 = Tiny(
+    **of_length(
+        16,
+        num_frames=9,
+        stg_scale=0.0,
+        audio_stg_scale=0.0,
+        spatio_temporal_guidance_blocks=None,
+        modality_scale=1.0,
+        audio_modality_scale=1.0,
+        guidance_rescale=0.0,
+        audio_guidance_rescale=0.0,
+        audio_guidance_scale=0.0,
+    ),
+    tolerance=1e-5,
+    frames=9,
+)
 TINY: Mapping[str, Tiny] = {
     # Float rounding between two coordinate systems of the same step, of latents of size 20.
     "sd15": Tiny(options={"steps": 4}, tolerance=2e-5),
@@ -166,25 +182,13 @@ TINY: Mapping[str, Tiny] = {
         frames=5,
     ),
     "hunyuan_video15": Tiny(32, options={"max_sequence_length": 24}, call={"num_frames": 5}, guidance="", frames=5),
+    "hunyuan_video15_i2v": Tiny(32, options={"max_sequence_length": 24}, call={"num_frames": 5}, guidance="", frames=5),
     # As of the others of DDIM, float rounding between two coordinate systems; it has positions for so much text.
     "cogvideox": Tiny(32, **of_length(226, num_frames=9), tolerance=1e-5, frames=9),
     # Guidance by two predictions alone, whose sum the pipeline takes of clean latents and the adapter of velocities.
-    "ltx2": Tiny(
-        **of_length(
-            16,
-            num_frames=9,
-            stg_scale=0.0,
-            audio_stg_scale=0.0,
-            spatio_temporal_guidance_blocks=None,
-            modality_scale=1.0,
-            audio_modality_scale=1.0,
-            guidance_rescale=0.0,
-            audio_guidance_rescale=0.0,
-            audio_guidance_scale=0.0,
-        ),
-        tolerance=1e-5,
-        frames=9,
-    ),
+    "ltx2": _LTX2,
+    # As in 2.3, which is the pipeline's default.
+    "ltx2_i2v": dataclasses.replace(_LTX2, options={**_LTX2.options, "use_cross_timestep": True}),
     # The shortest clips there are. The 0 that levels end in is a step there, and its sound has a schedule of its own.
     "minimax_h3": Tiny(
         64,
@@ -201,6 +205,8 @@ TINY: Mapping[str, Tiny] = {
 
 #: Families whose models are called once, regardless of the guidance.
 ONCE = EMBEDDED_GUIDANCE | DISTILLED_GUIDANCE
+#: Families whose pipelines take one image, and one prompt with it.
+SINGLE = {"ltx2_i2v"}
 #: Families of two denoisers.
 TWO = {"wan22", "wan22_i2v"}
 
@@ -212,6 +218,7 @@ def test_every_family_of_pipelines_has_a_tiny_one() -> None:
 def test_classes_that_families_share_are_those_of_a_representative() -> None:
     lines = {name: set(resolve(POLICIES, name, label="policy").__mro__) for name in PIPELINES}
     shared = set[type]().union(*(lines[one] & lines[other] for one, other in itertools.combinations(PIPELINES, 2)))
+    shared -= {resolve(POLICIES, name, label="policy") for name in SLOW_PAIRS}
     assert shared <= set[type]().union(*(lines[name] for name in representatives()))
     bases = shared - {resolve(POLICIES, name, label="policy") for name in PIPELINES}
     assert bases <= set[type]().union(*(lines[name] for name in representatives(of_families=False)))
@@ -220,10 +227,12 @@ def test_classes_that_families_share_are_those_of_a_representative() -> None:
 _PLUS = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
 
 
-@cache
-def small_settings() -> tuple[tuple[str, Any], ...]:
-    """Return what pipelines have as constants, by import string, as small as tiny models are."""
-    made = diffusers.HunyuanVideo15Pipeline.__init__
+_HUNYUAN = ("HunyuanVideo15Pipeline", "HunyuanVideo15ImageToVideoPipeline")
+
+
+def _smaller(cls: Any) -> Any:
+    """Return an ``__init__`` of a HunyuanVideo pipeline that reads little text."""
+    made = cls.__init__
 
     def smaller(self: Any, **parts: Any) -> None:
         made(self, **parts)
@@ -231,7 +240,14 @@ def small_settings() -> tuple[tuple[str, Any], ...]:
         self.tokenizer_max_length, self.tokenizer_2_max_length, self.vision_num_semantic_tokens = 24, 16, 3
 
     smaller.__signature__ = inspect.signature(made)  # type: ignore[attr-defined]
+    return smaller
+
+
+@cache
+def small_settings() -> tuple[tuple[str, Any], ...]:
+    """Return what pipelines have as constants, by import string, as small as tiny models are."""
     return (
+        *((f"diffusers.{name}.__init__", _smaller(getattr(diffusers, name))) for name in _HUNYUAN),
         (f"{_PLUS}.VAE_IMAGE_SIZE", 64 * 64),
         (f"{_PLUS}.CONDITION_IMAGE_SIZE", 64 * 64),
         # The image to edit is scaled to a megapixel by the pipeline; here both take it as small as it is.
@@ -239,7 +255,6 @@ def small_settings() -> tuple[tuple[str, Any], ...]:
             "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit.calculate_dimensions",
             lambda area, ratio: (64, 64, None),
         ),
-        ("diffusers.HunyuanVideo15Pipeline.__init__", smaller),
     )
 
 
@@ -361,7 +376,8 @@ def one_by_one(
 def drawn_alone(pipeline: Any, *, output_type: str, **call: Any) -> Any:
     """Return what a pipeline draws of one prompt; modular ones take a text where others take lists of texts."""
     if not isinstance(pipeline, ModularPipeline):
-        return pipeline(output_type=output_type, **call).images
+        made = pipeline(output_type=output_type, **call)
+        return made.frames if "frames" in made else made.images
     single = {name: value[0] if isinstance(value, list) else value for name, value in call.items()}
     state = pipeline(output_type="np", **single)
     clips = "videos" in pipeline.blocks.output_names
@@ -442,11 +458,12 @@ def pipeline_call(policy: DiffusionPolicy, folder: Path, steps: int) -> Callable
     pipeline.set_progress_bar_config(disable=True)
     # UniPC, Wan's default, is multistep and rounds its timesteps; Euler's steps end lower than DDIM's.
     set_scheduler(pipeline, policy.pipeline_call(steps, None))
-    if family == "hunyuan_video15":
+    if family.startswith("hunyuan_video15"):
         # Of several clips its autoencoder decodes none at once.
         pipeline.vae.enable_slicing()
     call = {"height": tiny.size, "width": tiny.size, "num_inference_steps": steps, **tiny.call}
     call |= second_guidance(family)
+    call = {name: value for name, value in call.items() if name not in type(policy).missing_arguments}
     if tiny.guidance:
         call[tiny.guidance] = guidance_scale + tiny.guidance_offset
     if tiny.guidance not in ("", "guidance_scale"):
@@ -460,6 +477,8 @@ def pipeline_call(policy: DiffusionPolicy, folder: Path, steps: int) -> Callable
             made = one_by_one(pipeline, images_to_start_from, generators, output_type=output, **call)
             # Policies leave a fourth channel, transparency, away.
             return made[..., :3] if output == "np" else made
+        if family in SINGLE:
+            return one_by_one(pipeline, None, generators, output_type=output, **call)
         made = pipeline(prompt=list(PROMPTS), generator=generators, output_type=output, **call)
         return made.frames if tiny.frames > 1 else made.images
 

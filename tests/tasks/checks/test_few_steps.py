@@ -48,7 +48,6 @@ def test_bases_of_full_size_presets_that_are_not_distilled_are_not_warned_of() -
     [
         ("flux1", "transformer/config.json", {"guidance_embeds": False}),
         ("flux2_klein", "model_index.json", {"is_distilled": True}),
-        ("hunyuan_video15", "transformer/config.json", {"use_meanflow": True}),
         ("sd15", "scheduler/scheduler_config.json", {"_class_name": "LCMScheduler"}),
     ],
 )
