@@ -65,7 +65,10 @@ CLIP_CONDITIONED = frozenset({"wan21_v2v"})
 #: Subset that uses the second of two images as the last frame of the clip.
 LAST_FRAME = frozenset({"wan21_i2v", "wan22_i2v"})
 #: Families whose option ``references`` is the maximum number of images per prompt, and its default.
-REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
+REFERENCES: Mapping[str, int] = {
+    **dict.fromkeys(("flux2", "flux2_klein", "flux3", "qwen_image21"), 0),
+    "qwen_image_edit_plus": 1,
+}
 #: Maximum images per prompt of vision-language models, the default of their option ``images``.
 VISION_IMAGES = 8
 #: Families with modular pipelines: diffusers has no device_map for them.

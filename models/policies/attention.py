@@ -66,7 +66,9 @@ UNSPLIT = frozenset(
 )
 #: Families whose text is padded and masked in every attention.
 MASKED = frozenset(
-    "qwen_image qwen_image_edit qwen_image_edit_plus sana_video hunyuan_video15 hunyuan_video15_i2v ltx2 ltx2_i2v".split()
+    (
+        "qwen_image qwen_image_edit qwen_image_edit_plus sana_video hunyuan_video15 hunyuan_video15_i2v ltx2 ltx2_i2v"
+    ).split()
 )
 
 

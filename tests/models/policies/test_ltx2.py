@@ -43,12 +43,15 @@ def load(folder: Path, guidance_scale: float = 1.0, **options: Any) -> LTX2:
 _NEWER: dict[str, dict[str, Any]] = {
     "transformer": {
         **dict.fromkeys(("gated_attn", "audio_gated_attn", "cross_attn_mod", "audio_cross_attn_mod"), True),
-        **{"perturbed_attn": True, "use_prompt_embeddings": False},
+        "perturbed_attn": True,
+        "use_prompt_embeddings": False,
     },
     "connectors": {
         **dict.fromkeys(("per_modality_projections", "proj_bias", "video_gated_attn", "audio_gated_attn"), True),
-        **{"video_hidden_dim": 24, "video_connector_attention_head_dim": 12},
-        **{"audio_hidden_dim": 12, "audio_connector_attention_head_dim": 6},
+        "video_hidden_dim": 24,
+        "video_connector_attention_head_dim": 12,
+        "audio_hidden_dim": 12,
+        "audio_connector_attention_head_dim": 6,
     },
 }
 

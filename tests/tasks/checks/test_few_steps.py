@@ -66,9 +66,8 @@ def test_folders_say_it_in_their_files(tmp_path: Path, family: str, file: str, a
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 def test_losses_of_the_forward_process_get_the_warning_and_others_do_not(algorithm: str) -> None:
-    given = ["optimize.algorithm={name: %s}" % algorithm]
-    if algorithm == "opd":
-        given = ["optimize.algorithm={name: opd, options: {teacher: folder}}"]
+    options = ", options: {teacher: folder}" if algorithm == "opd" else ""
+    given = [f"optimize.algorithm={{name: {algorithm}{options}}}"]
     config = load_config(ROOT / "configs" / "z_image_turbo.yaml", given)
     notes = [note for note in training_notes(config, updates=4) if "distilled to few steps" in note]
     assert len(notes) == (make_algorithm(config).requires.data == "forward")

@@ -47,7 +47,7 @@ UNREACHED = {
     "tasks/stages/policy.py:_started": "compares commits of a hub id once it is downloaded",
     "models/policies/base.py:load_critic": "a family without critics; check refuses the algorithm",
     "models/policies/diffusion.py:decode_smoothly": "tasks/modalities/diffusion/setting_rules.py refuses it",
-    "models/policies/wan_i2v.py:decode_smoothly": "tasks/modalities/diffusion/setting_rules.py refuses it",
+    "models/policies/clips.py:decode_smoothly": "tasks/modalities/diffusion/setting_rules.py refuses it",
     "models/policies/nan_checks.py:noise_levels": "check reads the scheduler's fields; levels need a pipeline",
     "models/policies/diffusion.py:encode_media": "tasks/checks/check_data.py refuses it",
     "tasks/modalities/modality.py:served": "a command of its own, which has no other check",
