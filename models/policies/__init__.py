@@ -42,6 +42,7 @@ POLICIES = Table(
         "ltx2": "models.policies.ltx2:LTX2",
         "ltx2_i2v": "models.policies.ltx2_i2v:LTX2ImageToVideo",
         "minimax_h3": "models.policies.minimax_h3:MiniMaxH3",
+        "minimax_h3_fl2v": "models.policies.minimax_h3_fl2v:MiniMaxH3Frames",
         "causal_lm": "models.policies.causal_lm:CausalLM",
         "vision_lm": "models.policies.vision_lm:VisionLM",
     },
@@ -52,18 +53,18 @@ FAMILY_KINDS: Mapping[str, str] = dict.fromkeys(("causal_lm", "vision_lm"), "tok
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.
 EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
 #: Families whose guidance is in their weights: there is no scale, and no negative prompt.
-DISTILLED_GUIDANCE = frozenset({"minimax_h3"})
+DISTILLED_GUIDANCE = frozenset({"minimax_h3", "minimax_h3_fl2v"})
 #: Families whose prompts come with an image (``prompts.image``).
 IMAGE_CONDITIONED = frozenset(
     (
         "flux1_kontext qwen_image_edit qwen_image_edit_plus wan21_i2v wan22_i2v wan22_ti2v_i2v wan21_v2v "
-        "hunyuan_video15_i2v ltx2_i2v"
+        "hunyuan_video15_i2v ltx2_i2v minimax_h3_fl2v"
     ).split()
 )
 #: Subset whose prompts come with a clip.
 CLIP_CONDITIONED = frozenset({"wan21_v2v"})
 #: Subset that uses the second of two images as the last frame of the clip.
-LAST_FRAME = frozenset({"wan21_i2v", "wan22_i2v"})
+LAST_FRAME = frozenset({"wan21_i2v", "wan22_i2v", "minimax_h3_fl2v"})
 #: Families whose option ``references`` is the maximum number of images per prompt, and its default.
 REFERENCES: Mapping[str, int] = {
     **dict.fromkeys(("flux2", "flux2_klein", "flux3", "qwen_image21"), 0),
@@ -72,7 +73,7 @@ REFERENCES: Mapping[str, int] = {
 #: Maximum images per prompt of vision-language models, the default of their option ``images``.
 VISION_IMAGES = 8
 #: Families with modular pipelines: diffusers has no device_map for them.
-MODULAR = frozenset({"flux3", "minimax_h3"})
+MODULAR = frozenset({"flux3", "minimax_h3", "minimax_h3_fl2v"})
 #: Families with an option that prepends an instruction to prompts but not to negative prompts.
 INSTRUCTED = frozenset({"sana", "sana_video"})
 #: Families whose decoding needs more than the denoised latents, so that reward gradients cannot reach them.
@@ -87,10 +88,13 @@ VIDEO: Mapping[str, ClipLengths] = {
         ClipLengths(every=4),
     ),
     **dict.fromkeys(("cogvideox", "ltx2", "ltx2_i2v"), ClipLengths(every=8)),
-    "minimax_h3": ClipLengths(every=17, beyond=5, least=124, most=345, seconds="5 to 15 seconds"),
+    **dict.fromkeys(
+        ("minimax_h3", "minimax_h3_fl2v"),
+        ClipLengths(every=17, beyond=5, least=124, most=345, seconds="5 to 15 seconds"),
+    ),
 }
 #: Frames per second of families with sound; the default of the option ``frame_rate`` if they have it.
-FRAME_RATE: Mapping[str, float] = dict.fromkeys(("ltx2", "ltx2_i2v", "minimax_h3"), 24.0)
+FRAME_RATE: Mapping[str, float] = dict.fromkeys(("ltx2", "ltx2_i2v", "minimax_h3", "minimax_h3_fl2v"), 24.0)
 #: Families whose clips have sound.
 HEARD = frozenset(FRAME_RATE)
 #: Families whose samples have several modalities with separate log-probs, in the order of their latents.

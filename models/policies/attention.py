@@ -61,7 +61,7 @@ FIXED = frozenset({"sd15", "sdxl", "sd3", "sana", "qwen_image21", "cogvideox"})
 UNSPLIT = frozenset(
     (
         "sd15 sdxl sd3 z_image sana sana_video hunyuan_video15 hunyuan_video15_i2v qwen_image21 flux3 ltx2 ltx2_i2v "
-        "minimax_h3 cogvideox"
+        "minimax_h3 minimax_h3_fl2v cogvideox"
     ).split()
 )
 #: Families whose text is padded and masked in every attention.

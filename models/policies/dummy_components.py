@@ -95,8 +95,13 @@ class TextImageProcessor(TextProcessor):
         counts = iter((pictures["image_grid_thw"].prod(1) // self.image_processor.merge_size**2).tolist())
         full = [re.sub(re.escape(_PAD), lambda _: _PAD * next(counts), prompt) for prompt in text]
         tokens = self.tokenizer(full, **options)
-        marks = (tokens["input_ids"] == self.tokenizer.convert_tokens_to_ids(_PAD)).long()
+        marks = torch.tensor(self.create_mm_token_type_ids(tokens["input_ids"].tolist()))
         return transformers.BatchFeature({**tokens, **pictures, "mm_token_type_ids": marks})
+
+    def create_mm_token_type_ids(self, input_ids: list[list[int]]) -> list[list[int]]:
+        """Return 1 for each token of an image, and 0 for others."""
+        image = self.tokenizer.convert_tokens_to_ids(_PAD)
+        return [[int(token == image) for token in tokens] for tokens in input_ids]
 
 
 class Unread(TextProcessor):

@@ -31,7 +31,7 @@ class HunyuanVideo15ImageToVideo(HunyuanVideo15):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return the rows of the text, ``condition`` (B, 32, 1, h, w) and ``image_embeds`` (B, N, D), the latents and
+        """Return the rows of the text, ``image_latents`` (B, 32, 1, h, w) and ``image_embeds`` (B, N, D): latents and
         embeddings of one image per prompt, which is scaled and cropped to the clip's size as in the pipeline."""
         pipeline, settings = self.pipeline, self.settings
         size, latents, embeds = (settings.height, settings.width), [], []
@@ -40,10 +40,10 @@ class HunyuanVideo15ImageToVideo(HunyuanVideo15):
             parts = (pipeline.vae, pipeline.video_processor, image, *size, settings.device)
             latents.append(pipeline._get_image_latents(*parts).float())
             embeds.append(pipeline.encode_image(image, 1, settings.device, settings.dtype))
-        return {**super().encode(prompts), "condition": torch.cat(latents), "image_embeds": torch.cat(embeds)}
+        return {**super().encode(prompts), "image_latents": torch.cat(latents), "image_embeds": torch.cat(embeds)}
 
     def condition(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        first = rows["condition"].to(latents.dtype)
+        first = rows["image_latents"].to(latents.dtype)
         known = torch.cat([first, torch.ones_like(first[:, :1])], dim=1)
         # All frames but the first are unknown.
         return F.pad(known, (0, 0, 0, 0, 0, latents.shape[2] - 1)), rows["image_embeds"].to(latents.dtype)

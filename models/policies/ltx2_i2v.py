@@ -53,7 +53,7 @@ class LTX2ImageToVideo(LTX2):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return the rows of the text and ``condition`` (B, N, C), the tokens of one image per prompt; raise
+        """Return the rows of the text and ``image_latents`` (B, N, C), the tokens of one image per prompt; raise
         ConfigError if images are to be compressed and PyAV is not installed."""
         from diffusers.pipelines.ltx2.pipeline_ltx2_image2video import retrieve_latents
         from diffusers.pipelines.ltx2.utils import apply_image_conditioning_crf, resolve_default_image_crf
@@ -70,7 +70,7 @@ class LTX2ImageToVideo(LTX2):
             latents = retrieve_latents(vae.encode(unit), sample_mode="argmax").float()
             latents = pipeline._normalize_latents(latents, vae.latents_mean, vae.latents_std)
             found.append(pipeline._pack_latents(latents))
-        return {**super().encode(prompts), "condition": torch.cat(found)}
+        return {**super().encode(prompts), "image_latents": torch.cat(found)}
 
     def modalities(self) -> dict[str, int]:
         (_, *frame), whole = self._shape(), super().modalities()
@@ -82,11 +82,11 @@ class LTX2ImageToVideo(LTX2):
 
     def finished(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
         """Return (B, N + S + L, C): the image's tokens, followed by those that were generated."""
-        return torch.cat([conditioning.positive["condition"].to(latents.device, latents.dtype), latents], dim=1)
+        return torch.cat([conditioning.positive["image_latents"].to(latents.device, latents.dtype), latents], dim=1)
 
     def clip_inputs(self, clip: Tensor, time: Tensor, rows: Rows) -> dict[str, Any]:
         """Return the tokens of whole clips, and a time for each."""
-        first = rows["condition"].to(clip.dtype)
+        first = rows["image_latents"].to(clip.dtype)
         times = time[:, None].expand(-1, clip.shape[1])
         return {
             "hidden_states": torch.cat([first, clip], dim=1),

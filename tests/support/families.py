@@ -16,7 +16,7 @@ from models.policies import FAMILY_KINDS, POLICIES
 PIPELINES = tuple(sorted(name for name in POLICIES if name not in FAMILY_KINDS))
 
 #: Of these the ones whose texts are not padded: their pipelines are given one prompt at a time.
-UNPADDED = frozenset({"flux3", "minimax_h3", "qwen_image21"})
+UNPADDED = frozenset({"flux3", "minimax_h3", "minimax_h3_fl2v", "qwen_image21"})
 
 #: Families of slow clips with a variant each: equality with the pipeline, which all families have, covers both, and
 #: campaigns the rest.

@@ -55,7 +55,7 @@ UNREACHED = {
     "models/policies/ltx2.py:__init__": "tasks/inputs/model_settings.py refuses it",
     "models/policies/modular.py:assembled": "tasks/inputs/model_settings.py refuses it",
     "models/policies/wan_v2v.py:_whole": "no strength from 0 to 1 leaves out a number of steps",
-    "models/policies/minimax_h3.py:encode_one": _TOKENS,
+    "models/policies/minimax_h3.py:check_length": _TOKENS,
     "models/policies/qwen_image.py:masked_text": _TOKENS,
     "models/policies/qwen_image21.py:encode_one": _TOKENS,
     "models/policies/reference_images.py:check_references": _FILES,
