@@ -98,7 +98,7 @@ def _few_steps(config: RunConfig) -> list[str]:
     model = config.model
     if make_algorithm(config).requires.data != "forward" or model.policy in FAMILY_KINDS:
         return []
-    named = {"model.path": model.path, "model.lora.start": model.lora and model.lora.start}
+    named = {"model.path": model.path, "model.lora.start": None if model.lora is None else model.lora.start}
     found = {label: few_step_sign(model.policy, path) for label, path in named.items() if path is not None}
     return [
         f"{label} '{named[label]}' is distilled to few steps ({sign}), and optimize.algorithm "

@@ -511,7 +511,7 @@ def pipeline_call(policy: DiffusionPolicy, folder: Path, steps: int) -> Callable
     ("family", "guidance_scale"),
     [
         pytest.param(*each.values, scale, marks=each.marks)
-        for scale, quick in ((1.0, representatives()), (4.5, PIPELINES))
+        for scale, quick in ((1.0, representatives()), (4.5, set(PIPELINES) - SLOW_PAIRS))
         for each in family_params(quick)
     ],
 )
@@ -553,7 +553,7 @@ def test_the_modular_pipeline_of_a_classic_folder_draws_the_same(load: Load, fol
     ("family", "guidance_scale"),
     [
         pytest.param(*each.values, scale, marks=each.marks)
-        for scale, quick in ((1.0, representatives()), (4.5, (*representatives(), "qwen_image21")))
+        for scale, quick in ((1.0, ("flux2",)), (4.5, ("flux2", "flux3", "qwen_image21")))
         for each in family_params(quick, EDITORS)
     ],
 )
@@ -579,11 +579,12 @@ def test_references_are_edited_one_two_and_three_as_by_the_pipeline(
         generators = [torch.Generator().manual_seed(row) for row in range(4)]
         return one_by_one(pipeline, started, generators, output_type=output, **call)
 
-    decoded = torch.cat([policy.decode(row[None]) for row in ours])
-    images = (run("np")[..., :3] * 255).round().astype(np.uint8)
-    assert np.abs(decoded.numpy().astype(int) - images).max() <= tiny.pixels
-    # The pipeline of klein gives unpacked latents; equal pictures of equal decoders say the same.
-    assert family == "flux2_klein" or torch.equal(ours, run("latent"))
+    if family == "flux2_klein":
+        # Its pipeline gives unpacked latents; equal pictures of equal decoders say the same.
+        decoded = torch.cat([policy.decode(row[None]) for row in ours])
+        np.testing.assert_array_equal(decoded.numpy(), (run("np") * 255).round().astype(np.uint8))
+    else:
+        assert torch.equal(ours, run("latent"))
     # Without images it is another model's input altogether.
     assert not torch.equal(ours, ode(load(guidance_scale), 4, negative))
 

@@ -18,8 +18,8 @@ PIPELINES = tuple(sorted(name for name in POLICIES if name not in FAMILY_KINDS))
 #: Of these the ones whose texts are not padded: their pipelines are given one prompt at a time.
 UNPADDED = frozenset({"flux3", "minimax_h3", "minimax_h3_fl2v", "qwen_image21"})
 
-#: Families of slow clips with a variant each: equality with the pipeline, which all families have, covers both, and
-#: campaigns the rest.
+#: Families of slow clips that share all but the images' part with a variant of theirs. That is compared with the
+#: pipeline; all else of both is left to campaigns.
 SLOW_PAIRS = frozenset({"hunyuan_video15", "ltx2", "minimax_h3"})
 
 

@@ -69,7 +69,9 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("made", "rate"), [("folder", 16000), ("newer", 48000)])
+@pytest.mark.parametrize(
+    ("made", "rate"), [pytest.param("folder", 16000, marks=pytest.mark.campaign), ("newer", 48000)]
+)
 def test_both_media_are_the_pipelines_with_a_scale_of_guidance_each(
     made: str, rate: int, request: pytest.FixtureRequest
 ) -> None:
