@@ -26,6 +26,7 @@ _GPUS = {
     "flux3_klein": "48 GB",
     "hunyuan_video15_480p": "48 GB",
     "ltx2": "80 GB",
+    "ltx2_i2v": "80 GB",
     "minimax_h3": "141 GB",
     "qwen25_vl_3b_grpo": "80 GB",
     "qwen_05b_given_dpo": "48 GB",
