@@ -67,7 +67,8 @@ def _fitted(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             continue
         about = json.loads(file.read_text(encoding="utf-8"))
         data, found, title = about["data"], about["heldout"], f"Fitted reward {section.slot}"
-        row = {"backbone": about["backbone"]["name"], "fitted on": f"{data['train']} {data['kind']}"}
+        adapters = f", LoRA of rank {about['lora']['rank']}" if "lora" in about else ""
+        row = {"backbone": about["backbone"]["name"] + adapters, "fitted on": f"{data['train']} {data['kind']}"}
         yield title, [{**row, "held out": data["heldout"], "result": accuracy_text(about)}]
         yield f"{title}, calibration on held-out judgments", found["calibration"]
         yield f"{title}, raters", [{"rater": name, **figures} for name, figures in found["raters"].items()]
