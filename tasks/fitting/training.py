@@ -98,18 +98,15 @@ def train_head(
         judged: the judgments to train on.
         heldout: the others.
         config: optimizer, ties and seed.
-        adapters: parameters of the backbone that are trained too, by name.
+        adapters: trained parameters of the backbone, by name.
         checkpoints: those of this fit.
 
     Raises:
-        CorruptError: a checkpoint is damaged.
         RewardError: the loss is not finite.
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(config.seed)
-        with torch.no_grad():
-            first = inputs.of(judged.items[0, :1])
-        layers = backbone.head(first).to(inputs.shares.device)
+        layers = backbone.head(inputs.of(judged.items[0, :1])).to(inputs.shares.device)
     tie = nn.Parameter(inputs.shares.new_zeros(())) if config.ties == "davidson" and not judged.rated else None
     mean, deviation = judged.values.mean(), judged.values.std().clamp_min(1e-6)
     losses = partial(_losses, mean=mean, deviation=deviation, tie=tie)
@@ -124,11 +121,9 @@ def train_head(
         if update < done:
             continue
         if update % points == 0 or update == updates:
-            scores = scores_of(layers, inputs)
-            sides = {"train": judged, "heldout": heldout}
-            curve.append(
-                {"update": update, **{name: losses(rows, scores).mean().item() for name, rows in sides.items()}}
-            )
+            scores, sides = scores_of(layers, inputs), {"train": judged, "heldout": heldout}
+            point = {name: losses(rows, scores).mean().item() for name, rows in sides.items()}
+            curve.append({"update": update, **point})
             if not scores.isfinite().all():
                 raise RewardError(
                     f"After {update} updates scores are not finite. Lower 'learning_rate' ({config.learning_rate:g})."
