@@ -74,12 +74,14 @@ def _fitted(context: RunContext, section: RewardSection, file: Path, about: Mapp
     people = [f"{figure} {each[figure]:.3f} in {each['judgments']}" for each in raters]
     made = [] if ref is None else [str(ref), *context.store.require(ref).inputs]
     named = "".join(f"{link}{in_code(each)}" for link, each in zip(("; ", *[" from "] * len(made)), made, strict=False))
-    sources = [f"{in_markdown(str(name))} {count}" for name, count in data["sources"].items()]
-    return (
-        f"Reward {in_code(section.slot)}: {in_code(backbone_text(about))}, fitted on {data['train']} {data['kind']} of "
-        f"{data['prompts']} prompts ({data['media']} {data['judged']}); {accuracy_text(about)}; {len(people)} raters, "
-        f"held-out {', '.join(people)}; judgments: {', '.join(sources)}{named}"
+    sources = [f"{name} {count}" for name, count in data["sources"].items()]
+    text = (
+        f"{backbone_text(about)}, fitted on {data['train']} {data['kind']} of {data['prompts']} prompts "
+        f"({data['media']} {data['judged']}); {accuracy_text(about)}; {len(people)} raters, held-out "
+        f"{', '.join(people)}; judgments: {', '.join(sources)}"
     )
+    # The description may be written by another user.
+    return f"Reward {in_code(section.slot)}: {in_markdown(text)}{named}"
 
 
 def _artifact(store: ArtifactStore, file: Path) -> ArtifactRef | None:

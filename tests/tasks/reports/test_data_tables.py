@@ -130,7 +130,7 @@ def test_the_card_of_an_export_says_what_a_policy_was_trained_on(context: RunCon
     context.config = context.config.model_copy(update={"rewards": (fitted,)})
     text = data_section(context, 1).replace("\\", "")
     assert (
-        f"- Reward `{fitted.slot}`: `clip, LoRA of rank 2`, fitted on 8 preferences of 6 prompts (24 images); held-out "
+        f"- Reward `{fitted.slot}`: clip, LoRA of rank 2, fitted on 8 preferences of 6 prompts (24 images); held-out "
         "accuracy 0.750 (95 %: 0.500 to 0.900) over 4 judgments; 1 raters, held-out agreement 0.750 in 4; judgments: "
         f"judged.csv 12; `{ref}` from `{seen}`"
     ) in text
