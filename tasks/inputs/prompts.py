@@ -78,6 +78,8 @@ def condition_key(text: str, metadata: Mapping[str, Any]) -> str:
     return text if image is None else f"{text} [image {image}]"
 
 
+#: Split of the prompts of ``data.heldout``.
+HELD_OUT_ROWS = "heldout_rows"
 #: The normalized text of a prompt, and the content keys of its images.
 Seen = tuple[str, str | None]
 

@@ -6,7 +6,7 @@ Steps: ``optimize/*`` but ``optimize/left_out`` are logged by optimizer update, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.fingerprint import fingerprint
@@ -118,7 +118,10 @@ def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
     if any(entry is None for entry in found):
         return None
     refs = [entry.ref for entry in found if entry is not None]
-    return _evaluation(chain, epoch, "", refs[0], refs[1:], figures_of(chain, epoch))
+    made = _evaluation(chain, epoch, "", refs[0], refs[1:], figures_of(chain, epoch))
+    losses = (chain.store.require(ref).summary for ref in refs if ref.kind == "losses")
+    points = [Point(key=f"heldout/{name}", value=value, step=epoch) for each in losses for name, value in each.items()]
+    return replace(made, points=scores_first((*made.points, *points)))
 
 
 def side_contents(chain: Chain) -> list[EvaluationContent]:

@@ -142,6 +142,8 @@ class Chain:
             return config.render is not None
         if not self.plan.has(node.stage):
             return False
+        if node.stage == "validate" or (node.stage == "ingest" and node.slot):
+            return self.plan.has_losses
         if node.stage == "score":
             return node.slot in {section.slot for section in config.scored}
         if node.stage == "gradient":

@@ -8,6 +8,8 @@ from typing import NamedTuple
 OF = "@"
 #: The slot of the base model that renders texts.
 RENDERER = "renderer"
+#: The slot of given samples that are held out.
+HELD_OUT = "heldout"
 
 
 class Node(NamedTuple):

@@ -11,7 +11,7 @@ from tasks.advantages.estimators import Estimator, make_estimator
 from tasks.algorithms.base import Algorithm
 from tasks.inputs.components import algorithm_needs, make_algorithm
 from tasks.inputs.renderer import reads_images
-from tasks.specs.graph import OF, RENDERER, Node, policy_after
+from tasks.specs.graph import HELD_OUT, OF, RENDERER, Node, policy_after
 from tasks.specs.stages import STAGES, names_of
 
 
@@ -44,6 +44,11 @@ class RunPlan:
     def given(self) -> bool:
         """Whether the run trains on given samples, and has neither rollouts nor scores of them."""
         return self.config.data is not None
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether the losses of policies on held-out rows are computed."""
+        return self.config.data is not None and self.config.data.heldout is not None
 
     def has(self, stage: str) -> bool:
         """Return whether the run can have a stage: some belong to given samples, others to rollouts."""
@@ -83,6 +88,8 @@ class RunPlan:
         if self.config.render is not None:
             yield Node(0, "base", RENDERER)
         yield from (Node(0, name) for name in names_of("run") if name != "base" and self.has(name))
+        if self.has_losses:
+            yield Node(0, "ingest", HELD_OUT)
 
     def scored(self, epoch: int) -> Iterator[Node]:
         """Yield the stages from an epoch's policy to its scores."""
@@ -130,6 +137,8 @@ class RunPlan:
             yield Node(epoch, "depict", name)
         for reward in (*self.config.rewards, *self.config.evaluate.judges):
             yield Node(epoch, "judge", f"{reward.slot}{OF}{name}" if name else reward.slot)
+        if self.has_losses and not name:
+            yield Node(epoch, "validate")
 
     def of_stage(self, epoch: int, stage: str) -> list[Node]:
         """Return the nodes of a stage of training in an epoch, several for a stage with slots."""

@@ -56,7 +56,14 @@ _SPECS = (
         grows=True,
     ),
     StageSpec(name="preprocess", stage="tasks.stages.preprocess:PreprocessStage", artifact="prompts", scope="run"),
-    StageSpec(name="ingest", stage="tasks.stages.ingest:IngestStage", artifact="trajectories", scope="run", given=True),
+    StageSpec(
+        name="ingest",
+        stage="tasks.stages.ingest:IngestStage",
+        artifact="trajectories",
+        scope="run",
+        slotted=True,
+        given=True,
+    ),
     StageSpec(name="policy", stage="tasks.stages.policy:PolicyStage", artifact="policies", scope="run"),
     StageSpec(name="choose", stage="tasks.stages.choose:ChooseStage", artifact="choices", scope="epoch", given=False),
     StageSpec(
@@ -119,6 +126,9 @@ _SPECS = (
     ),
     StageSpec(
         name="judge", stage="tasks.stages.judge:JudgeStage", artifact="rewards", scope="evaluation", slotted=True
+    ),
+    StageSpec(
+        name="validate", stage="tasks.stages.validate:ValidateStage", artifact="losses", scope="evaluation", given=True
     ),
     # 2: a model card, generation.json and images; LoRA files of sorted keys; pipelines that load without arguments.
     # 3: LoRA tensors with alpha / rank folded in; images to start from upright.

@@ -25,7 +25,7 @@ from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay, check_units
 from tasks.inputs.components import tokens_of
-from tasks.inputs.data_rows import given_per_epoch
+from tasks.inputs.given_data import given_per_epoch
 from tasks.inputs.prompts import uses_guidance
 from tasks.inputs.renderer import renderer_config
 from tasks.inputs.source_prompts import source_prompts

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from configs.escaping import in_code, in_markdown, in_python
 from models.policies.causal_lm import CausalLM
 from tasks.export.card import quantized_notes
+from tasks.fitting.provenance import data_section
 from tasks.inputs.base_model import BaseModel, describe_base, license_files
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import PIPELINE, Weights
@@ -57,7 +58,7 @@ print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_toke
 | reward | prompts | before | after |
 |---|---|--:|--:|
 {figures}
-"""
+{section}"""
 
 #: Settings of a generation config that do not affect sampling, except for end tokens.
 _KEPT = ("bos_token_id", "pad_token_id", "use_cache", "output_attentions", "output_hidden_states", "_from_model_config")
@@ -117,6 +118,7 @@ class LanguageModelExport:
             "temperature": section.temperature,
             "stops": f", stop_strings=[{stops}], tokenizer=tokenizer" if stops else "",
             "figures": "\n".join(self._figures()),
+            "section": f"\n{about}\n" if (about := data_section(self._context, epoch)) else "",
         }
         return _CARD.format(**values)
 

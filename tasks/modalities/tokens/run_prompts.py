@@ -19,7 +19,7 @@ from models.policies import POLICIES
 from models.policies.language_model_folders import context_length_of, load_tokenizer
 from tasks.inputs.components import tokens_of
 from tasks.inputs.prompt_rows import read_picture
-from tasks.inputs.prompts import IMAGE, Prompt, image_files, image_keys
+from tasks.inputs.prompts import HELD_OUT_ROWS, IMAGE, Prompt, image_files, image_keys
 from tasks.modalities.tokens.prompts import Look, Prompts, no_images
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
     found = _READ.get(context)
     if found is None:
         prompts = prompts_of(context, policy)
-        everything = {split: context.prompts[split] for split in ("train", "heldout")}
+        everything = {split: context.prompts[split] for split in ("train", "heldout", HELD_OUT_ROWS)}
         longest, limit = prompts.longest(everything), context_length_of(context.base_folder)
         keys = {each.id: image_keys(each.metadata) for split in everything.values() for each in split}
         images = keys if prompts.pictures is not None else {}

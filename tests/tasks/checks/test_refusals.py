@@ -66,6 +66,7 @@ UNREACHED = {
     "tasks/inputs/weight_sources.py:checkpoint_identity": "reads every byte; reading refuses other folders",
     "tasks/inputs/weight_sources.py:single_file_identity": "reads every byte; check_single_files refuses others",
     "tasks/stages/gradient.py:take_slot": "a command names the stage, not a config",
+    "tasks/stages/validate.py:take_slot": "a command names the stage, not a config",
     "tasks/modalities/modality.py:values": "check refuses the estimator",
     "tasks/modalities/rows.py:micro_batches": "tasks/modalities/diffusion/setting_rules.py refuses it",
 }
