@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.library_loading import quiet_libraries
@@ -23,7 +25,7 @@ from tasks.algorithms.base import Requirements
 from tasks.inputs.components import lora_spec, tokens_of
 from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.memory import BYTES, Memory, OptimizerSizes, Role, Sizes, host_memory
-from tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes, settings_of
+from tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes
 from tasks.modalities.tokens.rendering import drawing_of
 from tasks.modalities.tokens.run_prompts import largest_image, longest_prompt, shared_members
 
@@ -61,7 +63,8 @@ def language_memory(
     blocks = [name for name in block_lists(module) if not within(name, untrained)]
     actor = sizes.role(module, blocks, dtype=model.dtype, copies=copies, untrained=untrained, quantizer=model.quantizer)
     critic = CriticMemory.of(config, about, sizes, untrained) if requires.critic else CriticMemory()
-    own, settings = config.critic.backbone == "own", settings_of(config, model.dtype)
+    dtype, device = getattr(torch, model.dtype), torch.device("cpu")
+    own, settings = config.critic.backbone == "own", family.settings_for(config, dtype=dtype, device=device, empty=True)
     measured = text_footprints(about, settings, spec, critic=critic.settings, own=own, family=family)
     prompt, notes = _prompt_tokens(config, context_length(about))
     forward = _forward(config, prompt, width := _width(config, prompt, about))
