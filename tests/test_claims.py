@@ -23,8 +23,8 @@ PAGES = [ROOT / "README.md", *build.pages().values()]
 PAPERS = (ROOT / "docs" / "papers.md").read_text()
 #: What every place that introduces flowmill says of it.
 WHAT = (
-    "diffusion, flow-matching, language, vision-language and unified models with reinforcement learning, as a durable data "
-    "pipeline"
+    "diffusion, flow-matching, language, vision-language and unified models with reinforcement learning, as a durable "
+    "data pipeline"
 )
 DIGITS = [name for name in presets() if name.startswith("digits")]
 #: How many there are of each, in all or of one sort.
