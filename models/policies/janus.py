@@ -44,7 +44,7 @@ JANUS = LanguageModels(
     names=("JanusForConditionalGeneration",),
     reader="AutoProcessor",
     task="any-to-any",
-    framed=True,
+    draws=True,
     generation=("generation_kwargs",),
 )
 #: Parts that read images, code them, and write texts: drawing uses the decoder of the second alone.

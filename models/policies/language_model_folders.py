@@ -31,8 +31,8 @@ class LanguageModels:
     """The class of transformers that reads their prompts."""
     task: str
     """Their task on the hub."""
-    framed: bool = False
-    """Whether prompts get the tokens of ``frame_of`` around them."""
+    draws: bool = False
+    """Whether the tokens of an image follow a prompt, which then has those of ``frame_of`` around it."""
     generation: tuple[str, ...] = ()
     """Settings of a generation config that exports keep, besides tokens that start, end and pad texts."""
 

@@ -22,7 +22,7 @@ from models.policies.language_model_folders import context_length
 from models.weights.lora import within
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
-from tasks.inputs.components import lora_spec, tokens_of
+from tasks.inputs.components import decode_rows, lora_spec, tokens_of
 from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.memory import BYTES, Memory, OptimizerSizes, Role, Sizes, host_memory
 from tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes
@@ -36,8 +36,8 @@ _IMAGE_PROMPT = 4096
 
 
 #: Phases, in order, and the working memory of some.
-_PHASES = ("rollout", "re-score", "render", "value", "optimize")
-_WORK = {"rollout": "sample", "re-score": "rescore", "value": "value"}
+_PHASES = ("rollout", "decode", "re-score", "render", "value", "optimize")
+_WORK = {"rollout": "sample", "decode": "decode", "re-score": "rescore", "value": "value"}
 
 
 def language_memory(
@@ -70,6 +70,7 @@ def language_memory(
     forward = _forward(config, prompt, width := _width(config, prompt, about))
     apart = critic.apart(forward.rows, forward.width)
     work = _work(config, measured, apart, prompt=prompt, forward=forward, reference=reference)
+    work["decode"] = measured.drawing(decode_rows(config)) if family.models.draws else None
     compared = reference or make_estimator(config).needs_reference
     drawing, drawing_notes = drawing_of(config)
     roles = [role for role in (actor, critic.anywhere) if role is not None]
@@ -86,7 +87,8 @@ def language_memory(
         **work,
         "notes": (*notes, *drawing_notes, *apart.notes),
     }
-    absent = [name for name, found in (("value", work["value"]), ("render", drawing)) if found is None]
+    optional = {"decode": work["decode"], "value": work["value"], "render": drawing}
+    absent = [name for name, found in optional.items() if found is None]
     names = tuple(name for name in _PHASES if name not in absent)
     remedy = "one row does not fit: lower rollout.tokens.max_new or max_prompt, or take a larger GPU"
     return Memory(

@@ -121,7 +121,7 @@ def prompts_in(folder: Path, config: RunConfig, *, look: Look = no_images, token
         ConfigError: see ``Prompts``; or the folder has no tokenizer, or no processor of images where one is needed.
     """
     family: type[CausalLM] = resolve(POLICIES, config.model.policy, label="model.policy")
-    pictures, frame = family.pictures_in(folder), frame_of(folder) if family.models.framed else None
+    pictures, frame = family.pictures_in(folder), frame_of(folder) if family.models.draws else None
     tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
     return Prompts(tokenizer, tokens_of(config), context_length_of(folder), pictures=pictures, look=look, frame=frame)
 
