@@ -99,8 +99,10 @@ class TextFootprints:
         """Return the memory of log-probs of whole rows, without gradient."""
         return self._peak(_score, rows, width)
 
-    def drawing(self, rows: int) -> int:
-        """Return the memory of decoding images from their tokens."""
+    def drawing(self, rows: int) -> int | None:
+        """Return the memory of decoding images from their tokens; None: the family draws none."""
+        if not self._family.models.draws:
+            return None
         return self._peak(_draw, rows, int(self._config.vision_config.num_image_tokens))
 
     def valuing(self, rows: int, width: int, *, reference: bool) -> int:

@@ -70,7 +70,6 @@ def language_memory(
     forward = _forward(config, prompt, width := _width(config, prompt, about))
     apart = critic.apart(forward.rows, forward.width)
     work = _work(config, measured, apart, prompt=prompt, forward=forward, reference=reference)
-    work["decode"] = measured.drawing(decode_rows(config)) if family.models.draws else None
     compared = reference or make_estimator(config).needs_reference
     drawing, drawing_notes = drawing_of(config)
     roles = [role for role in (actor, critic.anywhere) if role is not None]
@@ -87,9 +86,8 @@ def language_memory(
         **work,
         "notes": (*notes, *drawing_notes, *apart.notes),
     }
-    optional = {"decode": work["decode"], "value": work["value"], "render": drawing}
-    absent = [name for name, found in optional.items() if found is None]
-    names = tuple(name for name in _PHASES if name not in absent)
+    needed = {**work, "render": drawing}
+    names = tuple(name for name in _PHASES if needed.get(_WORK.get(name, name), 0) is not None)
     remedy = "one row does not fit: lower rollout.tokens.max_new or max_prompt, or take a larger GPU"
     return Memory(
         parameters=actor.parameters,
@@ -143,6 +141,7 @@ def _work(
     return {
         "cache": sampled.cache,
         "sample": sampled.work,
+        "decode": measured.drawing(decode_rows(config)),
         "rescore": measured.scoring(min(execution.rollout_batch_size, rows), width) + mask if section.rescore else 0,
         "value": valuing,
         "optimize_activations": training + apart.training + mask,

@@ -16,6 +16,7 @@ from configs.load import load_config
 from configs.schema import RunConfig
 from models.policies.janus import Janus
 from tasks.checks.check import check_config
+from tasks.checks.memory import estimate_memory
 from tasks.inputs.weight_sources import exported_folder
 from tasks.metrics.samples import shards_of
 from tasks.metrics.tracked import evaluation_content
@@ -162,3 +163,14 @@ def test_a_chat_template_gets_its_messages_in_parts(tmp_path: Path) -> None:
 def test_settings_that_cannot_work_are_refused(overrides: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         check_config(config_of(tmp_path, *overrides))
+
+
+def test_memory_and_cost_count_both_branches_and_decoding(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    memory = estimate_memory(config, reference=False)
+    assert memory is not None
+    # Two branches, 3 layers of keys and values, 8 rows, 6 tokens of a prompt and all but the last of an image.
+    assert memory.lines["KV cache"]["rollout"] == 2 * 3 * 2 * 8 * (6 + 15) * 96 * 4
+    assert memory.lines["logits and activations"]["decode"] > 8 * 32 * 16 * 16 * 4
+    # 16 forwards with a cache and one of whole rows.
+    assert check_config(config, rewards=False).rollout_forwards == 2 * 16 * (16 + 1)
