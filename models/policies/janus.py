@@ -73,9 +73,11 @@ class Janus(CausalLM):
     files: Sequence[Path] = ()
     """Files of its processor besides the tokenizer's."""
 
-    def __init__(self, settings: PolicySettings, model: Any, tokenizer: Any) -> None:
+    def __init__(self, settings: JanusSettings, model: Any, tokenizer: Any) -> None:
         super().__init__(settings, model, tokenizer)
         self.untrained = _UNUSED
+        # Errors of u + s (c - u), at most: s of one branch and s - 1 of the other.
+        self.rounding = 2 * max(1.0, settings.guidance_scale) - 1
         self.processor: Any = None
         """Makes images of the decoder's output; None: the policy draws none."""
 

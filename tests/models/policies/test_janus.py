@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, EngineError
+from models.engines.local import Local
 from models.maths.generation import Completion, Sampling, generate, reading_once
 from models.policies.janus import LEAST_SCALE, Janus, JanusSettings, TrainableJanus
 from models.policies.parts import Part
 from models.weights.lora import LoraSpec, within
+from tasks.modalities.tokens.gap import check_gap
 from tests.support.unified_models import write_unified_model
 
 #: Prompts of two lengths: begin, characters, begin of image.
@@ -122,6 +125,14 @@ def test_both_branches_are_trained_and_nothing_else(targets: tuple[str, ...] | N
             assert torch.allclose(trainable.reference_log_probs(rows, 1.0), log_probs, atol=1e-6)
     first, second = gradients
     assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
+
+
+def test_guidance_may_round_as_much_more_as_its_scale(folder: Path) -> None:
+    drawn_ones = [Completion(ids=[30], log_probs=[-1.0])]
+    for scale, refused in ((1.0, True), (5.0, False)):
+        policy = loaded(folder, scale, dtype=torch.bfloat16)
+        with pytest.raises(EngineError) if refused else nullcontext():
+            check_gap(Local(), policy, [3], drawn_ones, [torch.tensor([-1.5])])
 
 
 def test_a_folder_without_the_tokens_of_images_is_refused(tmp_path: Path) -> None:
