@@ -203,7 +203,8 @@ class Janus(CausalLM):
         states = out.hidden_states[-1][:, -1:] if last else out.hidden_states[-1]
         logits = _core(model).generation_head(states)
         if guides:
-            followed, blank = logits.chunk(2)
+            # In half precision the scale would multiply one more rounding.
+            followed, blank = logits.float().chunk(2)
             logits = guided(blank, followed, self.settings.guidance_scale)
         return logits, out.past_key_values
 
