@@ -18,16 +18,16 @@ from models.rewards.digits import DigitsReward
 def test_equal_seeds_build_equal_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import JanusForConditionalGeneration
 
-    monkeypatch.setattr(unified, "_CORPUS", 192)
+    monkeypatch.setattr(unified, "_CORPUS", 96)
     made, reported = [], list[str]()
     for number in range(2):
         folder = tmp_path / str(number)
         torch.manual_seed(number)
-        builder = UnifiedDigitsBuilder(coder_steps=8, steps=3)
+        builder = UnifiedDigitsBuilder(coder_steps=5, steps=2)
         builder.build(folder, lambda activity, done, total: reported.append(activity))
         made.append((folder / "model.safetensors").read_bytes())
     assert made[0] == made[1]
-    assert [reported.count(name) for name in ("image tokens", "language model")] == [16, 6]
+    assert [reported.count(name) for name in ("image tokens", "language model")] == [10, 4]
     model: Any = JanusForConditionalGeneration.from_pretrained(tmp_path / "0")
     book = model.model.vqmodel.quantize.embedding.weight
     assert torch.allclose(book.norm(dim=-1), torch.ones(len(book)), atol=1e-5)

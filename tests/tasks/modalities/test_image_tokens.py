@@ -14,9 +14,10 @@ from PIL import Image
 from configs.errors import ConfigError
 from configs.load import load_config
 from configs.schema import RunConfig
+from models.memory.language_architectures import language_config
+from models.memory.language_models import text_footprints
 from models.policies.janus import Janus
 from tasks.checks.check import check_config
-from tasks.checks.memory import estimate_memory
 from tasks.inputs.weight_sources import exported_folder
 from tasks.metrics.samples import shards_of
 from tasks.metrics.tracked import evaluation_content
@@ -167,10 +168,11 @@ def test_settings_that_cannot_work_are_refused(overrides: list[str], message: st
 
 def test_memory_and_cost_count_both_branches_and_decoding(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    memory = estimate_memory(config, reference=False)
-    assert memory is not None
+    settings = Janus.settings_for(config, dtype=torch.float32, device=torch.device("cpu"), empty=True)
+    about = language_config(str(config.model.path))
+    measured = text_footprints(about, settings, None, critic=None, own=False, family=Janus)
     # Two branches, 3 layers of keys and values, 8 rows, 6 tokens of a prompt and all but the last of an image.
-    assert memory.lines["KV cache"]["rollout"] == 2 * 3 * 2 * 8 * (6 + 15) * 96 * 4
-    assert memory.lines["logits and activations"]["decode"] > 8 * 32 * 16 * 16 * 4
+    assert measured.sampling(8, prompt=6, new=16).cache == 2 * 3 * 2 * 8 * (6 + 15) * 96 * 4
+    assert (measured.drawing(8) or 0) > 8 * 32 * 16 * 16 * 4
     # 16 forwards with a cache and one of whole rows.
     assert check_config(config, rewards=False).rollout_forwards == 2 * 16 * (16 + 1)
