@@ -55,7 +55,7 @@ CAUSAL = LanguageModels(
 
 
 class Frame(NamedTuple):
-    """The tokens around a prompt that an image follows, and the one that replaces it without guidance."""
+    """The tokens around a prompt that an image follows, and the one that replaces its own in a row without a prompt."""
 
     first: int
     last: int
@@ -126,6 +126,13 @@ def read_generation_config(folder: Path, model: Any) -> Any:
     if not (folder / "generation_config.json").is_file():
         return model.generation_config
     return load_pretrained(GenerationConfig, folder, label="model.path: the generation config of")
+
+
+def add_template(tokenizer: Any, folder: Path) -> None:
+    """Give a tokenizer the chat template of its processor, where that has a file of its own, as of transformers 4."""
+    file = folder / "chat_template.json"
+    if getattr(tokenizer, "chat_template", None) is None and file.is_file():
+        tokenizer.chat_template = read_json(file).get("chat_template")
 
 
 def frame_of(folder: Path) -> Frame:

@@ -12,17 +12,15 @@ from models.quickstart.unified import tiny_model, write
 from models.rewards.base import declare
 from tests.support.language_models import two_epochs
 
-#: As transformers' conversion of published models writes it, shortened.
+#: A template of messages in parts, as published models have.
 TEMPLATE = (
     "{% for m in messages %}{% for c in m['content'] %}{% if c['type'] == 'text' %}\"{{ c['text'] }}{% endif %}"
     '{% endfor %}{% endfor %}{% if add_generation_prompt %}"{% endif %}'
 )
 
 
-def write_unified_model(folder: Path, *, seed: int = 0, template: bool = False) -> None:
+def write_unified_model(folder: Path, *, seed: int = 0) -> None:
     write(tiny_model(seed), folder)
-    if template:
-        (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
 def unified_data(folder: Path, **rollout: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from configs.errors import ConfigError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
+from models.devices import moved
 from models.maths.generation import Completion
 from models.policies.janus import Janus
 from models.rewards.base import Batch as Scored
@@ -41,7 +42,7 @@ class ImageTokenSampler(TextSampler):
 
     def _contents(self, found: Sequence[Completion]) -> list[dict[str, Any]]:
         policy = cast(Janus, self._held().policy)
-        ids = torch.tensor([each.ids for each in found], device=self._host.device)
+        ids = moved(torch.tensor([each.ids for each in found]), self._host.device)
         images = decode_in_slices(policy, policy.decode, ids, decode_rows(self._making.config)).numpy()
         return [{"media": image} for image in images]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tasks.reports.report import run_report
 from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
-from tests.support.unified_models import unified_data, write_unified_model
+from tests.support.unified_models import TEMPLATE, unified_data
 
 _LORA = "model.lora={rank: 2, targets: [q_proj, down_proj]}"
 
@@ -141,9 +142,13 @@ def test_full_weights_are_trained_and_exported(tmp_path: Path) -> None:
     assert not any(part in name for name in changed for part in ("vqmodel", "vision_model", "lm_head"))
 
 
-def test_a_chat_template_gets_its_messages_in_parts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("chat_template.jinja", TEMPLATE), ("chat_template.json", json.dumps({"chat_template": TEMPLATE}))],
+)
+def test_a_chat_template_gets_its_messages_in_parts(name: str, content: str, tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    write_unified_model(tmp_path / "unified", template=True)
+    (tmp_path / "unified" / name).write_text(content)
     assert prompts_in(tmp_path / "unified", config).ids("42") == [1, 16, 10, 8, 16, 3]
 
 
