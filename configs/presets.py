@@ -25,6 +25,7 @@ _GPUS = {
     "flux2_klein_edit": "48 GB",
     "flux3_klein": "48 GB",
     "hunyuan_video15_480p": "48 GB",
+    "janus_pro_1b_grpo": "48 GB",
     "ltx2": "80 GB",
     "ltx2_i2v": "80 GB",
     "minimax_h3": "141 GB",

@@ -45,11 +45,14 @@ POLICIES = Table(
         "minimax_h3_fl2v": "models.policies.minimax_h3_fl2v:MiniMaxH3Frames",
         "causal_lm": "models.policies.causal_lm:CausalLM",
         "vision_lm": "models.policies.vision_lm:VisionLM",
+        "janus": "models.policies.janus:Janus",
     },
     like="models.policies.base:Policy",
 )
 #: Kinds of families other than denoisers.
-FAMILY_KINDS: Mapping[str, str] = dict.fromkeys(("causal_lm", "vision_lm"), "tokens")
+FAMILY_KINDS: Mapping[str, str] = {"causal_lm": "tokens", "vision_lm": "tokens", "janus": "image_tokens"}
+#: Families whose guidance compares with a prompt without its tokens: there is no negative prompt.
+BLANK_GUIDANCE = frozenset({"janus"})
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.
 EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
 #: Families whose guidance is in their weights: there is no scale, and no negative prompt.

@@ -15,6 +15,7 @@ BUILDERS = Table(
         "rewriter": "models.quickstart.rewriter:RewriterBuilder",
         "words": "models.quickstart.build:WordsBuilder",
         "smollm": "models.quickstart.smollm:SmolLMBuilder",
+        "unified_digits": "models.quickstart.unified:UnifiedDigitsBuilder",
         "tiny": "models.quickstart.tiny:TinyBuilder",
     },
     like="models.quickstart.base:Builder",

@@ -16,7 +16,7 @@ from configs.schema import RunConfig
 from models.maths.shared_prompts import SharedWidths
 from models.maths.tokens import Widths
 from models.policies import POLICIES
-from models.policies.language_model_folders import context_length_of, load_tokenizer
+from models.policies.language_model_folders import add_template, context_length_of, frame_of, load_tokenizer
 from tasks.inputs.components import tokens_of
 from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import HELD_OUT_ROWS, IMAGE, Prompt, image_files, image_keys
@@ -120,9 +120,12 @@ def prompts_in(folder: Path, config: RunConfig, *, look: Look = no_images, token
     Raises:
         ConfigError: see ``Prompts``; or the folder has no tokenizer, or no processor of images where one is needed.
     """
-    pictures = resolve(POLICIES, config.model.policy, label="model.policy").pictures_in(folder)
+    family: type[CausalLM] = resolve(POLICIES, config.model.policy, label="model.policy")
+    pictures, frame = family.pictures_in(folder), frame_of(folder) if family.models.draws else None
     tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
-    return Prompts(tokenizer, tokens_of(config), context_length_of(folder), pictures=pictures, look=look)
+    if frame is not None:
+        add_template(tokenizer, folder)
+    return Prompts(tokenizer, tokens_of(config), context_length_of(folder), pictures=pictures, look=look, frame=frame)
 
 
 def largest_image(folder: Path, config: RunConfig, prompts: Sequence[Prompt]) -> Inputs | None:

@@ -9,10 +9,11 @@ Legend: B rows, W positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -88,7 +89,16 @@ class TextSampler:
         seeds = [0 if self._seed is None else self._seed(job, 0) for job in jobs]
         found = self._engine.complete(self._request(jobs, prompts, seeds))
         own = self._behavior(prompts, found)
-        return [self._sample(job, prompts[row], found[row], own[row], seeds[row]) for row, job in enumerate(jobs)]
+        return [
+            replace(self._sample(job, prompts[row], found[row], own[row], seeds[row]), **content)
+            for row, (job, content) in enumerate(zip(jobs, self._contents(found), strict=True))
+        ]
+
+    def _contents(self, found: Sequence[Completion]) -> list[dict[str, Any]]:
+        """Return the fields of samples with what their completions stand for."""
+        tokenizer = self._held().policy.tokenizer
+        texts = [completed_text(tokenizer, each.ids).encode() for each in found]
+        return [{"text": np.frombuffer(text, np.uint8)} for text in texts]
 
     @property
     def _size(self) -> int:
@@ -212,7 +222,6 @@ class TextSampler:
     ) -> Sample:
         mask = np.zeros(len(prompt) + len(found.ids), np.uint8)
         mask[len(prompt) :] = 1
-        text = completed_text(self._held().policy.tokenizer, found.ids)
         return Sample(
             sample_id=job.name,
             prompt_id=job.prompt.id,
@@ -229,14 +238,13 @@ class TextSampler:
             token_mask=mask,
             sampled_log_probs=np.array(found.log_probs, np.float32),
             finish=np.array([FINISHES.index(found.finish)], np.uint8),
-            text=np.frombuffer(text.encode(), np.uint8),
         )
 
 
-def rollout_maker(making: SamplingContext) -> TextSampler:
-    """Return the sampler of training texts, with a draw per run seed, epoch, prompt, replica and position."""
+def rollout_maker(making: SamplingContext, kind: type[TextSampler] = TextSampler) -> TextSampler:
+    """Return the sampler of training samples, with a draw per run seed, epoch, prompt, replica and position."""
     run, epoch = making.config.run.seed, making.epoch
-    return TextSampler(
+    return kind(
         making,
         Weights.BEHAVIOR,
         seed=lambda job, position: derive(run, "token", epoch, job.prompt.id, job.replica, position),
@@ -245,12 +253,12 @@ def rollout_maker(making: SamplingContext) -> TextSampler:
     )
 
 
-def evaluation_maker(making: SamplingContext) -> TextSampler:
-    """Return the sampler of evaluation texts: the likeliest tokens, or draws with fixed seeds."""
+def evaluation_maker(making: SamplingContext, kind: type[TextSampler] = TextSampler) -> TextSampler:
+    """Return the sampler of evaluations: the likeliest tokens, or draws with fixed seeds."""
     seed = making.config.evaluate.seed
     greedy = tokens_of(making.config).evaluate == "greedy"
     drawn = lambda job, position: derive(seed, "evaluate", job.prompt.id, job.replica, position)  # noqa: E731
-    return TextSampler(making, Weights.AVERAGE, seed=None if greedy else drawn)
+    return kind(making, Weights.AVERAGE, seed=None if greedy else drawn)
 
 
 @torch.no_grad()
