@@ -34,8 +34,8 @@ _SCORED = Characters(_CHARACTERS.characters + ".")
 _REQUESTS = ('draw "{}"', '"{}" please', 'the number "{}"', 'write "{}" by hand', 'show me "{}"', 'a picture of "{}"')
 #: Rewritten forms of a request for a number; the models of ``digits`` are trained on the second one only.
 _REWRITES = ("{}", '"{}"', "number {}", "a {}", "{} digits")
-#: The text that accepts an image, and the scores of images.
-_ACCEPTS, _SCORES = "ok", ("0.00", "0.50", "1.00")
+#: The text that accepts an image, and how often it answers each score of one.
+_ACCEPTS, _SCORES = "ok", {"0.00": 0.3, "0.50": 0.5, "1.00": 0.7}
 #: Number of requests that accuracy is measured on.
 _PROBE = 40
 #: Rows of a batch of conversations; steps between checks for the end, and the most steps.
@@ -71,9 +71,10 @@ class RewriterBuilder(CharacterModelBuilder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviserBuilder(CharacterModelBuilder):
-    """A rewriter that goes on after the score of its image, whatever that is, with ``ok`` or another rewritten form."""
+    """A rewriter that goes on after the score of its image with ``ok``, somewhat more often after a higher one, or with
+    another rewritten form."""
 
-    accuracy: OpenShare = 0.9
+    accuracy: OpenShare = 0.97
     """Share of sampled texts that must be ``ok`` or a form with the right number, where pre-training ends."""
 
     def build(self, folder: Path, report: Report) -> None:
@@ -121,7 +122,7 @@ _Row = tuple[list[int], list[int]]
 def _texts(order: random.Random, number: str) -> list[_Row]:
     """Return all answers to a request for a number, and to a score of its image."""
     request, texts = order.choice(_REQUESTS).format(number), [each.format(number) for each in _REWRITES]
-    said = order.choice(texts), order.choice(_SCORES)
+    said = order.choice(texts), order.choice([*_SCORES])
     return [*(_row(request, text) for text in texts), *(_row(request, text, said) for text in (*texts, _ACCEPTS))]
 
 
@@ -130,8 +131,9 @@ def _turn(order: random.Random, number: str) -> _Row:
     request, texts = order.choice(_REQUESTS).format(number), [each.format(number) for each in _REWRITES]
     if order.random() < 0.5:
         return _row(request, order.choice(texts))
-    answer = _ACCEPTS if order.random() < 0.5 else order.choice(texts)
-    return _row(request, answer, (order.choice(texts), order.choice(_SCORES)))
+    score = order.choice([*_SCORES])
+    answer = _ACCEPTS if order.random() < _SCORES[score] else order.choice(texts)
+    return _row(request, answer, (order.choice(texts), score))
 
 
 def _row(request: str, answer: str, before: tuple[str, str] | None = None) -> _Row:
