@@ -31,7 +31,7 @@ class StageSpec:
     version: int = 1
     """Raised when the meaning of the stage's output changes."""
     slotted: bool = False
-    """True where an epoch may have several: one for each reward, model or evaluation."""
+    """True where an epoch may have several: one for each reward, model, evaluation or turn."""
     renders: bool = False
     """True where it renders texts, in runs with a section ``render``."""
     given: bool | None = None
@@ -71,9 +71,17 @@ _SPECS = (
         stage="tasks.stages.rollout:RolloutStage",
         artifact="trajectories",
         scope="epoch",
+        slotted=True,
         given=False,
     ),
-    StageSpec(name="render", stage="tasks.stages.render:RenderStage", artifact="renders", scope="epoch", renders=True),
+    StageSpec(
+        name="render",
+        stage="tasks.stages.render:RenderStage",
+        artifact="renders",
+        scope="epoch",
+        slotted=True,
+        renders=True,
+    ),
     StageSpec(
         name="score",
         stage="tasks.stages.score:ScoreStage",
