@@ -24,6 +24,9 @@ class DataSection(Section):
     datasets, a Hugging Face dataset id, WebDataset tars ("pairs-{000..015}.tar", "pairs-*.tar",
     "a.tar::s3://bucket/b.tar"), or a folder of images with a text file of the same name next to each. Paths are
     relative to the config file."""
+    heldout: Annotated[str | None, Later()] = None
+    """Rows of the same columns, named as `train` is, that are not trained on: their loss is a figure of each
+    evaluation. A row of `train` with a prompt or sample of theirs cannot be used."""
     prompt: str = "prompt"
     """Column of the prompt; in tars the extension of its member, such as txt."""
     prompt_image: Annotated[str | None, Later()] = None

@@ -39,6 +39,7 @@ FREE_TO_CHANGE = (
     "rewards.*.server",
     "export",
     "data.train",
+    "data.heldout",
     "data.rows_per_shard",
     "data.bad_rows",
     "prompts.train",

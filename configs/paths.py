@@ -10,6 +10,7 @@ from typing import Any
 #: All such settings except the options of components (``configs.path_types``); * matches any list index.
 PATH_SETTINGS = (
     "data.train",
+    "data.heldout",
     "prompts.train",
     "prompts.heldout",
     "prompts.sources.*.train",

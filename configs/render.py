@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from configs.base import Section
+from configs.base import Later, Section
 from configs.model import ModelSection
+
+
+class TurnsSection(Section):
+    """Several texts per sample: after each image the language model reads a comment on it and writes another text.
+
+    A sample is the whole conversation; training leaves out the tokens that the language model did not choose.
+    """
+
+    count: int = Field(2, ge=2, le=16)
+    """Most texts of a sample."""
+    comment: str = Field("{note} {score}", min_length=1)
+    """The comment on an image: {note} is the remark and {score} the score, with two digits, of ``by``. With a chat
+    template it is a message of the user, else it follows the text before as it is."""
+    by: str | None = None
+    """Label of the reward or monitor of images that comments. None: the first reward of images."""
+    comment_tokens: int = Field(64, ge=1)
+    """Most tokens of a comment; the rest is left out."""
+    done: str | None = Field(None, min_length=1)
+    """Mark in a text after which no other follows. The text without the mark is drawn; if nothing is left, the image
+    before remains. None: all samples have ``count`` texts."""
+    cost: float = Field(0.0, ge=0)
+    """Subtracted from the weighted sum of rewards for every image after the first."""
+
+    def said(self, note: str, score: float | None) -> str:
+        """Return the comment for a remark and a score; None: the image could not be scored."""
+        number = "" if score is None else f"{score:.2f}"
+        return self.comment.replace("{score}", number).replace("{note}", note)
+
+    def ends(self, text: str) -> bool:
+        """Return whether no other text follows a text."""
+        return self.done is not None and self.done in text
 
 
 class RenderSection(Section):
@@ -28,6 +59,8 @@ class RenderSection(Section):
     """Render the texts of a prompt from the same initial noise, so that images of a group differ only by their text."""
     format: Literal["png", "webp"] = "png"
     """File format of the images: png keeps every value, webp is compressed visually lossless."""
+    turns: Annotated[TurnsSection | None, Later()] = None
+    """Let the language model see comments on its images and write again. None: one text per sample."""
 
     @field_validator("answer")
     @classmethod
@@ -38,6 +71,8 @@ class RenderSection(Section):
 
     def drawn(self, text: str) -> str:
         """Return the rendered part of a text, without white space around it."""
+        if self.turns is not None and self.turns.done is not None:
+            text = text.replace(self.turns.done, "")
         if self.answer is None:
             return text.strip()
         first, last = self.answer

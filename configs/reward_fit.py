@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, field_validator, model_validator
 
-from configs.base import Component, Section
+from configs.base import Component, Later, Section
 from configs.data import DataSection
 from configs.errors import ConfigError
 from configs.load import read_config
+from configs.model import LoraSection
 from configs.overrides import apply_overrides
 from configs.schema import StoreSection
 from configs.validation_messages import explain
@@ -34,6 +35,9 @@ class FitConfig(Section):
     """Judgments to measure on; when empty, a share of the prompts of `data`."""
     backbone: Component
     """pixels, clip, latents, likelihood or text, with its options."""
+    lora: Annotated[LoraSection | None, Later()] = None
+    """Low-rank adapters on the model of `clip`, `text` or `likelihood`, on all linear layers of its blocks where
+    `targets` is absent; without this section only the head is trained."""
     share: float = Field(0.2, gt=0, lt=1)
     """Share of the judgments that is held out."""
     ties: Literal["half", "davidson"] = "half"
@@ -50,6 +54,8 @@ class FitConfig(Section):
     """Learning rate of AdamW."""
     weight_decay: float = Field(1e-2, ge=0)
     """Weight decay of AdamW."""
+    checkpoint_every: NonNegativeInt = 100
+    """Updates between two checkpoints, from which a stopped fit goes on; 0 writes none. Does not change results."""
     device: str = "auto"
     """Torch device, or auto."""
     store: StoreSection = StoreSection()
@@ -64,6 +70,8 @@ class FitConfig(Section):
     def _ordered(self) -> FitConfig:
         if not self.scale[0] < self.scale[1]:
             raise ValueError(f"scale is {list(self.scale)}; it must be two numbers, the lower first")
+        if self.lora is not None and self.lora.start is not None:
+            raise ValueError("lora.start belongs to policies; adapters of a reward start at zero. Remove it")
         return self
 
 

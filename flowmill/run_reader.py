@@ -81,6 +81,13 @@ class RunReader:
         """
         return self._view.samples(epoch, evaluation=True)
 
+    def turns(self, epoch: int, *, evaluation: bool = False) -> pa.Table:
+        """Return every turn of an epoch's samples, in runs with ``render.turns``.
+
+        Columns: sample_id; turn, from 1; text; note and reward, the remark and score that the next turn read.
+        """
+        return self._view.turns(epoch, evaluation=evaluation)
+
     def trajectories(self, epoch: int) -> pa.Table:
         """Return an epoch's samples as the rollout wrote them."""
         return artifact_table(self._context.store, self._samples_ref(epoch))

@@ -36,8 +36,8 @@ class Rollouts:
             return
         for upcoming in self._plan.rollouts_from(epoch):
             if upcoming not in self._begun:
-                for node in self._plan.choices(upcoming):
-                    self._stages.run(node.stage, node.epoch)
+                for node in self._plan.before_rollout(upcoming):
+                    self._stages.run(node.stage, node.epoch, node.slot)
                 config = self._plan.config
                 following = [section for section in config.scored if not reads_images(config, section)]
                 self._begun[upcoming] = EpochRollout(self._stages, upcoming, following)

@@ -9,11 +9,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-#: Loggers with notices on the import of torchao, about kernels for other hardware and registrations with torch.
-#: diffusers imports it if it is installed.
-_IMPORTING_TORCHAO = (
-    "torchao torchao.kernel.intmm torch.utils._pytree diffusers.quantizers.torchao.torchao_quantizer".split()
-)
+#: Loggers with notices on the import of torchao and bitsandbytes, about kernels for other hardware and registrations
+#: with torch. diffusers and peft import them if they are installed.
+_IMPORTING_QUANTIZERS = (
+    "torchao torchao.kernel.intmm torch.utils._pytree diffusers.quantizers.torchao.torchao_quantizer "
+    "bitsandbytes.backends.cpu.ops"
+).split()
 #: Limits of JSON files: the longest weight indices have a tenth of these bytes, configs four levels.
 _MOST_BYTES = 1 << 26
 _MOST_DEPTH = 64
@@ -107,6 +108,6 @@ def quiet_libraries() -> None:
 
 def quiet_imports() -> None:
     """Silence notices about missing features on the import of optional packages."""
-    for name in _IMPORTING_TORCHAO:
+    for name in _IMPORTING_QUANTIZERS:
         # A filter stays, whereas torch resets the levels of its loggers.
         logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.ERROR)

@@ -20,8 +20,8 @@ _FULL = {
     for path in sorted((ROOT / "configs").glob("*.yaml"))
     if (config := load_config(path)).model.path is not None
 }
-PRESETS = [name for name, kind in _FULL.items() if kind != "tokens"]
-LANGUAGE = [name for name, kind in _FULL.items() if kind == "tokens"]
+PRESETS = [name for name, kind in _FULL.items() if kind == "diffusion"]
+LANGUAGE = [name for name, kind in _FULL.items() if kind != "diffusion"]
 #: Phases of a run of a language model.
 LANGUAGE_PHASES = ("rollout", "re-score", "render", SCORE, "value", "optimize")
 #: Memory of GPUs in use, GB.

@@ -31,6 +31,7 @@ KINDS = (
     "policies",
     "decisions",
     "evaluations",
+    "losses",
     "exports",
     "preferences",
     "reward_models",

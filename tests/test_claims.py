@@ -23,8 +23,8 @@ PAGES = [ROOT / "README.md", *build.pages().values()]
 PAPERS = (ROOT / "docs" / "papers.md").read_text()
 #: What every place that introduces flowmill says of it.
 WHAT = (
-    "diffusion, flow-matching, language and vision-language models with reinforcement learning, as a durable data "
-    "pipeline"
+    "diffusion, flow-matching, language, vision-language and unified models with reinforcement learning, as a durable "
+    "data pipeline"
 )
 DIGITS = [name for name in presets() if name.startswith("digits")]
 #: How many there are of each, in all or of one sort.
@@ -135,4 +135,4 @@ def test_every_introduction_names_every_kind_of_model() -> None:
     assert help_text is not None
     for text in (*said, help_text):
         assert WHAT in text
-    assert {*FAMILY_KINDS.values()} == {"tokens"}, "a new kind of model belongs into what is said above"
+    assert {*FAMILY_KINDS.values()} == {"tokens", "image_tokens"}, "a new kind of model belongs into what is said above"

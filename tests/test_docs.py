@@ -203,7 +203,7 @@ def test_rewards_of_your_own_work_as_pasted(pasted: Callable[[list[str]], str]) 
     checked += "\ndef test_named(tmp_path):\n    (tmp_path / 'curve').write_text('1\\n0\\n0')\n"
     checked += "    assert weighted(np.full((2, 8, 8, 3), 7), [], [], curve=tmp_path / 'curve').tolist() == [7, 7]\n"
     test = shlex.quote(f"{tested}\n{declared}\n{followed}\n{named}\n{checked}")
-    assert "10 passed" in pasted(["bash", "-c", f"printf %s {test} > test_mine.py; {sys.executable} -m pytest -q ."])
+    assert "11 passed" in pasted(["bash", "-c", f"printf %s {test} > test_mine.py; {sys.executable} -m pytest -q ."])
 
 
 @pytest.mark.slow

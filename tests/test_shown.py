@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 from configs.escaping import command, fenced, in_cell, in_code, in_link, in_markdown, in_python, quoted, visible
 from configs.load import load_config
+from configs.rewards import RewardSection
 from configs.tokens import TokensSection
 from flows import artifacts, progress
 from flows.cli import app, error_reporting, store
@@ -34,6 +35,7 @@ from flows.requests import PipelineRequest
 from models.policies.diffusion import PipelineCall
 from tasks.algorithms.resampling import Estimate
 from tasks.export import card, usage
+from tasks.fitting import provenance
 from tasks.inputs.base_model import BaseModel, License
 from tasks.metrics import tracked
 from tasks.metrics.image_grids import grid
@@ -244,6 +246,7 @@ def a_language_models_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
         run=SimpleNamespace(name=text), chain=None, base_folder=None, starts_from={"run": text, "policy": text}
     )
     monkeypatch.setattr(token_exporting, "evaluation_figures", lambda chain, epoch: {text: {text: {"mean": 1.0}}})
+    monkeypatch.setattr(token_exporting, "data_section", lambda context, epoch: "")
     base = BaseModel(source="folder", name=text, revision=None, license=License(id=text))
     exporting: Any = SimpleNamespace(context=context, config=config, format="lora", epoch=1)
     models = SimpleNamespace(auto="AutoModelForCausalLM", reader="AutoTokenizer", task="text-generation")
@@ -256,6 +259,17 @@ def a_language_models_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     strings = [node.value for node in ast.walk(ast.parse(code[1])) if isinstance(node, ast.Constant)]
     assert {text, f"{text}..."} <= set(strings)
     return body
+
+
+def a_fitted_reward(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(provenance, "_artifact", lambda store, file: None)
+    data = {**dict.fromkeys(("train", "kind", "prompts", "media", "judged"), text), "sources": {text: 1}}
+    accuracy = {"mean": 0.5, "low": None, "high": None, "count": 1, "unit": text}
+    raters = {text: {"judgments": text, "agreement": 0.5}}
+    about = {"backbone": {"name": text}, "data": data, "heldout": {"accuracy": accuracy, "raters": raters}}
+    context: Any = SimpleNamespace(store=None)
+    section = RewardSection(name="fitted", label=text)
+    return provenance._fitted(context, section, ROOT, about)
 
 
 def a_note(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -305,7 +319,7 @@ def prefects_pages(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return "\n\n".join(shown)
 
 
-PAGES = [a_card, a_language_models_card, a_note, a_registered_version, prefects_pages]
+PAGES = [a_card, a_language_models_card, a_fitted_reward, a_note, a_registered_version, prefects_pages]
 
 
 @pytest.mark.parametrize("place", PAGES, ids=lambda place: place.__name__)

@@ -114,6 +114,10 @@ def _facts(samples: Samples, row: Any) -> None:
     notes = {name: note for name, note in noted.items() if isinstance(note, str) and note}
     if notes:
         _table("note", notes)
+    if samples.run.config.render is not None and samples.run.config.render.turns is not None:
+        turns = samples.run.turns(samples.epoch, evaluation=samples.evaluated).to_pandas()
+        st.markdown("**Its turns**")
+        st.dataframe(turns[turns.sample_id == row.sample_id].drop(columns="sample_id"), hide_index=True)
     if samples.evaluated:
         return
     with st.spinner("Reading the updates it entered"):

@@ -72,8 +72,8 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    help="Post-train diffusion, flow-matching, language and vision-language models with reinforcement learning, "
-    "as a durable data pipeline.",
+    help="Post-train diffusion, flow-matching, language, vision-language and unified models with reinforcement "
+    "learning, as a durable data pipeline.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

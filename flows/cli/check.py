@@ -204,7 +204,7 @@ def _print_changed(changed: list[str] | None) -> None:
 
 
 def _print_memory(memory: Memory) -> None:
-    trained = "all" if memory.trained == memory.parameters else f"{memory.trained / 1e6:,.1f} million in adapters"
+    trained = "all" if memory.trained == memory.parameters else f"{memory.trained / 1e6:,.1f} million"
     console.print(
         f"model: {memory.parameters / 1e9:,.2f} billion parameters, {trained} trained; {memory.tokens:,} tokens"
     )

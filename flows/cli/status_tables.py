@@ -14,6 +14,8 @@ from flows.console import console, print_table
 
 _STYLES = {"fresh": "green", "stale": "red", "missing": "yellow"}
 _WORST = ("stale", "missing", "fresh")
+#: Figures on held-out rows that the table of evaluations has.
+_LOSSES = ("loss", "preferred", "margin")
 
 
 def print_runs(uri: str, runs: Sequence[Mapping[str, Any]], *, complete: bool) -> None:
@@ -107,7 +109,7 @@ def _print_evaluations(run: Mapping[str, Any], listed: EntryFilter) -> None:
     table = Table(
         "epoch", "evaluation", "prompts", "reward", "mean", "exact", title="Evaluations", title_justify="left"
     )
-    found = {int(epoch): splits for epoch, splits in run["evaluations"].items()}
+    found = {int(epoch): {**splits, **_losses(run, epoch)} for epoch, splits in run["evaluations"].items()}
     recent = listed.recent(found)
     for epoch in sorted(recent, reverse=True):
         _add_scores(table, str(epoch), "", [found[epoch]])
@@ -117,6 +119,12 @@ def _print_evaluations(run: Mapping[str, Any], listed: EntryFilter) -> None:
         _add_scores(table, str(named["epoch"]), named["name"], [named["figures"]])
     if table.row_count:
         print_table(table)
+
+
+def _losses(run: Mapping[str, Any], epoch: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the figures of an evaluation on held-out rows, in the form of its scores; none without such rows."""
+    figures = {name: {"mean": value} for name, value in run["losses"].get(epoch, {}).items() if name in _LOSSES}
+    return {"held-out rows": figures} if figures else {}
 
 
 def _add_scores(table: Table, epochs: str, name: str, found: Sequence[Mapping[str, Any]]) -> None:

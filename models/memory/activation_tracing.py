@@ -173,7 +173,7 @@ class Footprints:
         if self._policy.settings.vae_tiling:
             vae.enable_tiling()
         with traced(fakes) as memory, torch.no_grad():
-            decoded = vae.decode(torch.empty(self._latents(vae, rows)), return_dict=False)[0]
+            decoded = self._policy.run_decoder(vae, torch.empty(self._latents(vae, rows)))
             (decoded / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
         return (memory.peak,)
 
@@ -183,7 +183,7 @@ class Footprints:
             recompute_decoder(vae)
         with traced(fakes) as memory:
             latents = torch.empty(self._latents(vae, rows)).requires_grad_()
-            decoded = vae.decode(latents, return_dict=False)[0]
+            decoded = self._policy.run_decoder(vae, latents)
             (decoded / 2 + 0.5).square().mean().backward()
         # All tiles keep their activations at once, so tiles need the memory of the whole image, times their overlap.
         return (int(memory.peak * (_OVERLAP if self._policy.settings.vae_tiling else 1)),)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 #: Names of conditioning widths in denoisers' configs.
 _SEQUENCES = (
     *("joint_attention_dim", "text_dim", "cap_feat_dim", "caption_channels", "cross_attention_dim", "image_dim"),
-    *("text_embed_dim", "text_embed_2_dim", "context_in_dim"),
+    *("text_embed_dim", "text_embed_2_dim", "context_in_dim", "image_embed_dim"),
 )
 
 

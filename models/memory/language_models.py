@@ -99,6 +99,12 @@ class TextFootprints:
         """Return the memory of log-probs of whole rows, without gradient."""
         return self._peak(_score, rows, width)
 
+    def drawing(self, rows: int) -> int | None:
+        """Return the memory of decoding images from their tokens; None: the family draws none."""
+        if not self._family.models.draws:
+            return None
+        return self._peak(_draw, rows, int(self._config.vision_config.num_image_tokens))
+
     def valuing(self, rows: int, width: int, *, reference: bool) -> int:
         """Return the memory of values of whole rows, and of the base model's log-probs if needed."""
         return self._peak(_value, rows, width, reference)
@@ -266,6 +272,10 @@ def _begin(policy: TrainableLM, critic: TrainableCritic | None, rows: int, width
 
 def _score(policy: TrainableLM, critic: TrainableCritic | None, rows: int, width: int) -> None:
     policy.log_probs(_rows(rows, width), 1.0)
+
+
+def _draw(policy: TrainableLM, critic: TrainableCritic | None, rows: int, tokens: int) -> None:
+    policy.policy.model.decode_image_tokens(_rows(rows, tokens))
 
 
 def _value(policy: TrainableLM, critic: TrainableCritic | None, rows: int, width: int, reference: int) -> None:

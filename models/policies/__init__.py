@@ -37,53 +37,71 @@ POLICIES = Table(
         "sana": "models.policies.sana:Sana",
         "sana_video": "models.policies.sana:SanaVideo",
         "hunyuan_video15": "models.policies.hunyuan_video15:HunyuanVideo15",
+        "hunyuan_video15_i2v": "models.policies.hunyuan_video15_i2v:HunyuanVideo15ImageToVideo",
         "cogvideox": "models.policies.cogvideox:CogVideoX",
         "ltx2": "models.policies.ltx2:LTX2",
+        "ltx2_i2v": "models.policies.ltx2_i2v:LTX2ImageToVideo",
         "minimax_h3": "models.policies.minimax_h3:MiniMaxH3",
+        "minimax_h3_fl2v": "models.policies.minimax_h3_fl2v:MiniMaxH3Frames",
         "causal_lm": "models.policies.causal_lm:CausalLM",
         "vision_lm": "models.policies.vision_lm:VisionLM",
+        "janus": "models.policies.janus:Janus",
     },
     like="models.policies.base:Policy",
 )
 #: Kinds of families other than denoisers.
-FAMILY_KINDS: Mapping[str, str] = dict.fromkeys(("causal_lm", "vision_lm"), "tokens")
+FAMILY_KINDS: Mapping[str, str] = {"causal_lm": "tokens", "vision_lm": "tokens", "janus": "image_tokens"}
+#: Families whose guidance compares with a prompt without its tokens: there is no negative prompt.
+BLANK_GUIDANCE = frozenset({"janus"})
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.
 EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
 #: Families whose guidance is in their weights: there is no scale, and no negative prompt.
-DISTILLED_GUIDANCE = frozenset({"minimax_h3"})
+DISTILLED_GUIDANCE = frozenset({"minimax_h3", "minimax_h3_fl2v"})
 #: Families whose prompts come with an image (``prompts.image``).
 IMAGE_CONDITIONED = frozenset(
-    "flux1_kontext qwen_image_edit qwen_image_edit_plus wan21_i2v wan22_i2v wan22_ti2v_i2v wan21_v2v".split()
+    (
+        "flux1_kontext qwen_image_edit qwen_image_edit_plus wan21_i2v wan22_i2v wan22_ti2v_i2v wan21_v2v "
+        "hunyuan_video15_i2v ltx2_i2v minimax_h3_fl2v"
+    ).split()
 )
 #: Subset whose prompts come with a clip.
 CLIP_CONDITIONED = frozenset({"wan21_v2v"})
 #: Subset that uses the second of two images as the last frame of the clip.
-LAST_FRAME = frozenset({"wan21_i2v", "wan22_i2v"})
+LAST_FRAME = frozenset({"wan21_i2v", "wan22_i2v", "minimax_h3_fl2v"})
 #: Families whose option ``references`` is the maximum number of images per prompt, and its default.
-REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
+REFERENCES: Mapping[str, int] = {
+    **dict.fromkeys(("flux2", "flux2_klein", "flux3", "qwen_image21"), 0),
+    "qwen_image_edit_plus": 1,
+}
 #: Maximum images per prompt of vision-language models, the default of their option ``images``.
 VISION_IMAGES = 8
 #: Families with modular pipelines: diffusers has no device_map for them.
-MODULAR = frozenset({"flux3", "minimax_h3"})
+MODULAR = frozenset({"flux3", "minimax_h3", "minimax_h3_fl2v"})
 #: Families with an option that prepends an instruction to prompts but not to negative prompts.
 INSTRUCTED = frozenset({"sana", "sana_video"})
 #: Families whose decoding needs more than the denoised latents, so that reward gradients cannot reach them.
-UNFOLLOWED = frozenset({"wan22_ti2v_i2v"})
+UNFOLLOWED = frozenset({"wan22_ti2v_i2v", "ltx2_i2v"})
 #: Families that make clips, and the supported numbers of frames.
 VIDEO: Mapping[str, ClipLengths] = {
     **dict.fromkeys(
-        "wan21 wan22 wan22_ti2v wan22_ti2v_i2v wan21_i2v wan22_i2v wan21_v2v sana_video hunyuan_video15".split(),
+        (
+            "wan21 wan22 wan22_ti2v wan22_ti2v_i2v wan21_i2v wan22_i2v wan21_v2v sana_video hunyuan_video15 "
+            "hunyuan_video15_i2v"
+        ).split(),
         ClipLengths(every=4),
     ),
-    **dict.fromkeys(("cogvideox", "ltx2"), ClipLengths(every=8)),
-    "minimax_h3": ClipLengths(every=17, beyond=5, least=124, most=345, seconds="5 to 15 seconds"),
+    **dict.fromkeys(("cogvideox", "ltx2", "ltx2_i2v"), ClipLengths(every=8)),
+    **dict.fromkeys(
+        ("minimax_h3", "minimax_h3_fl2v"),
+        ClipLengths(every=17, beyond=5, least=124, most=345, seconds="5 to 15 seconds"),
+    ),
 }
 #: Frames per second of families with sound; the default of the option ``frame_rate`` if they have it.
-FRAME_RATE: Mapping[str, float] = {"ltx2": 24.0, "minimax_h3": 24.0}
+FRAME_RATE: Mapping[str, float] = dict.fromkeys(("ltx2", "ltx2_i2v", "minimax_h3", "minimax_h3_fl2v"), 24.0)
 #: Families whose clips have sound.
-HEARD = frozenset({"ltx2", "minimax_h3"})
+HEARD = frozenset(FRAME_RATE)
 #: Families whose samples have several modalities with separate log-probs, in the order of their latents.
-MODALITIES: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ltx2", "minimax_h3"), ("video", "audio"))
+MODALITIES: Mapping[str, tuple[str, ...]] = dict.fromkeys(FRAME_RATE, ("video", "audio"))
 #: ``model.options`` that embeddings do not depend on; they depend on all others, and on all options of custom families.
 NOT_ENCODED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("sd15", "sdxl"), frozenset({"steps", "guidance_rescale"})),
@@ -95,6 +113,7 @@ NOT_ENCODED: Mapping[str, frozenset[str]] = {
     "wan21_v2v": frozenset({"guidance_scale_2", "flow_shift", "strength"}),
     **dict.fromkeys(("sana", "sana_video"), frozenset({"flow_shift"})),
     "ltx2": frozenset({"frame_rate", "audio_guidance_scale", "guidance_rescale"}),
+    "ltx2_i2v": frozenset({"frame_rate", "audio_guidance_scale", "guidance_rescale", "use_cross_timestep"}),
 }
 #: Families whose denoisers take latents of any height and width.
 ANY_SIZE = frozenset({"sd15", "sdxl", "sd3"})

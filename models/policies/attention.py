@@ -59,10 +59,17 @@ LANGUAGE_BACKENDS: Mapping[str, Backend] = {
 FIXED = frozenset({"sd15", "sdxl", "sd3", "sana", "qwen_image21", "cogvideox"})
 #: Families whose tokens diffusers cannot split over ranks.
 UNSPLIT = frozenset(
-    "sd15 sdxl sd3 z_image sana sana_video hunyuan_video15 qwen_image21 flux3 ltx2 minimax_h3 cogvideox".split()
+    (
+        "sd15 sdxl sd3 z_image sana sana_video hunyuan_video15 hunyuan_video15_i2v qwen_image21 flux3 ltx2 ltx2_i2v "
+        "minimax_h3 minimax_h3_fl2v cogvideox"
+    ).split()
 )
 #: Families whose text is padded and masked in every attention.
-MASKED = frozenset({"qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sana_video", "hunyuan_video15", "ltx2"})
+MASKED = frozenset(
+    (
+        "qwen_image qwen_image_edit qwen_image_edit_plus sana_video hunyuan_video15 hunyuan_video15_i2v ltx2 ltx2_i2v"
+    ).split()
+)
 
 
 def attention_identity(name: str | None) -> str:

@@ -67,6 +67,8 @@ class Policy(ABC):
         """Names of parts of the trained modules that stay frozen, as they occur in the names of parameters."""
         self.stored: dict[str, StoredWeights] = {}
         """Stored weights of the trained modules, by their names in the model's folder."""
+        self.rounding = 1.0
+        """Factor of rounding errors, from the model's predictions to those that samples are drawn from."""
         self.meter: Meter | None = None
         """Counts the models' computation; None: it is not counted."""
         self.lockstep = False

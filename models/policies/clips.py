@@ -20,6 +20,8 @@ class ClipPolicy(PipelinePolicy):
 
     lengths: ClassVar[ClipLengths] = ClipLengths(every=4)
     frames_argument: ClassVar[str] = "num_frames"
+    first_given: ClassVar[bool] = False
+    """The first frame is that of an image and stays fixed; chains hold the others, see ``finished``."""
 
     def noise_channels(self) -> int:
         """Return the channels of generated latents; the transformer may also read others."""
@@ -51,4 +53,19 @@ class ClipPolicy(PipelinePolicy):
                 f"model.frames is {settings.frames}, but this model takes {cls.lengths}. "
                 f"{cls.lengths.nearest(settings.frames)}."
             )
+        if cls.first_given and settings.frames == 1:
+            raise ConfigError(
+                f"model.frames is 1, but the first frame of model.policy '{cls.family}' is the image, and nothing is "
+                f"left to make. Set it to {cls.lengths.every + 1} or more."
+            )
         super().check_size(folder, DiffusionSettings(height=settings.height, width=settings.width), unit=unit)
+
+    def decode_smoothly(self, latents: Tensor) -> Tensor:
+        """Return the frames of clips; raise ConfigError if the first is given, as gradients are taken from latents that
+        lack it."""
+        if self.first_given:
+            raise ConfigError(
+                f"model.policy '{self.family}': clips are decoded with the image they start from, which the decoding "
+                "for reward gradients does not get. Choose an optimize.algorithm that needs no gradients."
+            )
+        return super().decode_smoothly(latents)

@@ -54,6 +54,11 @@ class DecodingPolicy(DiffusionPolicy):
         Images are (B, 3, H, W), clips (B, 3, F, H, W), in the autoencoder's dtype, about -1 to 1."""
         return self.decode_scaled(latents)
 
+    def run_decoder(self, vae: Any, latents: Tensor) -> Tensor:
+        """Return an autoencoder's output for (B, ...) latents that are scaled for it."""
+        made: Tensor = vae.decode(latents, return_dict=False)[0]
+        return made
+
     def decoded_clean(self, latents: Tensor) -> Tensor:
         """Return the autoencoder's output for (B, ...) clean latents, see ``decoded``."""
         return self.decoded(latents)

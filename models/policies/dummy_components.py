@@ -7,7 +7,6 @@ A stand-in that returns zeros or no tokens makes that argument unnecessary.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,34 +42,6 @@ def silent_t5(width: int) -> tuple[Any, Any]:
     return encoder, transformers.TokenizersBackend(tokenizer_object=raw, pad_token="<pad>", model_max_length=512)
 
 
-#: Placeholder of an image in a text.
-_PAD = "<|image_pad|>"
-
-
-class TextImageProcessor(transformers.ProcessorMixin):
-    """Qwen's processor for text and images, loaded from the same files."""
-
-    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
-        """Combine an image processor and a tokenizer; the base class would also require a video processor."""
-        self.image_processor = image_processor
-        self.tokenizer = tokenizer
-
-    @classmethod
-    def load(cls, folder: Path) -> TextImageProcessor:
-        """Load both from a processor's folder."""
-        images = load_pretrained(transformers.Qwen2VLImageProcessorPil, folder, label="model.path")
-        return cls(images, load_pretrained(transformers.AutoTokenizer, folder, label="model.path"))
-
-    def __call__(self, *, text: Sequence[str], images: Any, padding: bool, return_tensors: str) -> Any:
-        """Return the tokens, with one image token per image patch, and the patches. ``images`` lists the images of all
-        texts, in the order of their placeholders."""
-        pictures = self.image_processor(images=images, return_tensors=return_tensors)
-        counts = iter((pictures["image_grid_thw"].prod(1) // self.image_processor.merge_size**2).tolist())
-        full = [re.sub(re.escape(_PAD), lambda _: _PAD * next(counts), prompt) for prompt in text]
-        tokens = self.tokenizer(full, padding=padding, return_tensors=return_tensors)
-        return transformers.BatchFeature({**tokens, **pictures})
-
-
 class TextProcessor(transformers.ProcessorMixin):
     """Qwen's processor for text only, loaded from the same files: its image and video processors need torchvision."""
 
@@ -95,6 +66,42 @@ class TextProcessor(transformers.ProcessorMixin):
     def __call__(self, text: Any, **options: Any) -> Any:
         """Return the tokens of texts."""
         return self.tokenizer(text, **options)
+
+
+#: Placeholder of an image in a text.
+_PAD = "<|image_pad|>"
+
+
+class TextImageProcessor(TextProcessor):
+    """Qwen's processor for text and images, loaded from the same files."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
+        """Combine an image processor and a tokenizer; the base class would also require a video processor."""
+        super().__init__(tokenizer)
+        self.image_processor = image_processor
+
+    @classmethod
+    def load(cls, folder: Path) -> TextImageProcessor:
+        """Load both from a processor's folder."""
+        images = load_pretrained(transformers.Qwen2VLImageProcessorPil, folder, label="model.path")
+        return cls(images, load_pretrained(transformers.AutoTokenizer, folder, label="model.path"))
+
+    def __call__(self, text: Any, *, images: Any = None, **options: Any) -> Any:
+        """Return the tokens of texts, with one image token per image patch, which ``mm_token_type_ids`` mark, and the
+        patches. ``images`` lists the images of all texts, in the order of their placeholders."""
+        if images is None:
+            return super().__call__(text, **options)
+        pictures = self.image_processor(images=images, return_tensors=options["return_tensors"])
+        counts = iter((pictures["image_grid_thw"].prod(1) // self.image_processor.merge_size**2).tolist())
+        full = [re.sub(re.escape(_PAD), lambda _: _PAD * next(counts), prompt) for prompt in text]
+        tokens = self.tokenizer(full, **options)
+        marks = torch.tensor(self.create_mm_token_type_ids(tokens["input_ids"].tolist()))
+        return transformers.BatchFeature({**tokens, **pictures, "mm_token_type_ids": marks})
+
+    def create_mm_token_type_ids(self, input_ids: list[list[int]]) -> list[list[int]]:
+        """Return 1 for each token of an image, and 0 for others."""
+        image = self.tokenizer.convert_tokens_to_ids(_PAD)
+        return [[int(token == image) for token in tokens] for tokens in input_ids]
 
 
 class Unread(TextProcessor):

@@ -18,7 +18,7 @@ from models.library_loading import read_json
 from models.policies.clips import ClipPolicy
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows
-from models.policies.pipeline_configs import SHIFT_ALONE, Fields, check_guider
+from models.policies.pipeline_configs import SHIFT_ALONE, Fields, check_guider, check_velocities
 from models.policies.tokenization import Reader
 from models.weights.lora_files import save_lora
 
@@ -60,13 +60,13 @@ class HunyuanVideo15(ClipPolicy):
     family = "hunyuan_video15"
     options_type = HunyuanVideo15Options
     options: HunyuanVideo15Options
-    text_parts = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+    text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
     readers = (
         Reader(tokenizer="tokenizer", further=_TEMPLATE, written=_asked),
         Reader(tokenizer="tokenizer_2", limit=_GLYPHS, written=_quoted),
     )
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": SHIFT_ALONE}
-    missing_arguments = frozenset({"guidance_scale", "max_sequence_length"})
+    missing_arguments: ClassVar[frozenset[str]] = frozenset({"guidance_scale", "max_sequence_length"})
     needs_autoencoder = True
     blocks = ("transformer_blocks",)
     # Attention of both streams.
@@ -91,12 +91,10 @@ class HunyuanVideo15(ClipPolicy):
         return scheduler.sigmas.clone().float()
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer without an image: the image's latents, mask and embeddings are zeros."""
-        pipeline, (batch, _, *shape) = self.pipeline, latents.shape
-        width = pipeline.transformer.config.image_embed_dim
+        known, embeds = self.condition(latents, rows)
         return modules["transformer"](
-            hidden_states=torch.cat([latents, torch.zeros_like(latents), latents.new_zeros(batch, 1, *shape)], dim=1),
-            image_embeds=latents.new_zeros(batch, pipeline.vision_num_semantic_tokens, width),
+            hidden_states=torch.cat([latents, known], dim=1),
+            image_embeds=embeds,
             timestep=(sigma * 1000).to(latents.dtype),
             encoder_hidden_states=rows["prompt_embeds"],
             encoder_attention_mask=rows["mask"],
@@ -105,14 +103,24 @@ class HunyuanVideo15(ClipPolicy):
             return_dict=False,
         )[0]
 
+    def condition(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Return the latents and mask of given frames (B, C + 1, f, h, w), and the embeddings of an image (B, N, D);
+        without an image all are zeros."""
+        pipeline, (batch, channels, *shape) = self.pipeline, latents.shape
+        width = pipeline.transformer.config.image_embed_dim
+        embeds = latents.new_zeros(batch, pipeline.vision_num_semantic_tokens, width)
+        return latents.new_zeros(batch, channels + 1, *shape), embeds
+
     def decoded(self, latents: Tensor) -> Tensor:
         vae = self.pipeline.vae
-        scaled = latents.to(vae.dtype) / vae.config.scaling_factor
-        # One by one: its attention masks only fit a single row (diffusers 0.42).
-        return torch.cat([vae.decode(row, return_dict=False)[0] for row in scaled.split(1)])
+        return self.run_decoder(vae, latents.to(vae.dtype) / vae.config.scaling_factor)
+
+    def run_decoder(self, vae: Any, latents: Tensor) -> Tensor:
+        """Decode one by one: the decoder's attention masks only fit a single row (diffusers 0.42)."""
+        return torch.cat([vae.decode(row, return_dict=False)[0] for row in latents.split(1)])
 
     def encoded(self, media: Tensor) -> Tensor:
-        """Return scaled latents, one by one as in ``decoded``."""
+        """Return scaled latents, one by one as in ``run_decoder``."""
         latents = torch.cat([self.likeliest(row) for row in media.split(1)])
         return latents * self.pipeline.vae.config.scaling_factor  # type: ignore[no-any-return]
 
@@ -135,6 +143,7 @@ class HunyuanVideo15(ClipPolicy):
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
         super()._check_scheduler(folder, index)
         check_guider(folder, cls.family, index)
+        check_velocities(folder, "use_meanflow")
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:

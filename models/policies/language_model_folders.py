@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.errors import ConfigError
 from models.library_loading import read_json
@@ -31,6 +31,10 @@ class LanguageModels:
     """The class of transformers that reads their prompts."""
     task: str
     """Their task on the hub."""
+    draws: bool = False
+    """Whether the tokens of an image follow a prompt, which then has those of ``frame_of`` around it."""
+    generation: tuple[str, ...] = ()
+    """Settings of a generation config that exports keep, besides tokens that start, end and pad texts."""
 
     def loader(self) -> Any:
         """Return the class of transformers."""
@@ -48,6 +52,18 @@ CAUSAL = LanguageModels(
     task="text-generation",
 )
 """Models of texts."""
+
+
+class Frame(NamedTuple):
+    """The tokens around a prompt that an image follows, and the one that replaces its own in a row without a prompt."""
+
+    first: int
+    last: int
+    blank: int
+
+    def around(self, ids: Sequence[int]) -> list[int]:
+        """Return a prompt's ids with both; the first may be there."""
+        return [*([] if ids[:1] == [self.first] else [self.first]), *ids, self.last]
 
 
 def hidden_size(config: Any) -> int:
@@ -110,6 +126,29 @@ def read_generation_config(folder: Path, model: Any) -> Any:
     if not (folder / "generation_config.json").is_file():
         return model.generation_config
     return load_pretrained(GenerationConfig, folder, label="model.path: the generation config of")
+
+
+def add_template(tokenizer: Any, folder: Path) -> None:
+    """Give a tokenizer the chat template of its processor, where that has a file of its own, as of transformers 4."""
+    file = folder / "chat_template.json"
+    if getattr(tokenizer, "chat_template", None) is None and file.is_file():
+        tokenizer.chat_template = read_json(file).get("chat_template")
+
+
+def frame_of(folder: Path) -> Frame:
+    """Return the tokens around a prompt of a folder's model; raise ConfigError if its files do not name them."""
+    from transformers import GenerationConfig
+
+    found = load_pretrained(GenerationConfig, folder, label="model.path: the generation config of")
+    last = (getattr(found, "generation_kwargs", None) or {}).get("boi_token_id")
+    ids = [token for token in (found.bos_token_id, last, found.pad_token_id) if isinstance(token, int)]
+    if len(ids) != 3:
+        raise ConfigError(
+            f"model.path '{folder}' has a generation_config.json without bos_token_id, pad_token_id or "
+            "generation_kwargs.boi_token_id, which are put around prompts of images. Take a folder of transformers' "
+            "Janus, such as deepseek-community/Janus-Pro-1B."
+        )
+    return Frame(*ids)
 
 
 def check_vocabulary(folder: Path, *, label: str = "model.path") -> None:

@@ -9,6 +9,7 @@ skipping blocks and by separating the media, are not: each would need another fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,23 +95,30 @@ class LTX2(ClipPolicy):
         return {"prompt_embeds": video, "audio_prompt_embeds": audio, "mask": mask.long()}
 
     def modalities(self) -> Mapping[str, int]:
-        frames, height, width = self._shape()
-        return dict(zip(self.modality_names, (frames * height * width, self._sound_length()), strict=True))
+        return dict(zip(self.modality_names, (math.prod(self._shape()), self._sound_length()), strict=True))
+
+    def apart(self, latents: Tensor) -> tuple[Tensor, ...]:
+        """Split latents into the tokens of the clip, all or those generated, and those of the sound."""
+        sound = self._sound_length()
+        return latents.split([latents.shape[1] - sound, sound], dim=1)
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, S + L, C) float32 noise; the clip's is drawn before the sound's."""
+        from diffusers.utils.torch_utils import randn_tensor
+
         pipeline, settings, config = self.pipeline, self.settings, self.pipeline.transformer.config
         batch, about, drawn = len(generators), (torch.float32, settings.device), list(generators)
-        size = (settings.height, settings.width, settings.frames)
         levels = pipeline.audio_vae.config.mel_bins
         channels = config.audio_in_channels * pipeline.audio_vae_mel_compression_ratio // levels
-        clip = pipeline.prepare_latents(batch, config.in_channels, *size, 0.0, *about, drawn)
+        whole = (batch, config.in_channels, *self._shape())
+        # Not by the pipeline's method, as that of some tasks also needs images.
+        clip = pipeline._pack_latents(randn_tensor(whole, drawn, settings.device, torch.float32))
         sound = pipeline.prepare_audio_latents(batch, channels, self._sound_length(), levels, 0.0, *about, drawn)
         return torch.cat([clip, sound], dim=1)
 
     def image_tokens(self) -> int:
         """Return the number of the clip's tokens, which determine the shift of both media."""
-        return self.modalities()["video"]
+        return math.prod(self._shape())
 
     def shift_bounds(self) -> Mapping[str, float]:
         return _BOUNDS
@@ -134,12 +142,11 @@ class LTX2(ClipPolicy):
         """Call the transformer with the tokens of both media."""
         clip, sound = self.apart(latents)
         (frames, height, width), time = self._shape(), sigma * 1000
-        predicted = modules["transformer"](
-            hidden_states=clip,
+        seen, heard = modules["transformer"](
             audio_hidden_states=sound,
             encoder_hidden_states=rows["prompt_embeds"],
             audio_encoder_hidden_states=rows["audio_prompt_embeds"],
-            timestep=time,
+            audio_timestep=time,
             sigma=time,
             encoder_attention_mask=rows["mask"],
             audio_encoder_attention_mask=rows["mask"],
@@ -149,8 +156,13 @@ class LTX2(ClipPolicy):
             fps=self.options.frame_rate,
             audio_num_frames=sound.shape[1],
             return_dict=False,
+            **self.clip_inputs(clip, time, rows),
         )
-        return torch.cat(predicted, dim=1)
+        return torch.cat([seen[:, -clip.shape[1] :], heard], dim=1)
+
+    def clip_inputs(self, clip: Tensor, time: Tensor, rows: Rows) -> dict[str, Any]:
+        """Return the transformer's arguments for (B, S, C) tokens of clips at times (B,), 0 to 1000."""
+        return {"hidden_states": clip, "timestep": time}
 
     def clip_latents(self, latents: Tensor) -> Tensor:
         """Return the (B, C, f, h, w) latents of clips for the autoencoder, from (B, S + L, C) final latents."""

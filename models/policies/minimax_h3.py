@@ -59,7 +59,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     pipeline_name = "MiniMaxH3ModularPipeline"
     blocks_name = "MiniMaxH3Blocks"
-    workflow = "t2va"
+    workflow: ClassVar[str | None] = "t2va"
     family = "minimax_h3"
     options_type = TextOptions
     options: TextOptions
@@ -68,7 +68,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
     text_parts = ("text_encoder", "tokenizer")
     decoder_names = ("vae", "audio_vae")
     missing_arguments = frozenset({"guidance_scale", "max_sequence_length"})
-    required_parts = ("audio_vae", "scheduler", "audio_scheduler")
+    required_parts: ClassVar[tuple[str, ...]] = ("audio_vae", "scheduler", "audio_scheduler")
     schedulers: ClassVar[Mapping[str, Fields]] = {"MiniMaxH3Scheduler": Fields(followed=frozenset({"shift"}))}
     size_unit = 32
     one_by_one = True
@@ -124,17 +124,22 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         prompt has no tokens, or more than ``max_sequence_length``; the pipeline does not truncate."""
         from diffusers.modular_pipelines.minimax_h3.encoders import get_qwen3vl_prompt_embeds
 
-        pipeline, most = self.pipeline, self.options.max_sequence_length
+        pipeline = self.pipeline
         tokens = pipeline.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        if not 1 <= len(tokens) <= most:
-            raise ConfigError(
-                f"model.options.max_sequence_length is {most}, but prompt {prompt!r} has {len(tokens)} tokens, and the "
-                f"pipeline reads all. {'Raise it, or shorten the prompt' if tokens else 'Write something'}."
-            )
+        self.check_length(prompt, len(tokens), words=len(tokens))
         encoder = pipeline.text_encoder
         about = {"text_encoder_layer": _TEXT_LAYER, "device": self.settings.device, "dtype": encoder.dtype}
         embeds = get_qwen3vl_prompt_embeds(encoder, pipeline.processor, tokens, {}, **about)
-        return padded_text(embeds, most)
+        return padded_text(embeds, self.options.max_sequence_length)
+
+    def check_length(self, prompt: str, tokens: int, *, words: int) -> None:
+        """Check that a prompt has tokens of text, and no more in all than ``max_sequence_length``."""
+        most = self.options.max_sequence_length
+        if not words or tokens > most:
+            raise ConfigError(
+                f"model.options.max_sequence_length is {most}, but prompt {prompt!r} has {tokens} tokens, and the "
+                f"pipeline reads all. {'Raise it, or shorten the prompt' if words else 'Write something'}."
+            )
 
     def sigmas(self, steps: int) -> Tensor:
         """Return the clip's levels for T steps: 1, (T-1)/T, ..., 1/T, 0 after its shift; the pipeline counts the 0."""
@@ -170,24 +175,36 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
         shape, length, patch = self._shape(), int(rows["text_length"]), self.pipeline.patch_size
         clip, sound = self.apart(latents)
-        positions, tags, heard, *indices = self._layouts(length, shape, latents.device)
+        blocks, given = self.given_frames(rows)
+        positions, tags, heard, *indices = self._layouts(length, shape, blocks, latents.device)
+        tokens = patchify_video_latents(clip.view(1, *shape.clip), patch)[None]
+        times = [1 - sigma, 1 - self._joined.level(sigma)]
+        if given is not None:
+            packed = [patchify_video_latents(frame[None, :, None].to(tokens.dtype), patch) for frame in given]
+            tokens = torch.cat([torch.cat(packed)[None], tokens], dim=1)
+            times.append((1 - sigma).clamp(min=self.pipeline.keyframe_noise_aug))
         seen, sounded = modules["transformer"](
-            hidden_states=patchify_video_latents(clip.view(1, *shape.clip), patch)[None],
+            hidden_states=tokens,
             audio_hidden_states=sound.view(1, *shape.sound),
             encoder_hidden_states=rows["prompt_embeds"][:, :length],
             # Text has no level; the pipeline uses the clip's.
-            timestep=torch.cat([1 - sigma, 1 - self._joined.level(sigma)]),
+            timestep=torch.cat(times),
             timestep_indices=heard,
             token_tags=tags,
             position_ids=positions,
             **dict(zip(("video_indices", "audio_indices", "text_indices"), indices, strict=True)),
             return_dict=False,
         )
+        made = seen[:, -(math.prod(shape.clip[1:]) // math.prod(patch)) :]
         # The model predicts the velocity towards the data.
-        return -torch.cat([_unpatchified(seen, shape, patch).flatten(1), sounded.flatten(1)], dim=1)
+        return -torch.cat([_unpatchified(made, shape, patch).flatten(1), sounded.flatten(1)], dim=1)
+
+    def given_frames(self, rows: Rows) -> tuple[tuple[tuple[int, int], ...], Tensor | None]:
+        """Return where given frames begin and end in the text of one row, and their latents (R, C, h, w), or None."""
+        return (), None
 
     @cached_property
-    def _layouts(self) -> Callable[[int, _Shape, torch.device], list[Tensor]]:
+    def _layouts(self) -> Callable[[int, _Shape, tuple[tuple[int, int], ...], torch.device], list[Tensor]]:
         """Cache of recent layouts: texts have many lengths, but the steps of a row follow each other."""
         return lru_cache(_LAYOUTS)(self._layout)
 
@@ -195,24 +212,32 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         super().forget_tables()
         self.__dict__.pop("_layouts", None)
 
-    def _layout(self, length: int, shape: _Shape, device: torch.device) -> list[Tensor]:
-        """Return each token's position, tag and whether it is sound, and the indices of clip, sound and text tokens."""
+    def _layout(
+        self, length: int, shape: _Shape, blocks: tuple[tuple[int, int], ...], device: torch.device
+    ) -> list[Tensor]:
+        """Return each token's position, tag and noise level, 1 for sound and 2 for given frames, and the indices of
+        clip, sound and text tokens. ``blocks``: tokens of the text that show the first and the last frame."""
         from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
 
         pipeline = self.pipeline
         # It reads values of its own tensors, which must also exist while memory is traced.
         with with_content():
+            text = torch.full((length,), pipeline.text_tag)
+            for begin, end in blocks:
+                text[begin:end] = pipeline.video_tag
             made = MiniMaxH3PrepareLayoutStep.build_packed_sequence(
-                torch.full((length,), pipeline.text_tag),
+                text,
                 *shape.clip[1:],
                 shape.sounds,
                 pipeline.patch_size,
                 pipeline.audio_channels,
                 pipeline.audio_tag,
                 pipeline.video_tag,
+                ("first", "last")[: len(blocks)],
             )
             positions, tags, *indices = made[:5]
             heard = (tags == pipeline.audio_tag).long()
+            heard[length : length + made[5]] = 2
         return [moved(tensor, device) for tensor in (positions, tags, heard, *indices)]
 
     def clip_latents(self, latents: Tensor) -> Tensor:

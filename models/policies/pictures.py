@@ -36,8 +36,8 @@ KEPT_BYTES = 1 << 28
 #: Attributes of processors and tokenizers with the marks of images, clips and sounds in texts.
 _MARKS = ("image_token", "video_token", "audio_token", "boi_token", "eoi_token", "fake_image_token")
 
-#: Files of a processor.
-_FILES = (
+#: Files of a processor besides the tokenizer's.
+PROCESSOR_FILES = (
     *(f"{name}_config.json" for name in ("preprocessor", "processor", "video_preprocessor")),
     *("chat_template.json", "chat_template.jinja"),
 )
@@ -146,7 +146,7 @@ class Pictures:
 
 @lru_cache(maxsize=4)
 def _pictures(folder: Path, stamp: tuple[int, ...]) -> Pictures:
-    files = [folder / name for name in _FILES if (folder / name).is_file()]
+    files = [folder / name for name in PROCESSOR_FILES if (folder / name).is_file()]
     return Pictures(load_processor(folder), image_token(load_language_config(folder)), files)
 
 

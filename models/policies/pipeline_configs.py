@@ -182,6 +182,20 @@ def scheduler_of(folder: Path, index: Mapping[str, Any], *, part: str = "schedul
         ) from None
 
 
+def check_velocities(folder: Path, field: str) -> None:
+    """Check that a transformer is no flow map, which takes the end of a step as an input; raise ConfigError.
+
+    Args:
+        folder: the pipeline's folder.
+        field: the field of the transformer's config that makes it one.
+    """
+    if read_json(folder / "transformer" / "config.json").get(field):
+        raise ConfigError(
+            f"model.path '{folder}' is distilled ({field} in transformer/config.json): its predictions are those of "
+            "whole steps, which have no log-probs. Take the base model it was distilled from."
+        )
+
+
 def check_guider(folder: Path, family: str, index: Mapping[str, Any]) -> None:
     """Check that a folder's guider computes the same guidance as the family, at any scale; raise ConfigError."""
     made, config = index["guider"][1], read_json(folder / "guider" / "guider_config.json")

@@ -1,27 +1,48 @@
 """Qwen-Image 2.1 (QwenImage21Pipeline): text and image in one causal sequence, with text modulated at noise level 0.
 
-The image follows its text, so padding would shift it: rows are computed one by one, without padding. The pipeline
-caches the text's keys and values after the first step, which rounds differently; here every call computes them, as
-training requires.
+With ``references`` it edits or combines images: each stands in the text, as vision tokens for the encoder and as
+latents for the transformer, four for each vision token. The generated image follows its text, so padding would shift
+it: rows are computed one by one, without padding. The pipeline caches the text's keys and values after the first step,
+which rounds differently; here every call computes them, as training requires.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from configs.errors import ConfigError
 from models.policies.diffusion import PipelineCall
 from models.policies.parts import Part
-from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions, padded_text
+from models.policies.pipeline import Modules, PipelinePolicy, Rows, padded_text
+from models.policies.reference_images import check_references, check_shape, grids_of, padded, room_of, tokens_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+#: Sides of images are rounded to multiples of 32 pixels, so that each may grow by half of that.
+_ROUNDING = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenImage21Options:
+    """Options of the family."""
+
+    max_sequence_length: int = 512
+    """Maximum tokens of text, and the stored length of all rows of it; an image has one for 32 x 32 of its pixels."""
+    references: int = 0
+    """Maximum number of images per prompt, which the model edits or combines; 0: text to image."""
+    reference_area: int = 1024 * 1024
+    """Pixels to which each image is scaled, keeping its aspect ratio."""
 
 
 class QwenImage21(PipelinePolicy):
@@ -29,7 +50,8 @@ class QwenImage21(PipelinePolicy):
 
     pipeline_name = "QwenImage21Pipeline"
     family = "qwen_image21"
-    options_type: ClassVar[type[Any]] = TextOptions
+    options_type = QwenImage21Options
+    options: QwenImage21Options
     text_parts = ("text_encoder", "processor")
     guidance_argument = "true_cfg_scale"
     missing_arguments = frozenset({"max_sequence_length"})
@@ -46,33 +68,75 @@ class QwenImage21(PipelinePolicy):
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
         """Return the processor, or a stand-in if no text is read: creating the pipeline requires one."""
-        from models.policies.dummy_components import TextProcessor, Unread
+        from models.policies.dummy_components import TextImageProcessor, Unread
 
-        return {"processor": TextProcessor.load(folder / "processor") if Part.TEXT in parts else Unread()}
+        return {"processor": TextImageProcessor.load(folder / "processor") if Part.TEXT in parts else Unread()}
+
+    @classmethod
+    def parts_to_encode(cls, options: Mapping[str, Any]) -> frozenset[Part]:
+        """Return also the autoencoder if prompts come with images."""
+        return cls.encoding_parts | {Part.VAE} if options.get("references") else cls.encoding_parts
 
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, the tokens it has. Raises ConfigError if a
-        prompt has more tokens than ``max_sequence_length``; the pipeline does not truncate."""
-        embeds, _, _ = self.pipeline.encode_prompt([prompt], device=self.settings.device)
-        tokens, most = embeds.shape[1], self.options.max_sequence_length
-        if tokens > most:
+        """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, the tokens it has; with images, the tokens
+        of ``padded`` and ``image_place_1`` to ``image_place_R``, (1,) int64 each, where they begin in the text. Raises
+        ConfigError if a prompt has more tokens than ``max_sequence_length``, as the pipeline does not truncate, comes
+        with more images than ``references``, or one is too narrow."""
+        pictures, most = [Image.fromarray(pixels).convert("RGBA") for pixels in images], self.options.references
+        sizes, seen = [self._size(picture, prompt) for picture in pictures], None
+        if most:
+            check_references(len(pictures), most, prompt)
+            scale = self.pipeline.image_processor.resize
+            seen = [scale(picture, *size) for picture, size in zip(pictures, sizes, strict=True)]
+        embeds, _, marked = self.pipeline.encode_prompt([prompt], image=seen, device=self.settings.device)
+        tokens, longest = embeds.shape[1], self.options.max_sequence_length
+        if tokens > longest:
             raise ConfigError(
-                f"model.options.max_sequence_length is {most}, but prompt {prompt!r} has {tokens} tokens, those of "
-                "its template among them, and the pipeline reads all. Raise it, or shorten the prompt."
+                f"model.options.max_sequence_length is {longest}, but prompt {prompt!r} has {tokens} tokens, those of "
+                "its template and images among them, and the pipeline reads all. Raise it, or shorten the prompt."
             )
-        return padded_text(embeds, most)
+        found = padded_text(embeds, longest)
+        if not most:
+            return found
+        unit, area = self.token_width(), self.options.reference_area
+        latents = [self._latents_of(picture, *size) for picture, size in zip(pictures, sizes, strict=True)]
+        grids = [(height // unit, width // unit) for height, width in sizes]
+        positions, before = marked[0].nonzero()[:, 0], [math.prod(grid) // 4 for grid in grids]
+        begins = [int(positions[number]) for number in accumulate([0, *before[:-1]])] + [0] * (most - len(grids))
+        places = {f"image_place_{n}": torch.tensor([at], device=embeds.device) for n, at in enumerate(begins, 1)}
+        return {**found, **places, **padded(latents, grids, most=most, room=room_of(area, unit, round_up=_ROUNDING))}
+
+    def _size(self, picture: Image.Image, prompt: str) -> tuple[int, int]:
+        """Return height and width of an image scaled to the area, as the pipeline rounds them."""
+        from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import calculate_dimensions
+
+        check_shape(picture, prompt, least=1)
+        width, height, _ = calculate_dimensions(self.options.reference_area, picture.width / picture.height)
+        return height, width
+
+    def _latents_of(self, picture: Image.Image, height: int, width: int) -> Tensor:
+        """Return the (1, N, C) tokens of an image scaled to a size."""
+        pipeline = self.pipeline
+        unit = pipeline.image_processor.preprocess(picture, height, width).unsqueeze(2)
+        latents = pipeline._encode_vae_image(unit.to(self.settings.device, pipeline.vae.dtype), None)
+        return pipeline._pack_latents(latents, *latents[:, :, 0].shape)  # type: ignore[no-any-return]
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         length, tokens = int(rows["text_length"]), latents.shape[1]
+        grids = grids_of(rows)
+        at = torch.arange(length + tokens // 4, device=latents.device)
         # One image position in the text represents four image tokens.
-        places = torch.arange(length + tokens // 4, device=latents.device) >= length
+        places = at >= length
+        for number, grid in enumerate(grids, 1):
+            begin = int(rows[f"image_place_{number}"])
+            places = places | ((at >= begin) & (at < begin + math.prod(grid) // 4))
         predicted: Tensor = modules["transformer"](
-            hidden_states=latents,
+            hidden_states=torch.cat([tokens_of(rows).to(latents.dtype), latents], dim=1) if grids else latents,
             # The pipeline rounds the timestep to the latents' dtype, coarsely in bfloat16.
             timestep=(sigma * 1000).to(latents.dtype) / 1000,
             encoder_hidden_states=rows["prompt_embeds"][:, :length],
-            img_shapes=[[(1, *self.grid())]],
+            img_shapes=[[(1, *grid) for grid in (*grids, self.grid())]],
             img_mask=places[None],
             return_dict=False,
         )[0]
@@ -99,14 +163,20 @@ class QwenImage21(PipelinePolicy):
         return self.table(like.device, _moments, *config.latents_mean, *config.latents_std).to(like)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments; it reads whole texts, and its images have a fourth channel."""
-        call = super().pipeline_call(steps, negative_prompt)
-        note = "Its images have a channel of transparency, which the run leaves away, as image.convert('RGB') does."
-        return replace(call, differences=(*call.differences, note))
+        """Return the pipeline's arguments; it reads whole texts, its images have a fourth channel, and it scales images
+        to squares of whole pixels."""
+        call, area = super().pipeline_call(steps, negative_prompt), self.options.reference_area
+        notes = ["Its images have a channel of transparency, which the run leaves away, as image.convert('RGB') does."]
+        if self.options.references and math.isqrt(area) ** 2 != area:
+            notes.append(
+                f"The run scaled images to {area} pixels; {self.pipeline_name} takes squares of whole numbers."
+            )
+        return replace(call, differences=(*call.differences, *notes))
 
     def more_arguments(self, steps: int) -> dict[str, Any]:
-        """Turn off the cache of the text's keys and values."""
-        return {"use_kv_cache": False}
+        """Turn off the cache of the text's keys and values, and scale images as the policy does."""
+        side = {"output_resolution": math.isqrt(self.options.reference_area)} if self.options.references else {}
+        return {"use_kv_cache": False, **side}
 
     def token_width(self) -> int:
         return int(self.pipeline.vae_scale_factor)

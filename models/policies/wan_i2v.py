@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from PIL import Image
 
-from configs.errors import ConfigError, PromptError
+from configs.errors import PromptError
 from models.library_loading import read_json
 from models.maths.conditioning import Conditioning
-from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
+from models.policies.diffusion import Images, PipelineCall
 from models.policies.parts import Part
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN, Wan, Wan22TI2V
@@ -108,6 +108,7 @@ class Wan22TI2VImage(_ImageToVideo, Wan22TI2V):
     # The published folder names the text-to-video pipeline.
     folders_of: ClassVar[tuple[str, ...]] = ("WanPipeline",)
     family = "wan22_ti2v_i2v"
+    first_given = True
 
     def encode_images(self, prompts: Sequence[str], images: Images) -> dict[str, Tensor]:
         """Return ``condition`` (B, 48, 1, h, w), the latents of one image per prompt."""
@@ -121,24 +122,6 @@ class Wan22TI2VImage(_ImageToVideo, Wan22TI2V):
         """Return (B, 48, f, h, w): the image's latents, followed by those of the generated frames."""
         first = conditioning.positive["condition"].to(latents.device, latents.dtype)
         return torch.cat([first, latents], dim=2)
-
-    def decode_smoothly(self, latents: Tensor) -> Tensor:
-        """Raise ConfigError: gradients are taken from latents alone, which lack the first frame."""
-        raise ConfigError(
-            f"model.policy '{self.family}': clips are decoded with the image they start from, which the decoding for "
-            "reward gradients does not get. Choose an optimize.algorithm that needs no gradients."
-        )
-
-    @classmethod
-    def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
-        """Check height, width and the number of frames, of which at least one must be generated; raise ConfigError if
-        the model cannot make such clips."""
-        super().check_size(folder, settings, unit=unit)
-        if settings.frames == 1:
-            raise ConfigError(
-                f"model.frames is 1, but the first frame of model.policy '{cls.family}' is the image, and nothing is "
-                "left to make. Set it to 5 or more."
-            )
 
     def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
         times = super().inputs(latents, sigma, rows)["timestep"]

@@ -5,18 +5,41 @@ from __future__ import annotations
 import random
 import string
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
 
 from configs.option_types import OpenShare
-from models.quickstart.characters import CharacterModelBuilder, Characters, Pair, llama
+from models.quickstart.characters import (
+    BOS,
+    EOS,
+    CharacterModelBuilder,
+    Characters,
+    Pair,
+    answer_loss,
+    answer_probabilities,
+    filled,
+    llama,
+    train_until,
+)
 from models.quickstart.pretrain import Report
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _CHARACTERS = Characters(string.ascii_lowercase + string.digits + ' "')
+_SCORED = Characters(_CHARACTERS.characters + ".")
 _REQUESTS = ('draw "{}"', '"{}" please', 'the number "{}"', 'write "{}" by hand', 'show me "{}"', 'a picture of "{}"')
 #: Rewritten forms of a request for a number; the models of ``digits`` are trained on the second one only.
 _REWRITES = ("{}", '"{}"', "number {}", "a {}", "{} digits")
+#: The text that accepts an image, and how often it answers each score of one.
+_ACCEPTS, _SCORES = "ok", {"0.00": 0.3, "0.50": 0.5, "1.00": 0.7}
 #: Number of requests that accuracy is measured on.
 _PROBE = 40
+#: Rows of a batch of conversations; steps between checks for the end, and the most steps.
+_BATCH, _EVERY, _MOST_STEPS = 128, 20, 3000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +69,36 @@ class RewriterBuilder(CharacterModelBuilder):
         _CHARACTERS.tokenizer().save_pretrained(folder)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviserBuilder(CharacterModelBuilder):
+    """A rewriter that goes on after the score of its image with ``ok``, somewhat more often after a higher one, or with
+    another rewritten form."""
+
+    accuracy: OpenShare = 0.97
+    """Share of sampled texts that must be ``ok`` or a form with the right number, where pre-training ends."""
+
+    def build(self, folder: Path, report: Report) -> None:
+        """Write a transformers folder with model and tokenizer."""
+        model, (train, _), order = llama(self.seed, vocabulary=48, positions=64), numbers(), random.Random(self.seed)
+        probe = [row for number in order.choices(train, k=_PROBE) for row in _texts(order, number)]
+
+        def loss() -> Tensor:
+            ids, labels = filled([_turn(order, order.choice(train)) for _ in range(_BATCH)])
+            return answer_loss(model(input_ids=ids).logits, labels)
+
+        @torch.no_grad()
+        def good(step: int) -> bool:
+            if step % _EVERY:
+                return False
+            ids, labels = filled(probe)
+            found = answer_probabilities(model(input_ids=ids).logits, labels)
+            return float(found.sum()) >= self.accuracy * 2 * _PROBE
+
+        train_until(model, loss, good, most=_MOST_STEPS, report=partial(report, "language model"), max_norm=1.0)
+        model.save_pretrained(folder)
+        _SCORED.tokenizer().save_pretrained(folder)
+
+
 def numbers() -> tuple[list[str], list[str]]:
     """Return the two-digit numbers for training, and the held-out quarter."""
     known = [f"{number:02d}" for number in range(100)]
@@ -60,3 +113,29 @@ def requests(known: list[str]) -> list[str]:
 def _pair(order: random.Random, known: list[str]) -> Pair:
     number = order.choice(known)
     return order.choice(_REQUESTS).format(number), order.choice(_REWRITES).format(number)
+
+
+#: Token ids before an answer, and those of the answer.
+_Row = tuple[list[int], list[int]]
+
+
+def _texts(order: random.Random, number: str) -> list[_Row]:
+    """Return all answers to a request for a number, and to a score of its image."""
+    request, texts = order.choice(_REQUESTS).format(number), [each.format(number) for each in _REWRITES]
+    said = order.choice(texts), order.choice([*_SCORES])
+    return [*(_row(request, text) for text in texts), *(_row(request, text, said) for text in (*texts, _ACCEPTS))]
+
+
+def _turn(order: random.Random, number: str) -> _Row:
+    """Return a first or second answer to a request for a number."""
+    request, texts = order.choice(_REQUESTS).format(number), [each.format(number) for each in _REWRITES]
+    if order.random() < 0.5:
+        return _row(request, order.choice(texts))
+    score = order.choice([*_SCORES])
+    answer = _ACCEPTS if order.random() < _SCORES[score] else order.choice(texts)
+    return _row(request, answer, (order.choice(texts), score))
+
+
+def _row(request: str, answer: str, before: tuple[str, str] | None = None) -> _Row:
+    said = [] if before is None else [*_SCORED.tokens(before[0]), EOS, *_SCORED.tokens(before[1])]
+    return [BOS, *_SCORED.tokens(request), *said], [*_SCORED.tokens(answer), EOS]

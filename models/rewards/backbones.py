@@ -1,6 +1,7 @@
 """Inputs and layers of fitted rewards: a backbone turns samples into numbers, and its head of layers into a score.
 
-A backbone is fixed; ``flowmill reward fit`` trains the head. A new one is one class here and one line in ``BACKBONES``.
+A backbone is fixed, but for adapters of its model; ``flowmill reward fit`` trains these and the head. A new one is one
+class here and one line in ``BACKBONES``.
 
 Legend: B rows, H W image pixels, C h w latents, D embedding, K outputs of a head.
 """
@@ -16,15 +17,19 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import nn
 
+from configs.errors import ConfigError
 from configs.fingerprint import hash_text
 from models.rewards.clip import ClipEmbeddings
 from models.rewards.device_placement import settled
 from models.rewards.pretrained import Encoding
 from models.rewards.text import SequenceClassification
 from models.text.control_tokens import as_texts
+from models.weights.lora import LoraSpec, add_lora, block_layers
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from configs.model import LoraSection
 
 Judged = Literal["images", "latents", "texts"]
 """Media that people judged."""
@@ -36,8 +41,13 @@ class RewardBackbone(Protocol):
     judged: ClassVar[Judged]
     """Media it takes."""
 
+    @property
+    def network(self) -> nn.Module | None:
+        """Its pretrained model, on which adapters can be trained; None: it has none."""
+        ...
+
     def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
-        """Return (B, ...) float32 inputs without a gradient of B samples as stored, and their prompts."""
+        """Return (B, ...) float32 inputs of B samples as stored, and their prompts; adapters alone get a gradient."""
         ...
 
     def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
@@ -74,6 +84,10 @@ class _Prompted:
     """Features of the prompt: none, its words, or its characters with their positions."""
     features: PositiveInt = 1024
     """Number of features, to which words or characters are hashed."""
+
+    @property
+    def network(self) -> None:
+        """Return None: all layers are those of the head."""
 
     def shares(self, prompts: Sequence[str]) -> Tensor:
         """Return (B, 1 + features), or (B, 1) ones if the prompt has no features."""
@@ -154,9 +168,14 @@ class ClipFeatures(_OneOutput, ClipEmbeddings):
     hidden: NonNegativeInt = 0
     """Width of a layer between; 0: a linear head, whose weights on the products generalize the cosine."""
 
+    @property
+    def network(self) -> nn.Module:
+        """The towers of images and texts."""
+        return self._clip
+
     def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
         """Return (B, 2 D) features of (H, W, 3) uint8 images."""
-        return self._joined(self.of_images(media).clone(), prompts)
+        return self._joined(self.of_images(media), prompts)
 
     def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
         """Return (B, 2 D) features of (B, 3, H, W) images of about 0 to 1."""
@@ -165,7 +184,7 @@ class ClipFeatures(_OneOutput, ClipEmbeddings):
     def _joined(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         # Embeddings have length 1; in this scale their entries are about 1.
         scale = images.shape[1] ** 0.5
-        return torch.cat([scale * images, scale**2 * images * self.of_texts(prompts).clone()], 1)
+        return torch.cat([scale * images, scale**2 * images * self.of_texts(prompts)], 1)
 
     def head(self, inputs: Tensor) -> nn.Sequential:
         """Return one linear layer, or two."""
@@ -185,13 +204,18 @@ class TextFeatures(_OneOutput, SequenceClassification):
     hidden: NonNegativeInt = 0
     """Width of a layer between; 0: a linear head."""
 
+    @property
+    def network(self) -> nn.Module:
+        """The classifier."""
+        return self._model
+
     def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
         """Return (B, D) features of texts."""
         found = []
         for encoded, output in self.outputs([str(text) for text in media], prompts, output_hidden_states=True):
             mask = encoded["attention_mask"][..., None].float()
             found.append((output.hidden_states[-1].float() * mask).sum(1) / mask.sum(1))
-        return torch.cat(found).clone()
+        return torch.cat(found)
 
     def smooth(self, media: Tensor, prompts: Sequence[str]) -> Tensor:
         """Texts have no gradient.
@@ -208,7 +232,7 @@ class TextFeatures(_OneOutput, SequenceClassification):
 
 @dataclass(kw_only=True)
 class TextLikelihood(_OneOutput, Encoding):
-    """How likely a frozen causal language model finds a text after its prompt.
+    """How likely a causal language model finds a text after its prompt.
 
     The inputs are the sum, the mean and the lowest of the log-probabilities of the text's tokens, with the end token.
     """
@@ -225,7 +249,11 @@ class TextLikelihood(_OneOutput, Encoding):
         self._model = settled(loaded, self.chosen(), getattr(torch, self.dtype))
         self._tokenizer = self.loaded("AutoTokenizer")
 
-    @torch.inference_mode()
+    @property
+    def network(self) -> nn.Module:
+        """The language model."""
+        return self._model
+
     def inputs(self, media: Sequence[np.ndarray], prompts: Sequence[str]) -> Tensor:
         """Return (B, 3) figures of texts; raise ValueError if one is longer than the model takes."""
         ends = [] if self._tokenizer.eos_token_id is None else [self._tokenizer.eos_token_id]
@@ -258,6 +286,32 @@ class TextLikelihood(_OneOutput, Encoding):
     def head(self, inputs: Tensor) -> nn.Sequential:
         """Return one linear layer."""
         return _linear(inputs, 0)
+
+
+def add_adapters(backbone: RewardBackbone, name: str, lora: LoraSection, *, seed: int) -> dict[str, nn.Parameter]:
+    """Add low-rank adapters, which change nothing yet, to the model of a backbone; return their parameters by name.
+
+    Args:
+        backbone: the backbone; its model is changed in place.
+        name: its name in messages.
+        lora: rank, alpha and layers; all linear layers of the numbered blocks if it names none.
+        seed: seed of their first weights.
+
+    Raises:
+        ConfigError: it has no model, or a target matches no layer.
+    """
+    if backbone.network is None:
+        raise ConfigError(f"lora: backbone '{name}' has no pretrained model: all its layers are trained. Remove it.")
+    targets = lora.targets or block_layers(backbone.network)
+    try:
+        spec = LoraSpec(rank=lora.rank, alpha=lora.alpha, targets=tuple(targets))
+        add_lora(name, backbone.network, spec, seed=seed, autocast=False)
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("model.")) from None
+    found = {key: parameter for key, parameter in backbone.network.named_parameters() if parameter.requires_grad}
+    for parameter in found.values():
+        parameter.data = parameter.data.float()
+    return found
 
 
 def _convolutions(inputs: Tensor, channels: int, hidden: int, outputs: int) -> nn.Sequential:

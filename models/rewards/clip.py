@@ -59,7 +59,6 @@ class ClipEmbeddings(Encoding):
     def _processor_source(self) -> tuple[str, str | None]:
         return self.model, self.revision
 
-    @torch.inference_mode()
     def of_images(self, images: np.ndarray | Sequence[np.ndarray]) -> Tensor:
         """Return (B, D) float32 embeddings of length 1 of (H, W, 3) uint8 images."""
         pixels = self._processor.image_processor(list(images), return_tensors="pt")["pixel_values"]
@@ -73,7 +72,6 @@ class ClipEmbeddings(Encoding):
         found = self._clip.get_image_features(pixels.to(self._device, self._clip.dtype))
         return nn.functional.normalize(found.pooler_output.float(), dim=-1)
 
-    @torch.inference_mode()
     def of_texts(self, texts: Sequence[str]) -> Tensor:
         """Return (B, D) float32 embeddings of length 1; texts too long for the model are truncated, as peers do."""
         most = self._clip.config.text_config.max_position_embeddings
@@ -99,8 +97,7 @@ class PromptLikeness(ClipEmbeddings):
 
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return one score per (3, H, W) image."""
-        # Autograd cannot save an inference tensor for the backward pass; it can save a copy.
-        return (self.of_smooth(media) * self.of_texts(prompts).clone()).sum(-1) * self.factor()
+        return (self.of_smooth(media) * self.of_texts(prompts)).sum(-1) * self.factor()
 
     def factor(self) -> float:
         """Return the factor of the convention."""
@@ -215,7 +212,7 @@ class ImageSimilarity(ClipEmbeddings):
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Metadata) -> Tensor:
         """Return one score per (3, H, W) image."""
         wanted = [self._wanted(row, prompt) for row, prompt in zip(metadata, prompts, strict=True)]
-        return (self.of_smooth(media) * self.of_images(wanted).clone()).sum(-1)
+        return (self.of_smooth(media) * self.of_images(wanted)).sum(-1)
 
     def _wanted(self, metadata: Mapping[str, Any], prompt: str) -> np.ndarray:
         path = metadata.get(self.column)

@@ -39,9 +39,10 @@ class DigitsReward:
         self._model = model.fit(images.reshape(len(images), -1), labels)
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
-        """Return shares and the two digits that were read; ``media`` is (B, 16, 32, 3)."""
+        """Return shares and the two digits that were read; ``media`` is (B, H, W, 3), with 8 rows and 16
+        columns of equal size."""
         ink = 1 - media.astype(np.float32).mean(-1) / 255
-        small = ink.reshape(len(media), 8, 2, 16, 2).mean((2, 4))
+        small = ink.reshape(len(media), 8, ink.shape[1] // 8, 16, ink.shape[2] // 16).mean((2, 4))
         halves = np.stack([small[:, :, :8], small[:, :, 8:]], 1).reshape(-1, 64)
         read = self._model.predict(halves).reshape(-1, 2)
         wanted = np.array([[int(digit) for digit in quoted_text(prompt)] for prompt in prompts])

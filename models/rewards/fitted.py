@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from configs.errors import ConfigError
+from configs.model import LoraSection
 from configs.path_types import FolderPlace, ModelPlace
 from configs.registry import create, option_names, resolve
 from models.devices import chosen_device, local_rank
 from models.library_loading import read_json
 from models.rewards import BACKBONES
+from models.rewards.backbones import add_adapters
 from models.rewards.base import Needs, Scores
 from models.rewards.latents import read_layers
 from models.rewards.weight_files import WeightsFile
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: The files of a fitted reward.
-ABOUT, HEAD = "reward.json", "head.safetensors"
+ABOUT, HEAD, ADAPTERS = "reward.json", "head.safetensors", "adapter.safetensors"
 _NAME = "fitted"
 #: Options of a backbone that say where, and not how: a fitted reward has its own.
 PLACES = ("model", "revision", "device")
@@ -45,7 +47,7 @@ class Fitted:
     media: Literal["samples", "latents"] = "samples"
     """latents, for a reward that was fitted on latents."""
     model: ModelPlace | None = None
-    """Folder, or id on the hub, of the frozen model of its backbone, where that has one."""
+    """Folder, or id on the hub, of the model of its backbone without adapters, where that has one."""
     revision: str | None = None
     """Commit, tag or branch of the model on the hub."""
     device: str = "auto"
@@ -57,13 +59,13 @@ class Fitted:
     _frozen: nn.ModuleList = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load description, backbone and layers.
+        """Load description, backbone, adapters and layers.
 
         Raises:
             ConfigError: the folder holds no fitted reward, one of other media, or one that is no better than chance.
         """
         device = chosen_device(self.device, local_rank(), label=f"device of reward '{_NAME}'")
-        name, options, accuracy = _described(self.path)
+        name, options, lora, accuracy = _described(self.path)
         low = accuracy["low"]
         if may_be_chance(accuracy) and not self.unproven:
             known = f"{accuracy['mean']:.3f} of {accuracy['count']:.0f} held-out judgments right"
@@ -84,10 +86,14 @@ class Fitted:
             raise ConfigError(f"reward '{_NAME}': '{self.path}' {state} the option 'model'.")
         places = {each: getattr(self, each) for each in PLACES if self.model is not None}
         self._backbone = create(BACKBONES, name, {**options, **places}, label="backbone")
-        head = WeightsFile(reward=_NAME, file=str(Path(self.path) / HEAD), option="path", remedy=_REMEDY)
-        self._layers = read_layers(head, self._backbone.shares(()).shape[1]).to(device)
+        if lora is not None:
+            _read_adapters(self._file(ADAPTERS), add_adapters(self._backbone, name, lora, seed=0))
+        self._layers = read_layers(self._file(HEAD), self._backbone.shares(()).shape[1]).to(device)
         # Found here, they leave the device with the layers.
         self._frozen = nn.ModuleList(each for each in vars(self._backbone).values() if isinstance(each, nn.Module))
+
+    def _file(self, name: str) -> WeightsFile:
+        return WeightsFile(reward=_NAME, file=str(Path(self.path) / name), option="path", remedy=_REMEDY)
 
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:
@@ -129,15 +135,27 @@ def may_be_chance(accuracy: Mapping[str, Any]) -> bool:
     return accuracy["low"] is None or accuracy["low"] <= _CHANCE
 
 
-def _described(path: str) -> tuple[str, dict[str, Any], Mapping[str, float | None]]:
-    """Return name and options of the backbone, and the held-out accuracy, of a folder that another user may write."""
+def _read_adapters(given: WeightsFile, adapters: Mapping[str, nn.Parameter]) -> None:
+    """Fill the adapters of a backbone, and freeze them."""
+    stored = given.read()
+    if {name: value.shape for name, value in stored.items()} != {name: each.shape for name, each in adapters.items()}:
+        raise given.unusable("its adapters are of another model, rank or layers")
+    for name, parameter in adapters.items():
+        parameter.requires_grad_(False).copy_(stored[name])
+
+
+def _described(
+    path: str,
+) -> tuple[str, dict[str, Any], LoraSection | None, Mapping[str, float | None]]:
+    """Return backbone, options, adapters and held-out accuracy of a folder, which may be written by another user."""
     try:
         about = read_json(Path(path) / ABOUT)
-        backbone, found = about["backbone"], about["heldout"]["accuracy"]
-        name, options = str(backbone["name"]), dict(backbone["options"])
+        name, options = str(about["backbone"]["name"]), dict(about["backbone"]["options"])
+        lora = LoraSection.model_validate(about["lora"]) if "lora" in about else None
+        found = about["heldout"]["accuracy"]
         accuracy = {key: None if found[key] is None else float(found[key]) for key in ("mean", "low", "high", "count")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"reward '{_NAME}': '{path}' holds no fitted reward: {error}. {_REMEDY}") from None
     if name not in BACKBONES:
         raise ConfigError(f"reward '{_NAME}': '{path}' has the backbone {name!r}, which does not exist. {_REMEDY}")
-    return name, {option: value for option, value in options.items() if option not in PLACES}, accuracy
+    return name, {option: value for option, value in options.items() if option not in PLACES}, lora, accuracy

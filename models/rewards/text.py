@@ -81,9 +81,7 @@ class SequenceClassification(Encoding):
         for chosen in rows:
             texts, about = [str(media[row]) for row in chosen], [prompts[row] for row in chosen]
             encoded = self._encoded(about, texts, padded=not alone).to(self._model.device)
-            with torch.inference_mode():
-                output = self._model(**encoded, **how)
-            yield encoded, output
+            yield encoded, self._model(**encoded, **how)
 
     def _encoded(self, prompts: Sequence[str], texts: Sequence[str], *, padded: bool) -> Any:
         most = self._most()

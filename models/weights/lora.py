@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -81,9 +82,16 @@ def _adapted(module: nn.Module, lora: LoraSpec) -> Iterator[tuple[str, nn.Linear
             yield name, layer
 
 
-def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:
+def block_layers(module: nn.Module) -> tuple[str, ...]:
+    """Return targets that match the linear layers in the numbered blocks of a model: their names within a block."""
+    layers = (name for name, part in module.named_modules() if _takes_adapters(part))
+    found = (re.fullmatch(r"(?:.*\.)?\d+\.(.+)", name) for name in layers)
+    return tuple(sorted({each[1] for each in found if each}))
+
+
+def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int, autocast: bool = True) -> None:
     """Add adapters to a model in place and freeze all other weights; adapters have memory even if the model is on meta.
-    Raises ConfigError if a target matches no layer."""
+    Raises ConfigError if a target matches no layer. ``autocast``: whether the model is called under autocast."""
     from peft import LoraConfig
     from peft.tuners.lora import LoraLayer
 
@@ -105,7 +113,7 @@ def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:
         torch.manual_seed(seed)
         module.add_adapter(config)
     for layer in module.modules():
-        if isinstance(layer, LoraLayer):
+        if autocast and isinstance(layer, LoraLayer):
             # peft casts inputs to the adapters' float32, and autocast casts them back: the same numbers, two copies.
             layer.cast_input_dtype_enabled = False
 

@@ -50,7 +50,7 @@ TOKEN_ALGORITHMS = Table(
     like="tasks.algorithms.base:Algorithm",
 )
 
-_BY_KIND = {"tokens": TOKEN_ALGORITHMS}
+_BY_KIND = {"tokens": TOKEN_ALGORITHMS, "image_tokens": TOKEN_ALGORITHMS}
 
 
 def algorithms_of(kind: str) -> Table:

@@ -50,7 +50,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     _known("rollout.store", config.rollout.store, TRAJECTORY_STORES)
     _check_registered(config)
     kind, requires = make_kind(config), make_algorithm(config).requires
-    _check_kind(config, requires)
+    _check_kind(config, kind, requires)
     _check_estimator(config, kind, requires)
     _check_stop(config, requires)
     _check_watch(config)
@@ -75,10 +75,10 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     return kind.cost(config, requires, prompts)
 
 
-def _check_kind(config: RunConfig, requires: Requirements) -> None:
+def _check_kind(config: RunConfig, kind: Kind, requires: Requirements) -> None:
     """Check that the algorithm trains policies of the run's kind."""
     name = kind_name(config)
-    if requires.kind != name:
+    if requires.kind != (kind.trained_as or name):
         raise ConfigError(
             f"optimize.algorithm '{config.optimize.algorithm.name}' trains policies of the kind '{requires.kind}', but "
             f"model.policy '{config.model.policy}' is of the kind '{name}'. Choose an algorithm of that kind."

@@ -9,8 +9,10 @@ from configs.schema import RunConfig
 from models.policies import IMAGE_CONDITIONED
 from tasks.inputs.components import make_solver
 from tasks.inputs.model_settings import check_model
-from tasks.inputs.renderer import reads_images, render_of, renderer_config
+from tasks.inputs.renderer import TURN_KEY, reads_images, render_of, renderer_config
+from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.modality import make_kind
+from tasks.specs.turns import turns_of
 
 #: Execution settings of the image model, which have no effect without one.
 _OF_EXECUTION = ("render_rows", "render_device", "keep_renderer")
@@ -39,6 +41,7 @@ def check_render(config: RunConfig) -> None:
             "render draws images, but every reward, monitor and judge has reads 'texts', so nothing looks at them. "
             "Remove render, or one reward's 'reads'."
         )
+    _check_turns(config)
 
 
 def _check_drawer(config: RunConfig) -> None:
@@ -64,6 +67,30 @@ def _check_drawer(config: RunConfig) -> None:
         check_model(drawer)
     except ConfigError as error:
         raise ConfigError(f"render: {error}") from None
+
+
+def _check_turns(config: RunConfig) -> None:
+    """Check that a reward of images comments on them, and that nothing else has the place of a turn."""
+    turns = turns_of(config)
+    if turns is None:
+        return
+    labels = [section.slot for section in config.scored if reads_images(config, section)]
+    if not labels or turns.by not in (None, *labels):
+        named = ", ".join(labels) or "none"
+        raise ConfigError(
+            f"render.turns.by is {turns.by!r}, but comments are on images, and the rewards and monitors of images are: "
+            f"{named}. Name one of them, or add a reward."
+        )
+    if config.optimize.shared_prompts:
+        raise ConfigError(
+            "optimize.shared_prompts is true, but with render.turns the texts of a group share only the beginning of "
+            "their conversations. Remove it."
+        )
+    for split, prompts in source_prompts(config).items():
+        if any(TURN_KEY in prompt.metadata for prompt in prompts):
+            raise ConfigError(
+                f"prompts.{split} has a column '{TURN_KEY}', which is where the turn of a sample goes. Rename it."
+            )
 
 
 def _check_absent(config: RunConfig) -> None:

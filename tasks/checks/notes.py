@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from configs.registry import build, resolve
 from configs.schema import RunConfig
-from models.policies import POLICIES
+from models.policies import FAMILY_KINDS, POLICIES
+from models.policies.few_steps import few_step_sign
 from models.policies.tokenization import cut_notes as cut_of
 from models.policies.tokenization import load_tokenizers
 from models.rewards.factory import needs_of
@@ -28,7 +29,7 @@ _WASTE = 1.1
 def training_notes(config: RunConfig, *, updates: int) -> list[str]:
     """Return notes on a config with ``updates`` optimizer updates in the whole run."""
     found = [note for note in (_guidance(config), _schedule(config, updates)) if note is not None]
-    return [*found, *make_algorithm(config).requires.notes, *_unwatched(config)]
+    return [*found, *_few_steps(config), *make_algorithm(config).requires.notes, *_unwatched(config)]
 
 
 def cut_notes(config: RunConfig) -> list[str]:
@@ -90,6 +91,23 @@ def _guidance(config: RunConfig) -> str | None:
         f"model.guidance_scale {scale:g} its slope is about {scale:g} times too large, and its direction another "
         "(cosine 0.93 on SD3, 0.99 on Qwen-Image). 'both' is exact and takes a backward pass through both halves."
     )
+
+
+def _few_steps(config: RunConfig) -> list[str]:
+    """Return notes on bases and start adapters distilled to few steps, if the loss is that of the forward process."""
+    model = config.model
+    if make_algorithm(config).requires.data != "forward" or model.policy in FAMILY_KINDS:
+        return []
+    named = {"model.path": model.path, "model.lora.start": None if model.lora is None else model.lora.start}
+    found = {label: few_step_sign(model.policy, path) for label, path in named.items() if path is not None}
+    return [
+        f"{label} '{named[label]}' is distilled to few steps ({sign}), and optimize.algorithm "
+        f"'{config.optimize.algorithm.name}' trains on samples that are noised again: its loss pulls predictions "
+        "towards the velocity of many steps, so that samples of few steps blur while the loss falls. Train the model "
+        "that it was distilled from, or choose an algorithm that trains on the steps of rollouts, such as 'grpo'."
+        for label, sign in found.items()
+        if sign is not None
+    ]
 
 
 def _schedule(config: RunConfig, updates: int) -> str | None:

@@ -48,6 +48,8 @@ class CardContent:
     """Figures of this model; empty if it was not evaluated."""
     given: GivenFigures | None = None
     """The given samples it was trained on; None with rollouts."""
+    data: str = ""
+    """The section on the data behind the policy, in Markdown; empty without any."""
     picture: str | None
     """File with images before and after training, relative to the card."""
     lora: LoraSpec | None
@@ -64,9 +66,10 @@ def model_card(about: CardContent, usage: Usage | None) -> str:
         _summary(about),
         _results(about),
         _use(about, usage),
+        about.data,
         _origin(about),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def front(about: CardContent) -> dict[str, Any]:

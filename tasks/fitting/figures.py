@@ -136,9 +136,16 @@ def card(about: Mapping[str, Any]) -> str:
         if "error" in found
         else f"{found['ties']} of the held-out judgments are ties, which do not count in the accuracy."
     )
+    lora, trained = about.get("lora"), about.get("trained", {})
+    fitted = (
+        f"Adapters of the backbone have rank {lora['rank']}, alpha {lora['alpha']} and {trained['adapters']:,} trained "
+        f"parameters, the head {trained['head']:,}. They need the model that they were trained on.\n\n"
+        if lora
+        else ""
+    )
     head = (
         f"# Fitted reward\n\nBackbone {in_code(about['backbone']['name'])}, fitted on {data['train']} {data['kind']} "
-        f"of {data['prompts']} prompts ({data['media']} {data['judged']}); {data['heldout']} are held out.\n\n"
+        f"of {data['prompts']} prompts ({data['media']} {data['judged']}); {data['heldout']} are held out.\n\n{fitted}"
         f"{accuracy_text(about).capitalize()}. {rest}\n"
     )
     tables = {

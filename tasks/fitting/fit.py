@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,28 +15,36 @@ from safetensors.torch import save_file
 
 from configs.errors import ConfigError
 from configs.fingerprint import Json, fingerprint
+from configs.model import LoraSection
 from configs.registry import check_options, create, option_names, resolve
 from configs.reward_fit import FitConfig
 from models.devices import chosen_device
 from models.maths.preferences import expected_preference
 from models.rewards import BACKBONES
-from models.rewards.fitted import ABOUT, HEAD, PLACES
+from models.rewards.backbones import add_adapters
+from models.rewards.fitted import ABOUT, ADAPTERS, HEAD, PLACES
 from models.rewards.latents import layer_tensors
+from storage.artifacts.checkpoints import clear_checkpoints
 from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tasks.export.copying import new_folder
+from tasks.fitting.checkpoints import FitCheckpoints
 from tasks.fitting.figures import card, figures_of_preferences, figures_of_ratings
 from tasks.fitting.judgments import Judgment, Judgments, read_judgments
 from tasks.fitting.splits import check_leaks, check_sizes, held_out
-from tasks.fitting.training import Examples, Fit, JudgedInputs, scores_of, train_head
+from tasks.fitting.training import Examples, JudgedInputs, scores_of, train_head
 from tasks.inputs.option_paths import held, places
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from models.rewards.backbones import RewardBackbone
 
 _STAGE, _VERSION, _SHARD = "reward_fit", 1, "model"
 #: Settings that do not change the result, or count by their content.
-_ELSEWHERE = frozenset({"data", "heldout", "store", "device"})
+_ELSEWHERE = frozenset({"data", "heldout", "store", "device", "checkpoint_every"})
+#: Media per call of a backbone.
+_STEP = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +86,13 @@ def fit_reward(config: FitConfig) -> FittedModel:
     new = store.manifest(ref) is None
 
     def write(folder: Path) -> tuple[int, dict[str, Any]]:
-        about = _write(folder, config, found, apart)
+        checkpoints = FitCheckpoints(store=store, ref=ref, every=config.checkpoint_every)
+        about = _write(folder, config, found, apart, checkpoints)
         return len(found.rows), {"accuracy": about["heldout"]["accuracy"]["mean"], **about["data"]}
 
     inputs = tuple(sorted(map(str, found.inputs)))
     store.make(ref, _SHARD, write, stage=_STAGE, stage_version=_VERSION, options=settings, inputs=inputs)
+    clear_checkpoints(store, ref)
     folder = store.folder(ref, store.shards(ref)[0])
     about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     return FittedModel(ref=ref, folder=folder, about=about, new=new)
@@ -109,7 +120,9 @@ def _contents(config: FitConfig) -> dict[str, str]:
     return {option: found.digest for option, found in looked.items() if found is not None}
 
 
-def _write(folder: Path, config: FitConfig, found: Judgments, apart: list[bool]) -> dict[str, Any]:
+def _write(
+    folder: Path, config: FitConfig, found: Judgments, apart: list[bool], checkpoints: FitCheckpoints
+) -> dict[str, Any]:
     """Train, and write weights, description and card into a folder; return the description."""
     device = chosen_device(config.device, label="device")
     name, options = config.backbone.name, dict(config.backbone.options)
@@ -118,46 +131,70 @@ def _write(folder: Path, config: FitConfig, found: Judgments, apart: list[bool])
     backbone: RewardBackbone = create(BACKBONES, name, options, label="backbone")
     pairs = list(dict.fromkeys((item, row.prompt) for row in found.rows for item in row.items))
     numbers = {pair: number for number, pair in enumerate(pairs)}
-    inputs = _inputs(backbone, [(found.media[item], prompt) for item, prompt in pairs], device)
+    adapters = {} if config.lora is None else add_adapters(backbone, name, config.lora, seed=config.seed)
+    samples = [(found.media[item], prompt) for item, prompt in pairs]
+    inputs = _inputs(backbone, samples, device, computed=bool(adapters))
 
     def examples(out: bool) -> Examples:
         rows = [row for row, each in zip(found.rows, apart, strict=True) if each == out]
         items = torch.tensor([[numbers[item, row.prompt] for item in row.items] for row in rows])
         return Examples(items=items.to(device), values=torch.tensor([row.value for row in rows]).to(device))
 
-    heldout = examples(True)
-    fit = train_head(backbone, inputs, examples(False), heldout, config)
-    rows = [row for row, out in zip(found.rows, apart, strict=True) if out]
+    heldout, rows = examples(True), [row for row, out in zip(found.rows, apart, strict=True) if out]
+    # Judgments that measure nothing are refused before any training.
+    _figures(rows, heldout, None, torch.zeros(len(pairs), device=device), config.seed)
+    fit = train_head(backbone, inputs, examples(False), heldout, config, adapters=adapters, checkpoints=checkpoints)
     about = {
         "backbone": {"name": name, "options": {key: value for key, value in options.items() if key not in PLACES}},
         "data": _counted(found, apart, backbone.judged),
         "ties": None if fit.log_tie is None else {"log_nu": fit.log_tie.item()},
-        "heldout": _figures(rows, heldout, fit, scores_of(fit.layers, inputs), config.seed),
+        "heldout": _figures(rows, heldout, fit.log_tie, scores_of(fit.layers, inputs), config.seed),
         "curve": fit.curve,
+        **({} if config.lora is None else _about_adapters(config.lora, adapters, fit.layers)),
     }
     save_file(layer_tensors(fit.layers), folder / HEAD)
+    if adapters:
+        save_file({each: tensor.detach().cpu() for each, tensor in adapters.items()}, folder / ADAPTERS)
     (folder / ABOUT).write_text(json.dumps(about, indent=1, sort_keys=True, ensure_ascii=False), encoding="utf-8")
     (folder / "README.md").write_text(card(about), encoding="utf-8")
     return about
 
 
-def _inputs(backbone: RewardBackbone, pairs: list[tuple[Any, str]], device: torch.device) -> JudgedInputs:
-    """Return the inputs of media and their prompts, computed in small batches."""
+def _inputs(
+    backbone: RewardBackbone, pairs: list[tuple[Any, str]], device: torch.device, *, computed: bool
+) -> JudgedInputs:
+    """Return the inputs of media and their prompts: in memory, or computed in each call, for adapters that change."""
     media, prompts = map(list, zip(*pairs, strict=True))
-    known, step = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}, 16
-    found = [backbone.inputs(media[at : at + step], prompts[at : at + step]) for at in range(0, len(media), step)]
+    known = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
+
+    def compute(rows: torch.Tensor) -> torch.Tensor:
+        places = rows.tolist()
+        return backbone.inputs([media[each] for each in places], [prompts[each] for each in places]).to(device)
+
+    of = compute if computed else torch.cat([*map(compute, torch.arange(len(media)).split(_STEP))]).__getitem__
     return JudgedInputs(
-        media=torch.cat(found).to(device),
+        of=of,
+        computed=_STEP if computed else None,
         prompts=torch.tensor([known[prompt] for prompt in prompts], device=device),
         shares=backbone.shares(list(known)).to(device),
     )
 
 
-def _figures(rows: list[Judgment], heldout: Examples, fit: Fit, scores: torch.Tensor, seed: int) -> dict[str, Any]:
+def _about_adapters(lora: LoraSection, adapters: Mapping[str, nn.Parameter], head: nn.Module) -> dict[str, Any]:
+    """Return rank, scale and layers of adapters, and the numbers of trained parameters."""
+    targets = lora.targets or sorted({name.partition(".lora_")[0] for name in adapters})
+    sizes = {"adapters": adapters.values(), "head": head.parameters()}
+    trained = {name: sum(each.numel() for each in parameters) for name, parameters in sizes.items()}
+    return {"lora": {"rank": lora.rank, "alpha": lora.alpha, "targets": list(targets)}, "trained": trained}
+
+
+def _figures(
+    rows: list[Judgment], heldout: Examples, log_tie: torch.Tensor | None, scores: torch.Tensor, seed: int
+) -> dict[str, Any]:
     if heldout.rated:
         return figures_of_ratings(rows, scores[heldout.items[:, 0]].double().cpu().numpy(), seed)
     difference = heldout.difference(scores)
-    expected = expected_preference(difference, fit.log_tie)
+    expected = expected_preference(difference, log_tie)
     return figures_of_preferences(rows, difference.double().cpu().numpy(), expected.double().cpu().numpy())
 
 

@@ -1,4 +1,4 @@
-"""Training of the head of a reward. The same judgments, settings and threads give the same bits.
+"""Training of the head and adapters of a reward. The same judgments, settings and threads give the same bits.
 
 Legend: N media with their prompts, P prompts, K outputs of the head, R judgments.
 """
@@ -6,7 +6,9 @@ Legend: N media with their prompts, P prompts, K outputs of the head, R judgment
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 
 from configs.errors import RewardError
 from models.maths.preferences import bradley_terry, davidson
+from tasks.fitting.checkpoints import Curve, FitCheckpoints
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from configs.reward_fit import FitConfig
     from models.rewards.backbones import RewardBackbone
 
+#: Points of the curve, and media per call, of inputs in memory.
 _PASSES, _POINTS, _CHUNK = 10, 20, 256
 
 
@@ -28,8 +32,10 @@ _PASSES, _POINTS, _CHUNK = 10, 20, 256
 class JudgedInputs:
     """The media, and the prompts for which they are scored."""
 
-    media: Tensor
-    """(N, ...) inputs of the head."""
+    of: Callable[[Tensor], Tensor]
+    """Returns the (B, ...) inputs of the head for (B,) rows of the media."""
+    computed: int | None
+    """Rows of one such call, which calls the backbone; None: inputs are in memory."""
     prompts: Tensor
     """(N,) rows of ``shares``."""
     shares: Tensor
@@ -37,7 +43,7 @@ class JudgedInputs:
 
     def scores(self, layers: nn.Sequential, rows: Tensor) -> Tensor:
         """Return the scores of some rows of the media."""
-        found: Tensor = layers(self.media[rows]) * self.shares[self.prompts[rows]]
+        found: Tensor = layers(self.of(rows)) * self.shares[self.prompts[rows]]
         return found.sum(1)
 
 
@@ -62,20 +68,27 @@ class Examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A trained head."""
+    """A trained head, with the adapters of its backbone."""
 
     layers: nn.Sequential
     """The head; its scores are logits with mean 0 over the training media, or ratings."""
     log_tie: Tensor | None
     """() log(nu) of Davidson's model."""
-    curve: list[dict[str, float]]
+    curve: Curve
     """Mean losses of all judgments by update."""
 
 
 def train_head(
-    backbone: RewardBackbone, inputs: JudgedInputs, judged: Examples, heldout: Examples, config: FitConfig
+    backbone: RewardBackbone,
+    inputs: JudgedInputs,
+    judged: Examples,
+    heldout: Examples,
+    config: FitConfig,
+    *,
+    adapters: Mapping[str, nn.Parameter],
+    checkpoints: FitCheckpoints,
 ) -> Fit:
-    """Return a head trained on judgments; held-out ones are measured only.
+    """Return a head trained on judgments, from the last checkpoint on; held-out ones are measured only.
 
     Preferences: mean negative log-likelihood. Ratings: mean squared error, in standard deviations.
 
@@ -85,56 +98,62 @@ def train_head(
         judged: the judgments to train on.
         heldout: the others.
         config: optimizer, ties and seed.
+        adapters: trained parameters of the backbone, by name.
+        checkpoints: those of this fit.
 
     Raises:
         RewardError: the loss is not finite.
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(config.seed)
-        layers = backbone.head(inputs.media).to(inputs.shares.device)
+        layers = backbone.head(inputs.of(judged.items[0, :1])).to(inputs.shares.device)
     tie = nn.Parameter(inputs.shares.new_zeros(())) if config.ties == "davidson" and not judged.rated else None
     mean, deviation = judged.values.mean(), judged.values.std().clamp_min(1e-6)
-
-    def losses(rows: Examples, scores: Tensor) -> Tensor:
-        if rows.rated:
-            return (scores[rows.items[:, 0]] - (rows.values - mean) / deviation) ** 2
-        difference = rows.difference(scores)
-        return bradley_terry(difference, rows.values) if tie is None else davidson(difference, rows.values, tie)
-
-    optimizer = torch.optim.AdamW(
-        [*layers.parameters(), *([] if tie is None else [tie])], config.learning_rate, weight_decay=config.weight_decay
-    )
-    draw, curve = torch.Generator().manual_seed(config.seed), []
+    losses = partial(_losses, mean=mean, deviation=deviation, tie=tie)
+    parameters = {**adapters, **dict(layers.named_parameters()), **({} if tie is None else {"tie": tie})}
+    optimizer = torch.optim.AdamW(parameters.values(), config.learning_rate, weight_decay=config.weight_decay)
+    draw = torch.Generator().manual_seed(config.seed)
     updates = config.updates or math.ceil(_PASSES * len(judged.values) / config.batch_size)
+    points = math.ceil(updates / (_POINTS if inputs.computed is None else _POINTS // 4))
+    done, curve = checkpoints.resume(parameters, optimizer)
     for update in range(updates + 1):
-        if update % math.ceil(updates / _POINTS) == 0 or update == updates:
-            scores = scores_of(layers, inputs)
-            point = {
-                name: losses(rows, scores).mean().item() for name, rows in (("train", judged), ("heldout", heldout))
-            }
+        chosen = torch.randint(len(judged.values), (config.batch_size,), generator=draw).to(judged.items.device)
+        if update < done:
+            continue
+        if update % points == 0 or update == updates:
+            scores, sides = scores_of(layers, inputs), {"train": judged, "heldout": heldout}
+            point = {name: losses(rows, scores).mean().item() for name, rows in sides.items()}
             curve.append({"update": update, **point})
             if not scores.isfinite().all():
                 raise RewardError(
                     f"After {update} updates scores are not finite. Lower 'learning_rate' ({config.learning_rate:g})."
                 )
         if update < updates:
-            chosen = torch.randint(len(judged.values), (config.batch_size,), generator=draw).to(judged.items.device)
-            used, places = judged.items[chosen].unique(return_inverse=True)
-            batch = Examples(items=places, values=judged.values[chosen])
-            loss = losses(batch, inputs.scores(layers, used)).mean()
             optimizer.zero_grad()
-            loss.backward()
+            for part in chosen.split(inputs.computed // 2 if inputs.computed else len(chosen)):
+                used, places = judged.items[part].unique(return_inverse=True)
+                batch = Examples(items=places, values=judged.values[part])
+                (losses(batch, inputs.scores(layers, used)).sum() / len(chosen)).backward()
             optimizer.step()
+            checkpoints.take(update + 1, parameters, optimizer, curve)
     level = scores_of(layers, inputs)[judged.items.unique()].mean()
     _rescale(layers, *((deviation, mean) if judged.rated else (torch.ones_like(level), -level)))
     return Fit(layers=layers, log_tie=None if tie is None else tie.detach(), curve=curve)
 
 
+def _losses(rows: Examples, scores: Tensor, *, mean: Tensor, deviation: Tensor, tie: Tensor | None) -> Tensor:
+    """Return (R,) losses of judgments, given the scores of their media; mean and deviation are those of ratings."""
+    if rows.rated:
+        return (scores[rows.items[:, 0]] - (rows.values - mean) / deviation) ** 2
+    difference = rows.difference(scores)
+    return bradley_terry(difference, rows.values) if tie is None else davidson(difference, rows.values, tie)
+
+
 @torch.no_grad()
 def scores_of(layers: nn.Sequential, inputs: JudgedInputs) -> Tensor:
     """Return (N,) scores, without a gradient."""
-    rows = torch.arange(len(inputs.media), device=inputs.media.device)
-    return torch.cat([inputs.scores(layers, each) for each in rows.split(_CHUNK)])
+    rows = torch.arange(len(inputs.prompts), device=inputs.prompts.device)
+    return torch.cat([inputs.scores(layers, each) for each in rows.split(inputs.computed or _CHUNK)])
 
 
 @torch.no_grad()

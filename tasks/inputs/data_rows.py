@@ -1,4 +1,4 @@
-"""The rows of ``data.train``: prompts with given samples, checked and named by content.
+"""The rows of ``data.train`` and ``data.heldout``: prompts with given samples, checked and named by content.
 
 The identity of the data depends on no path, and nothing is decoded to compute it.
 """
@@ -7,28 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from configs.data import DataSection
 from configs.errors import DataError, PromptError
 from configs.fingerprint import canonical_json, hash_text
-from configs.schema import RunConfig
 from storage.backends.checksums import hash_data
 from storage.backends.file_hash_cache import file_hashes
 from tasks.inputs.chats import read_chat
-from tasks.inputs.data_sources import Row, TableCells, bytes_of, source_files, source_rows
+from tasks.inputs.data_sources import Row, TableCells, bytes_of, source_rows
 from tasks.inputs.data_spool import Spool
 from tasks.inputs.given_file import MEDIA, Cells, GivenFile, is_unicode, too_many_bytes
 from tasks.inputs.prompt_rows import ImageSource, RowLocation, check_metadata, file_below, images_of, text_of
-from tasks.inputs.prompts import IMAGE, Prompt, Seen, listed_prompts, seen
+from tasks.inputs.prompts import IMAGE, Prompt, Seen, seen
 
-_SETTING = "data.train"
+SETTING, HELD_OUT = "data.train", "data.heldout"
 #: Rows that are kept together, and more of them up to so many files, which are hashed together: each time the cache of
 #: hashes of a folder is read and written.
 _ROWS, _FILES = 1 << 10, 1 << 14
@@ -106,56 +103,22 @@ class GivenData:
     """Identity of the data by content and order: the fingerprint of the list of identities of rows."""
 
 
-def data_of(config: RunConfig) -> DataSection:
-    """Return the section of given data.
-
-    Raises:
-        DataError: there is none.
-    """
-    if config.data is None:
-        raise DataError("The config has no section 'data', so there are no given samples. Add it.")
-    return config.data
+def contents_of(row: DataRow) -> tuple[str | Seen, ...]:
+    """Return the content of prompt and samples."""
+    return (seen(row.prompt), *(sample.key for sample in row.samples))
 
 
-def given_data(config: RunConfig) -> GivenData:
-    """Return the rows that a config names; one command reads them several times, so the last ones stay on disk.
-
-    Raises:
-        DataError: the source cannot be read, a row cannot be used and ``bad_rows`` is 'stop', or none is left.
-    """
-    section = data_of(config)
-    stats = ((path, path.stat()) for path in source_files(section.train))
-    stamps = tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats)
-    heldout = frozenset(seen(prompt) for prompt in listed_prompts(config.prompts, "heldout"))
-    # A forked process must not share the open database.
-    return _unchanged(section.model_dump_json(), stamps, heldout, os.getpid())
-
-
-@lru_cache(maxsize=4)
-def _unchanged(
-    section: str, stamps: tuple[tuple[str, int, int], ...], heldout: frozenset[Seen], process: int
+def read_given(
+    section: DataSection, heldout: frozenset[Seen] = frozenset(), apart: frozenset[str | Seen] = frozenset()
 ) -> GivenData:
-    return read_given(DataSection.model_validate_json(section), heldout)
-
-
-def given_per_epoch(config: RunConfig) -> int:
-    """Return the number of given samples that an epoch trains on, at most.
-
-    Raises:
-        DataError: the rows cannot be used.
-    """
-    section, rows = data_of(config), len(given_data(config).rows)
-    return min(rows, section.groups_per_epoch or rows) * (2 if section.paired else 1)
-
-
-def read_given(section: DataSection, heldout: frozenset[Seen] = frozenset()) -> GivenData:
-    """Return the rows of a section; see ``given_data``.
+    """Return the rows of a section; see ``tasks.inputs.given_data``.
 
     Args:
         section: names the rows.
         heldout: held-out prompts, as ``seen`` returns them, which no row may have.
+        apart: prompts and samples of held-out rows, which no row may have either.
     """
-    reading, cells = _Reading(section), TableCells(section).read
+    reading, cells = _Reading(section, apart), TableCells(section).read
     rows, files = list[DataRow](), 0
     for place, folder, row in source_rows(section):
         try:
@@ -176,8 +139,8 @@ def read_given(section: DataSection, heldout: frozenset[Seen] = frozenset()) -> 
 class _Reading:
     """Rows on their way to the disk, and their identity."""
 
-    def __init__(self, section: DataSection) -> None:
-        self._section, self._spool = section, Spool()
+    def __init__(self, section: DataSection, apart: frozenset[str | Seen]) -> None:
+        self._section, self._apart, self._spool = section, apart, Spool()
         self._digest = hashlib.blake2b(b"[", digest_size=16)
 
     def refuse(self, place: str, error: Exception) -> None:
@@ -188,6 +151,11 @@ class _Reading:
     def keep(self, rows: list[DataRow]) -> None:
         for row in _keyed(rows):
             try:
+                if self._apart and not self._apart.isdisjoint(contents_of(row)):
+                    raise DataError(
+                        f"{row.place} has a prompt or sample of {HELD_OUT}, whose loss would not be that of held-out "
+                        "rows. Remove it from one of the two."
+                    )
                 self._digest.update(_checked(row, self._spool))
             except DataError as error:
                 self.refuse(row.place, error)
@@ -198,7 +166,7 @@ class _Reading:
         if not rows:
             reason = f" The first: {refused[0][1]}" if refused else ""
             raise DataError(
-                f"{_SETTING}: '{self._section.train}' holds no usable row; {len(refused)} were refused.{reason}"
+                f"{SETTING}: '{self._section.train}' holds no usable row; {len(refused)} were refused.{reason}"
             )
         prompts = self._spool.items("prompts", lambda each: _prompt(each[0], each[1], _restored_image(each[2])))
         self._digest.update(b"]")

@@ -14,7 +14,7 @@ from configs.errors import PromptError
 from configs.fingerprint import canonical_json, fingerprint, hash_text
 from configs.gc_tuning import without_collecting
 from configs.schema import PROMPT_FILES, PromptsSection, RunConfig
-from models.policies import EMBEDDED_GUIDANCE
+from models.policies import BLANK_GUIDANCE, EMBEDDED_GUIDANCE
 from tasks.inputs.prompt_files import READERS, Rows, hub_rows, saved_rows
 from tasks.inputs.prompt_rows import ImageSource, RowLocation, as_read, check_metadata, images_of, split_keys, text_of
 from tasks.inputs.saved_datasets import is_saved_dataset, saved_files
@@ -78,6 +78,8 @@ def condition_key(text: str, metadata: Mapping[str, Any]) -> str:
     return text if image is None else f"{text} [image {image}]"
 
 
+#: Split of the prompts of ``data.heldout``.
+HELD_OUT_ROWS = "heldout_rows"
 #: The normalized text of a prompt, and the content keys of its images.
 Seen = tuple[str, str | None]
 
@@ -103,7 +105,7 @@ def image_files(prompts: Iterable[Prompt]) -> dict[str, ImageSource]:
 
 def uses_guidance(config: RunConfig) -> bool:
     """Return whether guidance takes a negative prompt: its scale is above 1 and not an input of the model."""
-    return config.model.guidance_scale > 1 and config.model.policy not in EMBEDDED_GUIDANCE
+    return config.model.guidance_scale > 1 and config.model.policy not in EMBEDDED_GUIDANCE | BLANK_GUIDANCE
 
 
 def listed_prompts(section: PromptsSection, split: Literal["train", "heldout"]) -> list[Prompt]:

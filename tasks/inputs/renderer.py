@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from configs.render import RenderSection
 from configs.rewards import RewardSection
 from configs.schema import EvaluateSection, MediaSection, RolloutSection, RunConfig
+
+#: Metadata key of the turn that a text was written in, or an image drawn in, after the first.
+TURN_KEY = "render_turn"
 
 
 def render_of(config: RunConfig) -> RenderSection:
@@ -39,6 +45,11 @@ def renderer_config(config: RunConfig) -> RunConfig:
 def reads_images(config: RunConfig, section: RewardSection) -> bool:
     """Return whether a reward scores images drawn of texts."""
     return config.render is not None and section.reads != "texts"
+
+
+def turn_in(metadata: Mapping[str, Any]) -> int:
+    """Return the turn of a text or image from its metadata."""
+    return int(metadata.get(TURN_KEY, 1))
 
 
 def image_name(sample: str, image: int, *, of: int) -> str:

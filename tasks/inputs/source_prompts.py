@@ -8,12 +8,13 @@ from itertools import chain, repeat
 
 from configs.errors import PromptError
 from configs.schema import RunConfig
-from tasks.inputs.data_rows import given_data
-from tasks.inputs.prompts import IMAGE, Prompt, listed_prompts, seen, uses_guidance
+from tasks.inputs.given_data import given_data
+from tasks.inputs.prompts import HELD_OUT_ROWS, IMAGE, Prompt, listed_prompts, seen, uses_guidance
 
 
 def source_prompts(config: RunConfig) -> dict[str, Sequence[Prompt]]:
-    """Return the prompts the config names, by split: train, heldout, and negative when guidance needs it.
+    """Return the prompts the config names, by split: train, heldout, negative when guidance needs it, and those of
+    held-out rows of given data, if there are some.
 
     Those of given data are read from disk on demand.
 
@@ -28,8 +29,10 @@ def source_prompts(config: RunConfig) -> dict[str, Sequence[Prompt]]:
     else:
         train = listed_prompts(config.prompts, "train")
         _check_held_out(train, heldout)
-    negative = _negative(config, train, heldout) if uses_guidance(config) else []
-    return {"train": train, "heldout": heldout, "negative": negative}
+    apart = config.data is not None and config.data.heldout is not None
+    rows = {HELD_OUT_ROWS: given_data(config, heldout=True).prompts} if apart else {}
+    negative = _negative(config, train, heldout, *rows.values()) if uses_guidance(config) else []
+    return {"train": train, "heldout": heldout, "negative": negative, **rows}
 
 
 def _check_held_out(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> None:

@@ -50,6 +50,7 @@ def describe_run(context: RunContext) -> dict[str, Any]:
             {"epoch": epoch, "name": name, "figures": named_figures(chain, epoch, name)}
             for epoch, name in sorted(named_evaluations(chain))
         ],
+        "losses": {str(epoch): summary for epoch, _, summary in view.summaries("validate")},
         "data": next((summary for _, _, summary in view.summaries("ingest")), None),
         "rewards": rewards,
         "warnings": [alert.text for alert in alerts(chain)],

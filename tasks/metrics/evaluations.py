@@ -16,7 +16,7 @@ from storage.trajectories.tables import read_shard
 from tasks.metrics.image_grids import GRID
 from tasks.metrics.texts import TEXTS, Text, read_texts
 from tasks.runs.chain import Chain
-from tasks.specs.graph import OF
+from tasks.specs.graph import OF, TURN
 
 #: Evaluated prompt lists, in order of execution.
 SPLITS = ("heldout", "train")
@@ -64,7 +64,7 @@ def named_evaluations(chain: Chain) -> dict[tuple[int, str], dict[str, ArtifactR
     found: dict[tuple[int, str], dict[str, ArtifactRef]] = {}
     for entry in chain.run.entries():
         slot, _, name = entry.slot.partition(OF)
-        if entry.stage == "judge" and name:
+        if entry.stage == "judge" and name and TURN not in name:
             found.setdefault((entry.epoch, name), {})[slot] = entry.ref
     return found
 
@@ -144,7 +144,7 @@ def _files(store: ArtifactStore, ref: ArtifactRef, name: str) -> dict[str, Path]
 
 def evaluated_epochs(chain: Chain) -> list[int]:
     """Return the epochs with a complete evaluation that is up to date."""
-    return sorted({entry.epoch for entry in chain.entries() if entry.stage == "judge"})
+    return sorted({entry.epoch for entry in chain.entries() if entry.stage == "judge" and TURN not in entry.slot})
 
 
 def finished_evaluations(chain: Chain) -> list[int]:

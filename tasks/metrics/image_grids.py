@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -25,6 +26,19 @@ _SOURCE_HEIGHT = 160
 _CHARACTERS = 1_000
 #: Target height / width of a grid, so that it is fully visible when it is as wide as the window.
 _FLAT = 0.45
+
+
+def write_grid(
+    folder: Path,
+    images: np.ndarray,
+    prompts: Sequence[str],
+    verdicts: Sequence[str],
+    texts: Sequence[str] | None = None,
+) -> None:
+    """Write the first images, one per verdict, with prompt, rendered text if it differs, and verdict."""
+    if verdicts:
+        lines = (prompts, verdicts) if texts is None else (prompts, texts, verdicts)
+        grid(list(images[: len(verdicts)]), list(zip(*lines, strict=False))).save(folder / GRID)
 
 
 def grid(images: Sequence[np.ndarray], captions: Sequence[Sequence[str]], *, columns: int | None = None) -> Image.Image:

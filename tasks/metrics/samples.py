@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 from configs.errors import StoreError
 from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.trajectories.base import TrajectoryShard
+from storage.trajectories.base import ARRAYS, Sample, TrajectoryShard
 from storage.trajectories.tables import TABLES, read_rows
 from tasks.inputs.components import open_trajectory_store
 
@@ -59,6 +60,20 @@ def rows_of(
         left = None if left is None else left - set(shard.table.column("sample_id").to_pylist())
     if left:
         raise StoreError(f"{ref} has no sample '{min(left)}'.")
+
+
+def stored_sample(shard: TrajectoryShard, row: int) -> Sample:
+    """Return the sample of a row as it was stored, with its arrays and its image.
+
+    Raises:
+        CorruptError: a file is damaged.
+    """
+    about = shard.table.slice(row, 1).drop_columns([*_PLACES, "media_format"]).to_pylist()[0]
+    about["metadata"] = json.loads(about["metadata"])
+    for name in ("log_probs", "reference_kl"):
+        about[name] = np.array(about[name], np.float32)
+    about |= {name: shard.array(name, row).copy() for name in ARRAYS if shard.shape(name, row)}
+    return Sample(**about, media=shard.media(row) if shard.media_format(row) else None)
 
 
 def artifact_table(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:

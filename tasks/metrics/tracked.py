@@ -6,7 +6,7 @@ Steps: ``optimize/*`` but ``optimize/left_out`` are logged by optimizer update, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.fingerprint import fingerprint
@@ -31,7 +31,8 @@ from tasks.metrics.speed import ROWS, committed_at, seconds_of, speed_of
 from tasks.metrics.texts import Text
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
-from tasks.specs.graph import Node
+from tasks.specs.graph import TURN, Node
+from tasks.specs.turns import split_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,10 @@ def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
     if any(entry is None for entry in found):
         return None
     refs = [entry.ref for entry in found if entry is not None]
-    return _evaluation(chain, epoch, "", refs[0], refs[1:], figures_of(chain, epoch))
+    made = _evaluation(chain, epoch, "", refs[0], refs[1:], figures_of(chain, epoch))
+    losses = (chain.store.require(ref).summary for ref in refs if ref.kind == "losses")
+    points = [Point(key=f"heldout/{name}", value=value, step=epoch) for each in losses for name, value in each.items()]
+    return replace(made, points=scores_first((*made.points, *points)))
 
 
 def side_contents(chain: Chain) -> list[EvaluationContent]:
@@ -232,9 +236,11 @@ def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) 
         if stage in ROWS:
             figures |= {f"time/{stage}_{name}": value for name, value in speed_of(chain, manifest).items()}
         if stage == "score":
-            figures[f"time/score_{slot}_s"] = seconds
-            kind = "monitor" if slot in monitors else "reward"
-            figures.update({f"{kind}/{slot}_{name}": value for name, value in manifest.summary.items()})
+            # Of images before the last turn's: reward/digits_turn1_mean.
+            label, of = slot.replace(TURN, "_turn"), split_turn(slot)[0]
+            figures[f"time/score_{label}_s"] = seconds
+            kind = "monitor" if of in monitors else "reward"
+            figures.update({f"{kind}/{label}_{name}": value for name, value in manifest.summary.items()})
         if stage == "gradient":
             figures |= {f"gradient/{slot}_{name}": value for name, value in manifest.summary.items()}
         if stage == "render":

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from configs.errors import StoreError
 from storage.layout import ArtifactRef
 from storage.trajectories.base import TrajectoryShard
 from storage.trajectories.tables import read_rows
-from tasks.inputs.renderer import image_name, sample_name
+from tasks.inputs.renderer import image_name, sample_name, turn_in
 from tasks.metrics.evaluations import (
     Figures,
     evaluated_epochs,
@@ -33,6 +34,7 @@ from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.staleness import standings
 from tasks.specs.graph import Node
+from tasks.specs.turns import last_turn, turn_nodes, turns_of
 
 #: Columns that say which sample a score is of.
 _IDS = ("sample_id", "prompt_id", "group_id")
@@ -190,6 +192,34 @@ class RunView:
         for part in () if evaluation else self._advantage_lists(epoch):
             table = joined(table, part, {column: column for column in part.column_names[1:]})
         return joined(table, scores, {name: name for name in notes})
+
+    def turns(self, epoch: int, *, evaluation: bool = False) -> pa.Table:
+        """Return every turn of an epoch's samples, in runs with ``render.turns``.
+
+        Columns: sample_id; turn, from 1; text; note and reward, the remark and score that a next turn reads.
+
+        Args:
+            epoch: the epoch.
+            evaluation: the samples of the run's evaluation, not of its rollout.
+
+        Raises:
+            StoreError: samples have one turn.
+        """
+        if turns_of(self.config) is None:
+            raise StoreError(f"Run '{self.config.run.name}' has no turns: its config has no render.turns.")
+        rows: dict[str, list[tuple[Any, ...]]] = {}
+        for number in range(1, last_turn(self.config) + 1):
+            nodes, said = turn_nodes(self.config, epoch, number, evaluation=evaluation), dict[str, dict[str, Any]]()
+            if number < last_turn(self.config):
+                scores = read_rows(self.store, self.chain.require(*nodes.comment).ref)
+                said = {row["sample_id"]: row for row in scores.to_pylist()}
+            for row in artifact_table(self.store, self.chain.require(*nodes.texts).ref).to_pylist():
+                name = row["sample_id"]
+                if turn_in(json.loads(row["metadata"])) == number:
+                    remark = [said[name][column] if name in said else None for column in ("note", "reward")]
+                    rows.setdefault(name, []).append((name, number, row["text"], *remark))
+        types = {"sample_id": "string", "turn": "int32", "text": "string", "note": "string", "reward": "float32"}
+        return _table([row for turns in rows.values() for row in turns], **types)
 
     def _advantage_lists(self, epoch: int) -> Iterator[pa.Table]:
         """Yield the tables of advantages per token or per modality."""

@@ -13,6 +13,7 @@ KINDS = Table(
     {
         "diffusion": "tasks.modalities.diffusion.modality:Diffusion",
         "tokens": "tasks.modalities.tokens.modality:Tokens",
+        "image_tokens": "tasks.modalities.tokens.image_modality:ImageTokens",
     },
     like="tasks.modalities.modality:Kind",
 )

@@ -109,6 +109,8 @@ class ExportRequest:
 class Kind(ABC):
     """How policies of one kind make samples, are trained, and are shown."""
 
+    trained_as: ClassVar[str | None] = None
+    """Kind whose algorithms train its policies; None: its own."""
     encodes: ClassVar[bool] = True
     """Prompts are encoded in advance, into the embedding cache."""
     per_token: ClassVar[bool] = False

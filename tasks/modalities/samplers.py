@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a conversation holds before a turn."""
+
+    sample: Sample
+    """The sample up to the turn before."""
+    comment: str | None
+    """The comment on its newest image; None: the sample has ended."""
+    turn: int
+    """The turn that follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
     """One sample to make."""
 
@@ -27,6 +39,8 @@ class SampleRequest:
     """Index of the sample within its prompt."""
     name: str
     """Id of the sample; if one job gives several, the prefix of their ids."""
+    before: Said | None = None
+    """The turns before; None: it is the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from configs.human_units import size
 from tasks.fitting.figures import accuracy_text
+from tasks.fitting.provenance import backbone_text, fitted_rewards
 from tasks.metrics.view import RunView
 from tasks.ratings.answers import answers_of
 from tasks.ratings.figures import rate_text, rating_report
@@ -55,19 +54,9 @@ def _preferences(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]
 
 
 def _fitted(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    config = context.config
-    for section in (*config.scored, *config.evaluate.judges):
-        if section.name != "fitted":
-            continue
-        # It imports torch, and reports of other runs need none.
-        from models.rewards.fitted import ABOUT
-
-        file = Path(str(section.options.get("path", ""))) / ABOUT
-        if not file.is_file():
-            continue
-        about = json.loads(file.read_text(encoding="utf-8"))
+    for section, _, about in fitted_rewards(context.config):
         data, found, title = about["data"], about["heldout"], f"Fitted reward {section.slot}"
-        row = {"backbone": about["backbone"]["name"], "fitted on": f"{data['train']} {data['kind']}"}
+        row = {"backbone": backbone_text(about), "fitted on": f"{data['train']} {data['kind']}"}
         yield title, [{**row, "held out": data["heldout"], "result": accuracy_text(about)}]
         yield f"{title}, calibration on held-out judgments", found["calibration"]
         yield f"{title}, raters", [{"rater": name, **figures} for name, figures in found["raters"].items()]

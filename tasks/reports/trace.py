@@ -22,6 +22,7 @@ from tasks.modalities.modality import make_kind
 from tasks.runs.context import RunContext
 from tasks.runtime.host import ModelHost
 from tasks.specs.graph import Node
+from tasks.specs.turns import turns_of
 from tasks.training.data import TrainingData
 
 
@@ -86,12 +87,17 @@ def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, An
         for section in context.config.scored
         if f"reward.{section.slot}" in row
     }
+    turns: dict[str, Any] = {}
+    if turns_of(context.config) is not None:
+        table = RunView(context).turns(epoch)
+        turns["turns"] = table.filter(pc.equal(table["sample_id"], sample_id)).drop_columns("sample_id").to_pylist()
     of_epoch = {entry.slot: entry for entry in entries if entry.epoch == epoch and entry.stage == "gradient"}
     gradients = {slot: _row(read_rows(context.store, entry.ref), sample_id) for slot, entry in of_epoch.items()}
     followed = {slot: {"value": each["value"], "rms": each["rms"]} for slot, each in gradients.items() if each}
     return {
         "epoch": epoch,
         **start,
+        **turns,
         "rewards": scores,
         **({"gradients": followed} if followed else {}),
         "advantage": row.get("advantage"),

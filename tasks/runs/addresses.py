@@ -10,7 +10,7 @@ from storage.artifacts.lineage import RunFolder
 from storage.layout import ArtifactRef
 from storage.maintenance.verify import find_ref
 from tasks.runs.opening import open_run
-from tasks.specs.graph import Node
+from tasks.specs.graph import TURN, Node
 from tasks.specs.stages import stage_spec
 
 _ADDRESS = re.compile(r"(?P<run>[^/]+)/(?P<stage>\w+)(\[(?P<slot>.+)\])?@(?P<epoch>\d+)")
@@ -45,6 +45,6 @@ def find_artifact(store: ArtifactStore, name: str) -> ArtifactRef:
     epoch, stage = int(found["epoch"]), found["stage"]
     node = Node(epoch, stage, found["slot"] or "")
     if not node.slot and stage_spec(stage).slotted:
-        node = next((each for each in chain.nodes() if each[:2] == (epoch, stage)), node)
+        node = next((each for each in chain.nodes() if each[:2] == (epoch, stage) and TURN not in each.slot), node)
     chain.identity(node)
     return chain.require(*node).ref

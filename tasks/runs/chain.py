@@ -21,6 +21,7 @@ from tasks.specs.graph import OF, RENDERER, Node, policy_after
 from tasks.specs.identity import StageIdentity, identity_of
 from tasks.specs.run_inputs import RunInputs
 from tasks.specs.stages import STAGES
+from tasks.specs.turns import has_turn, split_turn
 
 
 class Chain:
@@ -137,17 +138,23 @@ class Chain:
 
     def has(self, node: Node) -> bool:
         """Return whether the config includes a stage, for example the stage of a reward that it names."""
-        config, reward = self.config, node.slot.partition(OF)[0]
+        config, (slot, turn) = self.config, split_turn(node.slot)
+        reward = slot.partition(OF)[0]
+        if not has_turn(config, node.slot):
+            return False
         if STAGES[node.stage].renders or (node.stage, node.slot) == ("base", RENDERER):
             return config.render is not None
         if not self.plan.has(node.stage):
             return False
+        if node.stage == "validate" or (node.stage == "ingest" and node.slot):
+            return self.plan.has_losses
         if node.stage == "score":
-            return node.slot in {section.slot for section in config.scored}
+            return slot in {section.slot for section in config.scored}
         if node.stage == "gradient":
             return self.plan.has_gradients and node.slot in {section.slot for section in config.rewards}
         if node.stage == "judge":
-            return reward in {section.slot for section in (*config.rewards, *config.evaluate.judges)}
+            judges = config.monitors if turn else config.evaluate.judges
+            return reward in {section.slot for section in (*config.rewards, *judges)}
         return True
 
     def _is_settled(self, node: Node) -> bool:

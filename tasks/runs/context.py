@@ -16,7 +16,7 @@ from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import RunFolder
 from storage.layout import ArtifactRef
 from storage.trajectories.tables import read_rows
-from tasks.inputs.prompts import StoredPrompt, image_files, image_keys
+from tasks.inputs.prompts import HELD_OUT_ROWS, StoredPrompt, image_files, image_keys
 from tasks.inputs.renderer import render_of
 from tasks.inputs.weight_sources import PIPELINE, Weights, source_folder, weight_files
 from tasks.runs.chain import Chain
@@ -96,9 +96,9 @@ class RunContext(RunInputs):
 
     @cached_property
     def prompts(self) -> dict[str, list[StoredPrompt]]:
-        """The run's prompts by split: train, heldout, negative."""
+        """The run's prompts by split: train, heldout, negative, and those of held-out rows."""
         ref = self.chain.require(0, "preprocess").ref
-        splits: dict[str, list[StoredPrompt]] = {"train": [], "heldout": [], "negative": []}
+        splits: dict[str, list[StoredPrompt]] = {"train": [], "heldout": [], "negative": [], HELD_OUT_ROWS: []}
         for row in read_rows(self.store, ref).to_pylist():
             prompt = StoredPrompt(id=row["prompt_id"], text=row["prompt"], metadata=json.loads(row["metadata"]))
             splits[row["split"]].append(prompt)

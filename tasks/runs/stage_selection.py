@@ -39,9 +39,9 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
     first = _prompts_first(context, node)
     if spec.slotted and spec.scope == "epoch" and not node.slot:
         return [*first, *(context.plan.of_stage(node.epoch, node.stage) or [node])]
-    if node.stage == "base" and not node.slot:
-        return [each for each in context.plan.setup() if each.stage == "base"]
-    if not evaluates or node.slot:
+    if spec.slotted and spec.scope == "run" and not node.slot:
+        return [each for each in context.plan.setup() if each.stage == node.stage]
+    if not evaluates or node.slot or not spec.slotted:
         return [*first, node]
     name = evaluation or _own_name(context, node.epoch)
     found = list(context.plan.evaluation(node.epoch, name))

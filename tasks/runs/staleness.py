@@ -17,6 +17,7 @@ from tasks.specs.graph import OF, Node
 from tasks.specs.identity import StageIdentity
 from tasks.specs.input_hashes import CONTENTS
 from tasks.specs.stages import STAGES
+from tasks.specs.turns import split_turn
 
 
 class State(Enum):
@@ -222,7 +223,8 @@ def _other_inputs(chain: Chain, identity: StageIdentity, manifest: Manifest) -> 
 
 def _label(chain: Chain, node: Node, entry: LineageEntry, *, scheduled: bool) -> str | None:
     """Return the reason why an entry is a side result, None if it is part of the run."""
-    name = node.slot.partition(OF)[2] if node.stage == "judge" else node.slot
+    slot, _ = split_turn(node.slot)
+    name = slot.partition(OF)[2] if node.stage == "judge" else slot
     if name and STAGES[node.stage].scope == "evaluation":
         return f"evaluation '{name}'"
     if not chain.has(node):

@@ -6,8 +6,12 @@ from typing import NamedTuple
 
 #: Between the reward and the evaluation in the slot of a judge: ``digits@drawbench``.
 OF = "@"
+#: Between the slot and the number of a turn before the last: ``#1``, ``digits#1``, ``digits@drawbench#1``.
+TURN = "#"
 #: The slot of the base model that renders texts.
 RENDERER = "renderer"
+#: The slot of given samples that are held out.
+HELD_OUT = "heldout"
 
 
 class Node(NamedTuple):

@@ -17,6 +17,7 @@ from tasks.specs.graph import RENDERER, Node
 from tasks.specs.input_hashes import CONTENTS, Digests
 from tasks.specs.run_inputs import RunInputs
 from tasks.specs.stages import StageSpec, stage_spec
+from tasks.specs.turns import has_turn, last_turn, split_turn
 
 #: Gives the record of a stage that has run and counts, None where there is none.
 Find = Callable[[Node], LineageEntry | None]
@@ -32,7 +33,7 @@ class StageIdentity(ABC):
             spec: the stage.
             facts: the run's config, and the inputs that it names.
             node: the epoch, and which of several equal stages of it: the slot is the reward's name for score and
-                judge, an evaluation's own name, empty for others.
+                judge, an evaluation's own name, empty for others, with the number of a turn before the last.
             find: gives the artifacts of the run, where options depend on them.
 
         Raises:
@@ -58,6 +59,12 @@ class StageIdentity(ABC):
     def config(self) -> RunConfig:
         """The run's config."""
         return self.facts.config
+
+    @property
+    def turn(self) -> int:
+        """The number of its turn, 1 in runs without turns."""
+        number = split_turn(self.slot)[1]
+        return int(number[1:]) if number else last_turn(self.config)
 
     @abstractmethod
     def options(self) -> Mapping[str, Any]:
@@ -137,6 +144,11 @@ def identity_of(facts: RunInputs, node: Node, find: Find) -> StageIdentity:
             else "belongs to rollouts, but the config trains on the samples of its section 'data'. Remove it"
         )
         raise ConfigError(f"Stage '{spec.name}' {reason}.")
+    if not has_turn(facts.config, slot):
+        raise ConfigError(
+            f"Stage '{spec.name}' has no '{slot}': turns are numbered from 1 to render.turns.count - 1, and the last "
+            "has no number."
+        )
     if facts.config.render is None and (spec.renders or (spec.name == "base" and slot)):
         raise ConfigError(f"Stage '{spec.name}' draws texts, but the config has no section 'render'. Add one.")
     stage = spec.given_stage if facts.plan.given and spec.given_stage else spec.stage

@@ -17,6 +17,7 @@ MODALITY_SPECS = Table(
     {
         "diffusion": "tasks.specs.diffusion:DiffusionSpec",
         "tokens": "tasks.specs.tokens:TokensSpec",
+        "image_tokens": "tasks.specs.tokens_of_images:ImageTokensSpec",
     },
     like="tasks.specs.modalities:ModalitySpec",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import takewhile
 
 from configs.rewards import RewardSection
 from configs.schema import AlgorithmNeeds, RunConfig
@@ -11,8 +12,9 @@ from tasks.advantages.estimators import Estimator, make_estimator
 from tasks.algorithms.base import Algorithm
 from tasks.inputs.components import algorithm_needs, make_algorithm
 from tasks.inputs.renderer import reads_images
-from tasks.specs.graph import OF, RENDERER, Node, policy_after
+from tasks.specs.graph import HELD_OUT, OF, RENDERER, TURN, Node, policy_after
 from tasks.specs.stages import STAGES, names_of
+from tasks.specs.turns import episode
 
 
 class RunPlan:
@@ -44,6 +46,11 @@ class RunPlan:
     def given(self) -> bool:
         """Whether the run trains on given samples, and has neither rollouts nor scores of them."""
         return self.config.data is not None
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether the losses of policies on held-out rows are computed."""
+        return self.config.data is not None and self.config.data.heldout is not None
 
     def has(self, stage: str) -> bool:
         """Return whether the run can have a stage: some belong to given samples, others to rollouts."""
@@ -83,21 +90,25 @@ class RunPlan:
         if self.config.render is not None:
             yield Node(0, "base", RENDERER)
         yield from (Node(0, name) for name in names_of("run") if name != "base" and self.has(name))
+        if self.has_losses:
+            yield Node(0, "ingest", HELD_OUT)
 
     def scored(self, epoch: int) -> Iterator[Node]:
         """Yield the stages from an epoch's policy to its scores."""
         if self.given:
             return
         yield from self.choices(epoch)
-        yield Node(epoch, "rollout")
-        if self.config.render is not None:
-            yield Node(epoch, "render")
+        yield from episode(self.config, epoch, evaluation=False)
         yield from (Node(epoch, "score", reward.slot) for reward in self.config.scored)
 
     def choices(self, epoch: int) -> Iterator[Node]:
         """Yield the stage that chooses an epoch's prompts; none where no rewards are read for it."""
         if self.config.prompts.chooses:
             yield Node(epoch, "choose")
+
+    def before_rollout(self, epoch: int) -> Iterator[Node]:
+        """Yield the stages of an epoch before its rollout: the choice of prompts, and earlier turns."""
+        return takewhile(lambda node: node != Node(epoch, "rollout"), self.scored(epoch))
 
     def rendered(self, epoch: int) -> Iterator[Node]:
         """Yield the stages that render an epoch's texts and score the images; none in runs without ``render``."""
@@ -125,15 +136,16 @@ class RunPlan:
 
     def evaluation(self, epoch: int, name: str = "") -> Iterator[Node]:
         """Yield the stages of one evaluation; ``name`` is empty for the run's own."""
-        yield Node(epoch, "evaluate", name)
-        if self.config.render is not None:
-            yield Node(epoch, "depict", name)
+        yield from episode(self.config, epoch, name, evaluation=True)
         for reward in (*self.config.rewards, *self.config.evaluate.judges):
             yield Node(epoch, "judge", f"{reward.slot}{OF}{name}" if name else reward.slot)
+        if self.has_losses and not name:
+            yield Node(epoch, "validate")
 
     def of_stage(self, epoch: int, stage: str) -> list[Node]:
-        """Return the nodes of a stage of training in an epoch, several for a stage with slots."""
-        return [node for node in (*self.scored(epoch), *self.training(epoch)) if node.stage == stage]
+        """Return the nodes of a stage of training in an epoch, several for a stage with slots; not of earlier turns."""
+        nodes = (*self.scored(epoch), *self.training(epoch))
+        return [node for node in nodes if node.stage == stage and TURN not in node.slot]
 
     def policy_of(self, epoch: int) -> Node:
         """Return the stage that makes the policy of an epoch's rollout: the one before, older with ``ahead``.
@@ -161,9 +173,12 @@ class RunPlan:
             return Node(epoch, "depict" if evaluation else "render")
         return self.samples_of(epoch, evaluation=evaluation)
 
-    def scored_by(self, reward: RewardSection, epoch: int) -> Node:
-        """Return the stage whose artifact a reward scores in an epoch: the samples, or their renders."""
-        return Node(epoch, "render" if self._reads_images(reward) else "rollout")
+    def scored_by(self, reward: RewardSection, epoch: int, turn: str = "") -> Node:
+        """Return the stage whose artifact a reward scores in an epoch: the samples, or their renders.
+
+        ``turn`` is the slot of a turn before the last.
+        """
+        return Node(epoch, "render" if self._reads_images(reward) else "rollout", turn)
 
     def judged_by(self, reward: RewardSection, epoch: int, name: str = "") -> Node:
         """Return the stage whose artifact a reward scores in an evaluation, see ``scored_by``."""

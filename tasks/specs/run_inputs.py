@@ -13,8 +13,8 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import RunFolder
-from tasks.inputs.data_rows import data_of, given_data
 from tasks.inputs.data_sources import is_there
+from tasks.inputs.given_data import data_of, given_data
 from tasks.inputs.prompts import Prompt
 from tasks.inputs.renderer import render_of
 from tasks.inputs.source_prompts import prompts_fingerprint, source_prompts
@@ -155,15 +155,16 @@ class RunInputs:
         """The prompts the config names, by split."""
         return source_prompts(self.config)
 
-    @cached_property
-    def data_identity(self) -> str:
-        """Identity of the given samples; as recorded if the run is only read, or their source is gone."""
-        source = data_of(self.config).train
-        for entry in reversed(self.run.made(0, "ingest")) if self.reads or not is_there(source) else ():
+    def data_identity(self, slot: str) -> str:
+        """Return the identity of given samples, or with a slot of the held-out ones; as recorded if the run is only
+        read, or their source is gone."""
+        section = data_of(self.config)
+        source = str(section.heldout if slot else section.train)
+        for entry in reversed(self.run.made(0, "ingest", slot)) if self.reads or not is_there(source) else ():
             manifest = self.store.manifest(entry.ref)
             if manifest is not None:
                 return str(manifest.options["data"])
-        return given_data(self.config).identity
+        return given_data(self.config, heldout=bool(slot)).identity
 
     @cached_property
     def contents(self) -> Contents:

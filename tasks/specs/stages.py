@@ -31,7 +31,7 @@ class StageSpec:
     version: int = 1
     """Raised when the meaning of the stage's output changes."""
     slotted: bool = False
-    """True where an epoch may have several: one for each reward, model or evaluation."""
+    """True where an epoch may have several: one for each reward, model, evaluation or turn."""
     renders: bool = False
     """True where it renders texts, in runs with a section ``render``."""
     given: bool | None = None
@@ -56,7 +56,14 @@ _SPECS = (
         grows=True,
     ),
     StageSpec(name="preprocess", stage="tasks.stages.preprocess:PreprocessStage", artifact="prompts", scope="run"),
-    StageSpec(name="ingest", stage="tasks.stages.ingest:IngestStage", artifact="trajectories", scope="run", given=True),
+    StageSpec(
+        name="ingest",
+        stage="tasks.stages.ingest:IngestStage",
+        artifact="trajectories",
+        scope="run",
+        slotted=True,
+        given=True,
+    ),
     StageSpec(name="policy", stage="tasks.stages.policy:PolicyStage", artifact="policies", scope="run"),
     StageSpec(name="choose", stage="tasks.stages.choose:ChooseStage", artifact="choices", scope="epoch", given=False),
     StageSpec(
@@ -64,9 +71,17 @@ _SPECS = (
         stage="tasks.stages.rollout:RolloutStage",
         artifact="trajectories",
         scope="epoch",
+        slotted=True,
         given=False,
     ),
-    StageSpec(name="render", stage="tasks.stages.render:RenderStage", artifact="renders", scope="epoch", renders=True),
+    StageSpec(
+        name="render",
+        stage="tasks.stages.render:RenderStage",
+        artifact="renders",
+        scope="epoch",
+        slotted=True,
+        renders=True,
+    ),
     StageSpec(
         name="score",
         stage="tasks.stages.score:ScoreStage",
@@ -119,6 +134,9 @@ _SPECS = (
     ),
     StageSpec(
         name="judge", stage="tasks.stages.judge:JudgeStage", artifact="rewards", scope="evaluation", slotted=True
+    ),
+    StageSpec(
+        name="validate", stage="tasks.stages.validate:ValidateStage", artifact="losses", scope="evaluation", given=True
     ),
     # 2: a model card, generation.json and images; LoRA files of sorted keys; pipelines that load without arguments.
     # 3: LoRA tensors with alpha / rank folded in; images to start from upright.

@@ -9,6 +9,7 @@ from typing import Any
 from configs.rewards import RewardSection
 from storage.artifacts.records import ShardRecord
 from tasks.specs.graph import Node
+from tasks.specs.turns import turns_of
 from tasks.stages.stage import Output, Shard, Stage
 
 
@@ -24,6 +25,8 @@ class AdvantageStage(Stage):
                 more[name] = [getattr(section, name) for section in rewards]
         if any(section.excludes for section in rewards) and self._failures():
             more["on_failure"] = [section.on_failure for section in rewards]
+        if self._charges:
+            more["turn_cost"] = self._charges
         weights = [section.weight for section in rewards]
         section = self.config.advantage.fingerprinted()
         return {"advantage": section, "weights": weights, **more}
@@ -32,10 +35,12 @@ class AdvantageStage(Stage):
         """The rewards of this epoch, with running statistics those before it, with a KL reward their trajectories.
 
         With a gate on the KL the monitors that doubt a reward are read too, and the one that weighs advantages.
-        Advantages of tokens need their trajectories, and as the estimator asks the values of this epoch and the
-        advantages of the one before.
+        A cost of turns needs the images. Advantages of tokens need their trajectories, and as the estimator asks the
+        values of this epoch and the advantages of the one before.
         """
         rewards = tuple(Node(epoch, "score", section.slot) for epoch in self.epochs for section in self.sections)
+        if self._charges:
+            rewards += tuple(Node(epoch, "render") for epoch in self.epochs)
         estimator = self.facts.plan.estimator
         section = self.config.advantage
         if estimator.per_token:
@@ -77,6 +82,11 @@ class AdvantageStage(Stage):
     def epochs(self) -> Sequence[int]:
         """The epochs whose rewards count, this one first."""
         return range(self.epoch, 0 if self.config.advantage.std == "running" else self.epoch - 1, -1)
+
+    @property
+    def _charges(self) -> float:
+        turns = turns_of(self.config)
+        return 0.0 if turns is None else turns.cost
 
     def _failures(self) -> int:
         """Return how many scores failed, as far as rewards are made; a plan may ask before."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -31,10 +32,10 @@ from tasks.advantages.groups import (
 from tasks.advantages.tokens import overlong_penalty
 from tasks.advantages.uncertainty import uncertain
 from tasks.algorithms.checks import check_advantage
-from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.renderer import image_name, render_of, turn_in
 from tasks.inputs.weight_sources import origin_of
 from tasks.metrics.reward_tables import group_numbers, optimized_parts
-from tasks.stages.sample_rewards import SampleRewards, history_of, routed, weighted
+from tasks.stages.sample_rewards import SampleRewards, figures_of_samples, history_of, routed, weighted
 from tasks.stages.stage import Output, Stage
 from tasks.stages.token_tables import TokenTables
 
@@ -255,9 +256,13 @@ class EpochAdvantages:
         rolled: Sequence[ArtifactRef | None] = [None] * self._count
         if section.kl_coef > 0 or section.overlong is not None:
             rolled = [ref for ref in refs if ref.kind == "trajectories"]
-        return [self._earned(scored[i * count : (i + 1) * count], ref) for i, ref in enumerate(rolled)]
+        drawn: Sequence[ArtifactRef | None] = [ref for ref in refs if ref.kind == "renders"] or [None] * self._count
+        parts = [scored[start : start + count] for start in range(0, len(scored), count)]
+        return [self._earned(*each) for each in zip(parts, rolled, drawn, strict=True)]
 
-    def _earned(self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None) -> SampleRewards:
+    def _earned(
+        self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None, drawn: ArtifactRef | None
+    ) -> SampleRewards:
         """Return the rewards of one epoch, checked to be of the same samples."""
         tables = [read_rows(self.context.store, ref) for ref in scored]
         ids = tables[0].column("sample_id")
@@ -270,7 +275,9 @@ class EpochAdvantages:
         penalty, weights = torch.zeros(len(ids), dtype=torch.float64), [reward.weight for reward in rewards]
         summed = weighted(parts, weights, like=penalty)
         if trajectories is not None and section.kl_coef > 0:
-            penalty = section.kl_coef * self._divergence(trajectories, sample_ids)
+            # Mean over the trained steps.
+            kl = self._of_samples(trajectories, sample_ids, "reference_kl", lambda kl: sum(kl) / len(kl))
+            penalty = section.kl_coef * kl
         watched = [_scores(table) for table in tables[len(rewards) :]]
         distances = None if section.diversity is None else watched.pop()
         if section.kl_gate is not None:
@@ -282,6 +289,11 @@ class EpochAdvantages:
             lengths = self._of_samples(trajectories, sample_ids, "log_probs", len)
             penalty = penalty - overlong_penalty(lengths, longest=longest, buffer=over.buffer, factor=over.factor)
             cut = (lengths >= longest) & over.exclude
+        if drawn is not None:
+            render = render_of(self.config)
+            names = [image_name(each, 0, of=render.images) for each in sample_ids]
+            turns = self._of_samples(drawn, names, "metadata", lambda about: turn_in(json.loads(about)))
+            penalty = penalty + (0.0 if render.turns is None else render.turns.cost) * (turns - 1)
         return SampleRewards(
             samples=tables[0],
             parts=parts,
@@ -292,22 +304,8 @@ class EpochAdvantages:
             distances=distances,
         )
 
-    def _divergence(self, trajectories: ArtifactRef, sample_ids: Sequence[str]) -> Tensor:
-        """Return each sample's KL to the base model, mean over its trained steps."""
-        return self._of_samples(trajectories, sample_ids, "reference_kl", lambda kl: sum(kl) / len(kl))
-
-    def _of_samples(
-        self, trajectories: ArtifactRef, sample_ids: Sequence[str], name: str, of: Callable[[Sequence[float]], float]
-    ) -> Tensor:
-        """Return a figure of a column of lists of stored samples, (N,) float64."""
-        store = self.context.store
-        opener = open_trajectory_store(self.config.rollout.store)
-        found: dict[str, float] = {}
-        for record in store.shards(trajectories):
-            table = opener.open(store.files(trajectories, record)).table
-            columns = (table.column(each).to_pylist() for each in ("sample_id", name))
-            found |= {sample: of(values) for sample, values in zip(*columns, strict=True)}
-        return torch.tensor([found[sample] for sample in sample_ids], dtype=torch.float64)
+    def _of_samples(self, ref: ArtifactRef, names: Sequence[str], column: str, of: Callable[[Any], float]) -> Tensor:
+        return figures_of_samples(self.context.store, ref, self.config.rollout.store, names, column, of)
 
 
 def _scores(table: pa.Table) -> Tensor:

@@ -12,6 +12,7 @@ from tasks.modalities.samplers import Sampler, SampleRequest
 from tasks.runs.sharding import cover, evaluation_cuts
 from tasks.specs.graph import Node, policy_after
 from tasks.specs.modalities import modality_spec
+from tasks.specs.turns import TurnNodes, split_turn, turn_nodes
 from tasks.stages.sampling import Sampling
 from tasks.stages.stage import Output, Shard
 
@@ -34,11 +35,19 @@ class EvaluateStage(Sampling):
             "average": self.config.optimize.ema is not None,
             "store": self.config.rollout.store,
             **modality_spec(self.config).evaluation_options(self.config),
+            **self.said(),
         }
 
+    @property
+    def before(self) -> TurnNodes | None:
+        """The turn before, of the same evaluation."""
+        name, _ = split_turn(self.slot)
+        return None if self.turn == 1 else turn_nodes(self.config, self.epoch, self.turn - 1, name, evaluation=True)
+
     def upstream(self) -> tuple[Node, ...]:
-        """The policy, the prompts."""
-        return (policy_after(self.epoch), Node(0, "preprocess"))
+        """The policy, the prompts, texts and comments of the turn before."""
+        said = () if self.before is None else (self.before.texts, self.before.comment)
+        return (policy_after(self.epoch), Node(0, "preprocess"), *said)
 
     def plan(self) -> list[Shard]:
         """Return ranges of samples of each split that has prompts; one that holds all of a split has its name."""

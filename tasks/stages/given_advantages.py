@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from storage.artifacts.records import ShardRecord
-from tasks.inputs.data_rows import data_of
+from tasks.inputs.given_data import data_of
 from tasks.specs.graph import Node
 from tasks.stages.stage import Output, Shard, Stage
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from configs.data import DataSection
 
 
 class GivenAdvantageStage(Stage):
@@ -43,6 +38,7 @@ class GivenAdvantageStage(Stage):
         import numpy as np
 
         from storage.trajectories.tables import read_rows, write_rows
+        from tasks.advantages.given import given_advantages
         from tasks.runs.seeds import epoch_prompts
 
         section, (data,) = data_of(self.config), self.inputs()
@@ -65,14 +61,3 @@ class GivenAdvantageStage(Stage):
         if section.rating is not None:
             summary |= {"reward_mean": float(rewards.mean()), "reward_std": float(rewards.std())}
         return Output(rows=kept.num_rows, summary=summary)
-
-
-def given_advantages(ratings: np.ndarray, section: DataSection) -> np.ndarray:
-    """Return (N,) float32 advantages of (N,) ratings, NaN where there is none: 1 for chosen samples and for samples
-    without ratings, -1 for rejected ones; a rating counts from its neutral value, in halves of the scale."""
-    import numpy as np
-
-    low, high = (0.0, 1.0) if section.paired else section.scale
-    middle = 0.5 if section.paired else section.middle
-    found = (ratings.astype(np.float64) - middle) / ((high - low) / 2)
-    return np.where(np.isnan(found), 1.0, found).astype(np.float32)

@@ -11,7 +11,8 @@ from configs.errors import DataError
 from configs.fingerprint import canonical_json
 from storage.artifacts.records import ShardRecord
 from tasks.inputs.components import decode_rows, media_format, open_trajectory_store
-from tasks.inputs.data_rows import DataRow, GivenData, data_of, given_data
+from tasks.inputs.data_rows import DataRow, GivenData
+from tasks.inputs.given_data import data_of, given_data
 from tasks.metrics.given import REFUSED
 from tasks.modalities.given import GivenSample
 from tasks.modalities.samplers import SamplingContext
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class IngestStage(Stage):
-    """The samples of ``data.train``, with the ratings of those that have one."""
+    """The samples of ``data.train``, with the ratings of those that have one; with a slot those of ``data.heldout``."""
 
     separable = True
     saves_memory = ("Lower execution.decode_batch_size.",)
@@ -33,7 +34,7 @@ class IngestStage(Stage):
     def options(self) -> Mapping[str, Any]:
         """The rows by content, and the size and form in which they are stored."""
         return {
-            "data": self.facts.data_identity,
+            "data": self.facts.data_identity(self.slot),
             "store": self.config.rollout.store,
             **modality_spec(self.config).given_options(self.config),
         }
@@ -104,15 +105,15 @@ class IngestStage(Stage):
         samples = sum(record.rows for record in records)
         if not samples:
             raise DataError(
-                f"data.train: none of {len(self._data.rows)} rows could be used; the files {REFUSED} of {self.ref} say "
-                "why. Mend the samples."
+                f"data.{self.slot or 'train'}: none of {len(self._data.rows)} rows could be used; the files {REFUSED} "
+                f"of {self.ref} say why. Mend the samples."
             )
         names = ("rows", "refused")
         return {**{name: sum(record.summary[name] for record in records) for name in names}, "samples": samples}
 
     @cached_property
     def _data(self) -> GivenData:
-        return given_data(self.config)
+        return given_data(self.config, heldout=bool(self.slot))
 
     def _read(
         self, making: SamplingContext, number: int, row: DataRow, refused: list[tuple[str, str]]

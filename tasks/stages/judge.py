@@ -17,6 +17,7 @@ from tasks.metrics.evaluations import split_of
 from tasks.metrics.scores import mean_figures
 from tasks.metrics.texts import Text, write_texts
 from tasks.specs.graph import OF, Node
+from tasks.specs.turns import split_turn
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Output, Shard
 
@@ -33,8 +34,10 @@ class JudgeStage(Scoring):
         Raises:
             ConfigError: the config has no such reward or judge.
         """
-        reward, _, self.evaluation = self.slot.partition(OF)
-        self.section = self.facts.reward_section(reward, judges=True)
+        base, self.earlier = split_turn(self.slot)
+        reward, _, name = base.partition(OF)
+        self.evaluation = name + self.earlier
+        self.section = self.facts.reward_section(reward, judges=not self.earlier)
 
     def options(self) -> Mapping[str, Any]:
         """The reward, and the number of images in its grid."""

@@ -16,10 +16,12 @@ from models.policies.parts import Part
 from storage.artifacts.records import ShardRecord
 from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.inputs.components import decode_rows, media_format, open_trajectory_store
-from tasks.inputs.renderer import image_name, render_of, renderer_config
+from tasks.inputs.renderer import image_name, render_of, renderer_config, turn_in
+from tasks.metrics.samples import rows_of, stored_sample
 from tasks.modalities.modality import Kind, make_kind
 from tasks.specs.graph import RENDERER, Node
 from tasks.specs.modalities import modality_spec
+from tasks.specs.turns import split_turn, turn_nodes, turns_of
 from tasks.stages.stage import Output, Shard, Stage
 
 
@@ -27,7 +29,7 @@ class Drawing(Stage):
     """Images of stored texts, shard by shard; each is stored with its text, and with the prompt that was rewritten.
 
     An empty text is drawn as an empty prompt is, and counted; of one that is too long for the image model it reads as
-    much as of any prompt.
+    much as of any prompt. Images of samples that have ended in an earlier turn are copied.
     """
 
     separable = True
@@ -39,13 +41,14 @@ class Drawing(Stage):
 
     def options(self) -> Mapping[str, Any]:
         """The images of each text, how they are drawn, and the noise."""
-        section, drawer = render_of(self.config), renderer_config(self.config)
+        section, drawer, turns = render_of(self.config), renderer_config(self.config), turns_of(self.config)
         return {
             "images": section.images,
             **({} if section.answer is None else {"answer": list(section.answer)}),
             "same_noise": section.same_noise,
             "store": self.config.rollout.store,
             **modality_spec(drawer).evaluation_options(drawer),
+            **({} if turns is None else {"turn": self.turn, "done": turns.done}),
             **({} if drawer.model.quantize is None else {"quantize": drawer.model.quantize.fingerprinted()}),
             **self.draws(),
         }
@@ -72,16 +75,23 @@ class Drawing(Stage):
         renderer = self.host.renderer
         assert renderer is not None
         wanted, drawer = list(self._wanted(self._opened(shard))), renderer.config
+        due = [(sample, text) for sample, text in wanted if text is not None]
         size, form = drawer.execution.rollout_batch_size, media_format(drawer)
         recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
         store = open_trajectory_store(self.config.rollout.store)
         with ShardWriter(store.writer(folder, form), recent) as writer:
+
+            def drawn() -> Iterator[np.ndarray]:
+                for start in range(0, len(due), size):
+                    samples, texts = zip(*due[start : start + size], strict=True)
+                    yield from self._drawer.draw(renderer, texts, [sample.seed for sample in samples])
+                    self.context.reporter.progress(self.name, self.epoch, start + len(texts), len(due), shard.name)
+
+            media = drawn()
             for start in range(0, len(wanted), size):
-                samples, texts = zip(*wanted[start : start + size], strict=True)
-                media = self._drawer.draw(renderer, texts, [sample.seed for sample in samples])
-                writer.add([replace(sample, media=each) for sample, each in zip(samples, media, strict=True)])
-                self.context.reporter.progress(self.name, self.epoch, start + len(texts), len(wanted), shard.name)
-            about, contents = {"empty": sum(not text for _, text in wanted)}, writer.contents
+                some = wanted[start : start + size]
+                writer.add([sample if text is None else replace(sample, media=next(media)) for sample, text in some])
+            about, contents = {"empty": sum(not text for _, text in due)}, writer.contents
             return Output(rows=writer.rows, summary=about, written=writer.end(), content=lambda: str(contents))
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
@@ -90,6 +100,14 @@ class Drawing(Stage):
             "images": sum(record.rows for record in records),
             "empty": sum(record.summary["empty"] for record in records),
         }
+
+    def after_turn(self, name: str, *, evaluation: bool) -> tuple[Node, ...]:
+        """Return the stages that a turn's images depend on; ``name`` is that of an additional evaluation."""
+        texts = Node(self.epoch, "evaluate" if evaluation else "rollout", self.slot)
+        if self.turn == 1:
+            return (texts, Node(0, "base", RENDERER))
+        before = turn_nodes(self.config, self.epoch, self.turn - 1, name, evaluation=evaluation)
+        return (texts, Node(0, "base", RENDERER), before.images)
 
     @abstractmethod
     def seed(self, prompt_id: str, replica: int, image: int) -> int:
@@ -105,28 +123,43 @@ class Drawing(Stage):
         assert record is not None
         return open_trajectory_store(self.config.rollout.store).open(store.files(texts, record))
 
-    def _wanted(self, opened: TrajectoryShard) -> Iterator[tuple[Sample, str]]:
-        """Yield every image of every text, not drawn yet, with the text."""
-        section, model = render_of(self.config), str(self.inputs()[1])
+    def _wanted(self, opened: TrajectoryShard) -> Iterator[tuple[Sample, str | None]]:
+        """Yield every image of every text, not drawn yet, with the text; with None images that remain from earlier."""
+        section, model, turns = render_of(self.config), str(self.inputs()[1]), turns_of(self.config)
         for row, written in zip(opened.table.to_pylist(), self.policy_kind.texts(opened), strict=True):
-            text = section.drawn(written)
+            text, metadata = section.drawn(written), json.loads(row["metadata"])
+            ends = self.turn > 1 and turns is not None and turns.ends(written)
+            remains = turn_in(metadata) < self.turn or (ends and not text)
             for image in range(section.images):
+                name = image_name(row["sample_id"], image, of=section.images)
+                if remains:
+                    yield stored_sample(*self._earlier[name]), None
+                    continue
+                number = (self.turn - 1) * section.images + image
                 yield (
                     Sample(
-                        sample_id=image_name(row["sample_id"], image, of=section.images),
+                        sample_id=name,
                         prompt_id=row["prompt_id"],
                         group_id=row["group_id"],
                         prompt=row["prompt"],
-                        metadata=json.loads(row["metadata"]),
+                        metadata=metadata,
                         epoch=row["epoch"],
                         replica=row["replica"],
-                        seed=self.seed(row["prompt_id"], row["replica"], image),
+                        seed=self.seed(row["prompt_id"], row["replica"], number),
                         policy=model,
                         sigmas=(),
                         text=np.frombuffer(text.encode(), np.uint8),
                     ),
                     text,
                 )
+        for opened, _ in self._earlier.values() if self.turn > 1 else ():
+            opened.close()
+
+    @cached_property
+    def _earlier(self) -> dict[str, tuple[TrajectoryShard, int]]:
+        """The images of the turn before, by id."""
+        found = rows_of(self.context.store, self.inputs()[2], None)
+        return {name: (shard, row) for name, shard, row in found}
 
 
 class RenderStage(Drawing):
@@ -137,8 +170,8 @@ class RenderStage(Drawing):
         return {"seed": self.config.run.seed, "epoch": self.epoch}
 
     def upstream(self) -> tuple[Node, ...]:
-        """The texts, the image model."""
-        return (Node(self.epoch, "rollout"), Node(0, "base", RENDERER))
+        """The texts, the image model, the images of the turn before."""
+        return self.after_turn("", evaluation=False)
 
     def seed(self, prompt_id: str, replica: int, image: int) -> int:
         """Of the run and the epoch; with ``render.same_noise`` one for all texts of a prompt."""
@@ -156,8 +189,8 @@ class DepictStage(Drawing):
         return {"seed": self.config.evaluate.seed}
 
     def upstream(self) -> tuple[Node, ...]:
-        """The texts, the image model."""
-        return (Node(self.epoch, "evaluate", self.slot), Node(0, "base", RENDERER))
+        """The texts, the image model, the images of the turn before."""
+        return self.after_turn(split_turn(self.slot)[0], evaluation=True)
 
     def seed(self, prompt_id: str, replica: int, image: int) -> int:
         """Of the evaluation: the same for every policy."""

@@ -18,6 +18,7 @@ from tasks.runs.sharding import cover, rollout_cuts
 from tasks.specs.graph import Node
 from tasks.specs.modalities import modality_spec
 from tasks.specs.steering import start_of
+from tasks.specs.turns import TurnNodes, turn_nodes
 from tasks.stages.sampling import Sampling
 from tasks.stages.stage import Output, Shard
 
@@ -30,14 +31,20 @@ class RolloutStage(Sampling):
         about: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
         if self.config.prompts.sources and not self.config.prompts.chooses:
             about["mixture"] = self.config.prompts.weights
-        return {**modality_spec(self.config).rollout_options(self.config), **about}
+        return {**modality_spec(self.config).rollout_options(self.config), **about, **self.said()}
+
+    @property
+    def before(self) -> TurnNodes | None:
+        """The turn before, of the same epoch."""
+        return None if self.turn == 1 else turn_nodes(self.config, self.epoch, self.turn - 1, evaluation=False)
 
     def upstream(self) -> tuple[Node, ...]:
-        """The policy, the prompts, and the choice among them."""
+        """The policy, the prompts, texts and comments of the turn before, and the choice of prompts."""
         plan = self.facts.plan
         ahead = self.config.execution.ahead
         policy = plan.policy_of(self.epoch) if ahead else start_of(self.facts, self.epoch).policy
-        return (policy, Node(0, "preprocess"), *plan.choices(self.epoch))
+        said = () if self.before is None else (self.before.texts, self.before.comment)
+        return (policy, Node(0, "preprocess"), *said, *plan.choices(self.epoch))
 
     def plan(self) -> list[Shard]:
         """Return ranges of groups, or of the samples of some."""

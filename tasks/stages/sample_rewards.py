@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import torch
 
 from configs.rewards import RewardSection
 from models.policies import modalities_of
+from storage.artifacts.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from tasks.inputs.components import open_trajectory_store
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +31,8 @@ class SampleRewards:
     weights: Sequence[float]
     """Of these."""
     penalty: Tensor
-    """(N,) float64: kl_coef times the KL to the base model, mean over its trained steps; and the penalty of length."""
+    """(N,) float64: kl_coef times the KL to the base model, mean over its trained steps; the penalty of length,
+    and the cost of turns."""
     total: Tensor
     """(N,) float64: the weighted sum of rewards less the penalty; NaN where one failed."""
     cut: Tensor
@@ -80,3 +84,24 @@ def history_of(names: Sequence[str], earlier: Sequence[SampleRewards]) -> list[T
             if name in found and not math.isnan(total):
                 found[name].append(total)
     return [torch.tensor(found[name], dtype=torch.float64) for name in names]
+
+
+def figures_of_samples(
+    store: ArtifactStore, ref: ArtifactRef, form: str, names: Sequence[str], column: str, of: Callable[[Any], float]
+) -> Tensor:
+    """Return a figure of a column of stored samples, (N,) float64.
+
+    Args:
+        store: the store.
+        ref: an artifact of samples.
+        form: of the trajectory store.
+        names: ids of the samples.
+        column: a column of their table.
+        of: value of the column -> figure.
+    """
+    opener, found = open_trajectory_store(form), dict[str, float]()
+    for record in store.shards(ref):
+        table = opener.open(store.files(ref, record)).table
+        columns = (table.column(each).to_pylist() for each in ("sample_id", column))
+        found |= {sample: of(value) for sample, value in zip(*columns, strict=True)}
+    return torch.tensor([found[name] for name in names], dtype=torch.float64)

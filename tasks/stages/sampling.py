@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.layout import ArtifactRef
-from storage.trajectories.base import Sample, TrajectoryStore
+from storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
+from storage.trajectories.tables import read_rows
 from tasks.inputs.components import media_format, open_trajectory_store, sampling_sizes
-from tasks.modalities.samplers import Sampler, SampleRequest, SamplingContext, WorksAhead
+from tasks.inputs.renderer import turn_in
+from tasks.metrics.samples import rows_of, stored_sample
+from tasks.modalities.samplers import Said, Sampler, SampleRequest, SamplingContext, WorksAhead
+from tasks.specs.graph import Node
+from tasks.specs.turns import TurnNodes, turns_of
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
@@ -95,6 +101,7 @@ class Sampling(Stage):
         from tasks.stages.shard_writer import ShardWriter
 
         self.host.use_threads()
+        jobs = self.continued(jobs)
         batch, form, first = self.config.execution.rollout_batch_size, media_format(self.config), list[Sample]()
         recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
         with ShardWriter(self.trajectory_store.writer(folder, form), recent) as writer:
@@ -110,6 +117,52 @@ class Sampling(Stage):
             summary = {**about, **({"repeats": writer.repeats} if writer.repeats else {})}
             made = Output(rows=writer.rows, summary=summary, written=writer.end(), content=lambda: str(contents))
             return made, first
+
+    @property
+    @abstractmethod
+    def before(self) -> TurnNodes | None:
+        """The stages of the turn before; None in the first."""
+
+    def said(self) -> dict[str, Any]:
+        """Return the options of turns: the length of conversations, on which widths of batches depend, and comments."""
+        turns = turns_of(self.config)
+        if turns is None:
+            return {}
+        names = ("count", "comment_tokens", *(("comment", "done") if self.turn > 1 else ()))
+        return {"turn": self.turn, "turns": {name: getattr(turns, name) for name in names}}
+
+    def continued(self, jobs: Sequence[SampleRequest]) -> Sequence[SampleRequest]:
+        """Return jobs with the turns before."""
+        if self.before is None:
+            return jobs
+        turns, found = turns_of(self.config), list[SampleRequest]()
+        assert turns is not None
+        for job in jobs:
+            shard, row = self._earlier[job.name]
+            sample = stored_sample(shard, row)
+            # A sample that has ended is kept as its last turn left it.
+            ended = turn_in(sample.metadata) < self.turn - 1 or turns.ends(shard.text(row) or "")
+            comment = None if ended else turns.said(*self._comments[job.name])
+            found.append(replace(job, before=Said(sample=sample, comment=comment, turn=self.turn)))
+        for shard, _ in self._earlier.values():
+            shard.close()
+        return found
+
+    def _input(self, node: Node) -> ArtifactRef:
+        return dict(zip(self.upstream(), self.inputs(), strict=True))[node]
+
+    @cached_property
+    def _earlier(self) -> dict[str, tuple[TrajectoryShard, int]]:
+        assert self.before is not None
+        found = rows_of(self.context.store, self._input(self.before.texts), None)
+        return {name: (shard, row) for name, shard, row in found}
+
+    @cached_property
+    def _comments(self) -> dict[str, tuple[str, float | None]]:
+        """Remark and score of each sample's image."""
+        assert self.before is not None
+        table = read_rows(self.context.store, self._input(self.before.comment))
+        return {row["sample_id"]: (row["note"] or "", row["reward"]) for row in table.to_pylist()}
 
     def part_of(self, shard: Shard) -> str:
         """Return which samples are counted together, where not all are."""

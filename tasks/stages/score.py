@@ -10,6 +10,7 @@ from models.rewards.base import Batch, Scores
 from storage.artifacts.records import ShardRecord
 from tasks.metrics.scores import figures_of, mean_figures
 from tasks.specs.graph import Node
+from tasks.specs.turns import split_turn
 from tasks.stages.rollout import RolloutStage, ends_group, planned_shards
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Shard
@@ -26,11 +27,12 @@ class ScoreStage(Scoring):
         Raises:
             ConfigError: the config has no such reward.
         """
-        self.section = self.facts.reward_section(self.slot)
+        label, self.earlier = split_turn(self.slot)
+        self.section = self.facts.reward_section(label)
 
     def upstream(self) -> tuple[Node, ...]:
-        """The trajectories, or their renders."""
-        return (self.facts.plan.scored_by(self.section, self.epoch),)
+        """The trajectories, or their renders; of an earlier turn with its slot."""
+        return (self.facts.plan.scored_by(self.section, self.epoch, self.earlier),)
 
     def follow(self, rollout: RolloutStage) -> None:
         """Read trajectories that may still be in the making."""

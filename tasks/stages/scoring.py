@@ -24,7 +24,7 @@ from storage.trajectories.tables import write_rows
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.option_paths import OptionPath, reward_places
 from tasks.inputs.prompts import SOURCE
-from tasks.inputs.renderer import reads_images, render_of, renderer_config
+from tasks.inputs.renderer import reads_images, render_of, renderer_config, turn_in
 from tasks.inputs.weight_sources import origin_of
 from tasks.metrics.scores import score_summary
 from tasks.modalities.modality import Kind, make_kind
@@ -40,6 +40,8 @@ class Scoring(Stage):
     separable = True
     section: RewardSection
     """The reward."""
+    earlier: str = ""
+    """The slot of a turn before the last, whose new images alone are scored for comments; empty for the last."""
 
     def options(self) -> Mapping[str, Any]:
         """The reward and its options; the weight belongs to the advantages."""
@@ -49,7 +51,8 @@ class Scoring(Stage):
         clips = {"frames": self.section.frames} if self.config.model.frames > 1 else {}
         worst = {} if self.section.over_frames == "mean" else {"over_frames": self.section.over_frames}
         some = {"sources": list(self.section.sources)} if self.section.sources else {}
-        return {"reward": self.section.name, "options": self.section.options, **clips, **worst, **some}
+        new = {"turn": self.turn} if self.earlier else {}
+        return {"reward": self.section.name, "options": self.section.options, **clips, **worst, **some, **new}
 
     def places(self) -> tuple[OptionPath, ...]:
         """Files of the reward; a server that scores in its place must read the same."""
@@ -175,8 +178,9 @@ class Scoring(Stage):
 
     def asked(self, batch: Batch) -> list[int]:
         """Return the rows of the samples that the reward is for."""
-        wanted = self.section.sources
-        return [row for row, about in enumerate(batch.metadata) if not wanted or about[SOURCE] in wanted]
+        wanted, known = self.section.sources, enumerate(batch.metadata)
+        rows = [row for row, about in known if not wanted or about[SOURCE] in wanted]
+        return [row for row in rows if turn_in(batch.metadata[row]) == self.turn] if self.earlier else rows
 
     def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Hook for further work on scored samples."""

@@ -16,8 +16,10 @@ from storage.layout import ArtifactRef
 from storage.trajectories.base import TrajectoryShard
 from storage.trajectories.gradients import StoredGradients
 from storage.trajectories.tables import read_rows
+from tasks.advantages.given import given_advantages
 from tasks.algorithms.base import Algorithm
 from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.given_data import data_of
 from tasks.modalities.gradients import RewardGradients
 from tasks.modalities.modality import Kind, Training
 from tasks.modalities.rows import Units, plan_updates
@@ -58,7 +60,7 @@ class TrainingData:
 
     def samples(self, host: ModelHost | None = None) -> SampleSet:
         """Return the samples; batches need a host."""
-        advantages = pa.concat_tables([self._earned(ref) for ref in self._advantages])
+        advantages = self.earned()
         shards = [shard for ref in self._trajectories for shard in self._open(ref)]
         if self.context.plan.given:
             # An epoch trains on some of the given samples.
@@ -76,6 +78,10 @@ class TrainingData:
         if replay is not None:
             found.choose(replay, requires)
         return found
+
+    def earned(self) -> pa.Table:
+        """Return the advantages of all samples."""
+        return pa.concat_tables([self._earned(ref) for ref in self._advantages])
 
     def _earned(self, advantages: ArtifactRef) -> pa.Table:
         """Return the advantages of samples, and of tokens or modalities if stored."""
@@ -131,6 +137,16 @@ class TrainingData:
     def _open(self, trajectories: ArtifactRef) -> list[TrajectoryShard]:
         store, opener = self.context.store, open_trajectory_store(self.config.rollout.store)
         return [opener.open(store.files(trajectories, record)) for record in store.shards(trajectories)]
+
+
+class HeldOutData(TrainingData):
+    """All held-out rows of given data, with the advantages that they would have in training."""
+
+    def earned(self) -> pa.Table:
+        """Return the advantages of all rows."""
+        table = read_rows(self.context.store, self._trajectories[0], "rewards")
+        advantages = given_advantages(table.column("reward").to_numpy(), data_of(self.config))
+        return table.append_column("advantage", pa.array(advantages))
 
 
 def _slower(config: RunConfig, rate: float = 1.0) -> RunConfig:

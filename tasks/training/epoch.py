@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from configs.advantages import ReplaySection
+from configs.errors import DataError
 from models.weights.ema import Ema
 from models.weights.sharding import between
 from storage.artifacts.checkpoints import latest_checkpoint
@@ -27,7 +28,7 @@ from tasks.runtime.ranks import Ranks
 from tasks.training.checkpoints import Checkpoints
 from tasks.training.data import TrainingData
 from tasks.training.learning_rates import learning_rate
-from tasks.training.loop import Reading, TrainedPart, TrainerState, dealt, run_updates
+from tasks.training.loop import Reading, TrainedPart, TrainerState, dealt, mean_losses, run_updates
 from tasks.training.loss_scaling import loss_scale
 from tasks.training.optimizers import critic_settings, make_optimizer
 from tasks.training.state import METRICS, Kept, read_state, write_state
@@ -61,7 +62,8 @@ class TrainingEpoch:
         requires = self._data.algorithm.requires
         state = self._state()
         samples = self._data.samples(self._host)
-        models = self._models(state, requires)
+        average = state.ema.values if state.ema is not None else None
+        models = self._models(state.trainable, requires, average, state.extra_parts)
         plan = self._data.plan(samples)
         self._resume(state)
         models.on_policy = models.on_policy and not state.metrics
@@ -96,6 +98,32 @@ class TrainingEpoch:
         if self._host.ranks.first:
             about = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}
             (folder / ABOUT_POLICY).write_text(json.dumps(about, sort_keys=True))
+
+    def losses(self) -> tuple[dict[str, float], int]:
+        """Return the mean loss of the policy's average, or else its weights, with the algorithm's metrics, over all
+        rows of the data, and the number of rows; all ranks must call this together.
+
+        Raises:
+            DataError: no row has a loss.
+        """
+        self._host.use_threads()
+        trainable, requires = self._host.trainable(self._data.policy, Weights.AVERAGE), self._data.algorithm.requires
+        trainable.scatter()
+        average = [parameter.detach() for parameter in trainable.parameters()]
+        models, samples = self._models(trainable, requires, average, {}), self._data.samples(self._host)
+        units, split = samples.units(requires), self._host.token_split
+        if not len(units):
+            raise DataError("data.heldout: no row has a loss, as all ratings are neutral or equal. Add others.")
+        with nullcontext() if split is None else split.over(trainable.modules()):
+            found = mean_losses(
+                self._data.algorithm,
+                models,
+                units,
+                reading=Reading(self._batches(samples), samples.begin_update, samples.alike),
+                micro_batch_size=self._config.execution.micro_batch_size,
+                ranks=self._ranks,
+            )
+        return found, len(units.rows)
 
     @property
     def _ranks(self) -> Ranks:
@@ -136,15 +164,19 @@ class TrainingEpoch:
             max_grad_norm=section.max_grad_norm,
         )
 
-    def _models(self, state: TrainerState, requires: Requirements) -> Models:
+    def _models(
+        self,
+        trainable: Trainable,
+        requires: Requirements,
+        average: list[torch.Tensor] | None,
+        extra_parts: Mapping[str, TrainedPart],
+    ) -> Models:
         """Return the models of the algorithm; behavior weights, base model and teachers only if it needs them."""
         if requires.reference:
-            self._host.give_reference(state.trainable)
+            self._host.give_reference(trainable)
         for name, folder in requires.teachers:
-            self._host.give_teacher(state.trainable, folder, name)
-        average = state.ema.values if state.ema is not None else None
-        trainable = state.trainable
-        further = {name: part.trainable for name, part in state.extra_parts.items()}
+            self._host.give_teacher(trainable, folder, name)
+        further = {name: part.trainable for name, part in extra_parts.items()}
         models = self._data.kind.models(self._config, trainable, further)
         models.held = requires.critic and self._epoch <= self._config.critic.alone_epochs
         models.average, models.meter = average, trainable.policy.meter
@@ -159,7 +191,7 @@ class TrainingEpoch:
             if stored:
                 models.behavior = self._host.stored_weights(stored)
             else:
-                models.behavior = [parameter.detach().clone() for parameter in state.parameters]
+                models.behavior = [parameter.detach().clone() for parameter in trainable.parameters()]
         return models
 
     def _batches(self, samples: SampleSet) -> Callable[[Units], Batch]:

@@ -124,13 +124,8 @@ def run_updates(
         FlowmillError: a loss or gradient is not finite; the update is discarded.
     """
     for number in range(len(state.metrics), len(plan)):
-        reading.begin(plan[number])
         rows = len(plan[number].rows)
-        chunks = [chunk for part in reading.alike(plan[number]) for chunk in micro_batches(part, micro_batch_size)]
-        own = dealt(chunks, ranks)
-        # Ranks with sharded weights run in lockstep: a rank with too few micro-batches adds some that do not count.
-        idle = -(-len(chunks) // ranks.shares) - len(own) if state.trainable.sharded else 0
-        ahead = partial(_with_idle, partial(read_ahead, reading.read, [*own, *[chunks[0]] * idle]), len(own))
+        own, chunks, ahead = _own_batches(state.trainable, plan[number], reading, micro_batch_size, ranks)
         means = _gradients(state, algorithm, models, ahead, rows=rows, ranks=ranks)
         if section.stop_kl is not None and means["approx_kl"] > section.stop_kl:
             state.left_out = {"left_out": len(plan) - number, "left_out_kl": means["approx_kl"]}
@@ -152,6 +147,34 @@ def run_updates(
             state.ema.update(state.parameters, state.total_updates)
         state.metrics.append(entry(state.total_updates, rows, gradient_norm, means))
         after_update(number + 1)
+
+
+def _own_batches(
+    trainable: Trainable, units: Units, reading: Reading, size: int, ranks: Ranks
+) -> tuple[Sequence[Units], Sequence[Units], Callable[[], Iterable[Batch]]]:
+    """Return this rank's micro-batches of an update, those of all ranks, and a function that reads the former."""
+    reading.begin(units)
+    chunks = [chunk for part in reading.alike(units) for chunk in micro_batches(part, size)]
+    own = dealt(chunks, ranks)
+    # Ranks with sharded weights run in lockstep: a rank with too few micro-batches adds some that do not count.
+    idle = -(-len(chunks) // ranks.shares) - len(own) if trainable.sharded else 0
+    return own, chunks, partial(_with_idle, partial(read_ahead, reading.read, [*own, *[chunks[0]] * idle]), len(own))
+
+
+@torch.no_grad()
+def mean_losses(
+    algorithm: Algorithm, models: Models, units: Units, *, reading: Reading, micro_batch_size: int, ranks: Ranks
+) -> dict[str, float]:
+    """Return the mean loss, and means of the algorithm's metrics, over the rows of all ranks, without a gradient.
+
+    The rows are those of one update: a loss that is a mean over an update's tokens is one over all of them.
+    """
+    _, _, batches = _own_batches(models.trainable, units, reading, micro_batch_size, ranks)
+    figures = RowFigures(len(units.rows))
+    for batch in batches():
+        result = algorithm.loss(batch, models)
+        figures.add(batch, {"loss": result.loss, **result.metrics})
+    return _reduce(figures, ranks)
 
 
 @torch.no_grad()

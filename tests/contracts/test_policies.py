@@ -51,6 +51,7 @@ from models.policies.ddim import DDIMPolicy
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
 from models.policies.ltx2 import LTX2
 from models.policies.minimax_h3 import MiniMaxH3
+from models.policies.minimax_h3_fl2v import MiniMaxH3Frames
 from models.policies.modular import ModularPolicy
 from models.policies.parts import Part
 from models.policies.pipeline_index import MODULAR, component_entry, index_file
@@ -59,10 +60,15 @@ from models.weights.lora import LoraSpec, check_lora_targets
 from models.weights.lora_files import LORA_FILE
 from models.weights.merging import Merged
 from tasks.export.files import store_guider, write_pipeline
-from tests.support.families import PIPELINES, UNPADDED, family_params, representatives
+from tests.support.families import PIPELINES, SLOW_PAIRS, UNPADDED, family_params, representatives
 
 ALL = frozenset(Part)
 FLUX2 = ("flux2", "flux2_klein")
+#: Families that edit where their option ``references`` is set, with further options and arguments of the pipeline.
+EDITORS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **dict.fromkeys((*FLUX2, "flux3"), ({}, {})),
+    "qwen_image21": ({"max_sequence_length": 128, "reference_area": 64 * 64}, {"output_resolution": 64}),
+}
 #: Of what no family but a base class has written, tests on one family for each are enough for every change.
 BASE_CLASSES = pytest.mark.parametrize("family", family_params(representatives(of_families=False)))
 EVERY_FAMILY = pytest.mark.parametrize("family", family_params(PIPELINES))
@@ -107,6 +113,31 @@ def of_length(length: int, **further: Any) -> dict[str, Any]:
     return {"options": options, "call": {**options, **further}}
 
 
+# The shortest clips there are. The 0 that levels end in is a step there, and its sound has a schedule of its own.
+_MINIMAX = Tiny(
+    64,
+    options={"max_sequence_length": 64},
+    call={"num_frames": 124, "num_inference_steps": 5},
+    guidance="",
+    tolerance=5e-6,
+    frames=124,
+)
+_LTX2 = Tiny(
+    **of_length(
+        16,
+        num_frames=9,
+        stg_scale=0.0,
+        audio_stg_scale=0.0,
+        spatio_temporal_guidance_blocks=None,
+        modality_scale=1.0,
+        audio_modality_scale=1.0,
+        guidance_rescale=0.0,
+        audio_guidance_rescale=0.0,
+        audio_guidance_scale=0.0,
+    ),
+    tolerance=1e-5,
+    frames=9,
+)
 TINY: Mapping[str, Tiny] = {
     # Float rounding between two coordinate systems of the same step, of latents of size 20.
     "sd15": Tiny(options={"steps": 4}, tolerance=2e-5),
@@ -166,34 +197,14 @@ TINY: Mapping[str, Tiny] = {
         frames=5,
     ),
     "hunyuan_video15": Tiny(32, options={"max_sequence_length": 24}, call={"num_frames": 5}, guidance="", frames=5),
+    "hunyuan_video15_i2v": Tiny(32, options={"max_sequence_length": 24}, call={"num_frames": 5}, guidance="", frames=5),
     # As of the others of DDIM, float rounding between two coordinate systems; it has positions for so much text.
     "cogvideox": Tiny(32, **of_length(226, num_frames=9), tolerance=1e-5, frames=9),
     # Guidance by two predictions alone, whose sum the pipeline takes of clean latents and the adapter of velocities.
-    "ltx2": Tiny(
-        **of_length(
-            16,
-            num_frames=9,
-            stg_scale=0.0,
-            audio_stg_scale=0.0,
-            spatio_temporal_guidance_blocks=None,
-            modality_scale=1.0,
-            audio_modality_scale=1.0,
-            guidance_rescale=0.0,
-            audio_guidance_rescale=0.0,
-            audio_guidance_scale=0.0,
-        ),
-        tolerance=1e-5,
-        frames=9,
-    ),
-    # The shortest clips there are. The 0 that levels end in is a step there, and its sound has a schedule of its own.
-    "minimax_h3": Tiny(
-        64,
-        options={"max_sequence_length": 64},
-        call={"num_frames": 124, "num_inference_steps": 5},
-        guidance="",
-        tolerance=5e-6,
-        frames=124,
-    ),
+    "ltx2": _LTX2,
+    # As in 2.3, which is the pipeline's default.
+    "ltx2_i2v": dataclasses.replace(_LTX2, options={**_LTX2.options, "use_cross_timestep": True}),
+    **dict.fromkeys(("minimax_h3", "minimax_h3_fl2v"), _MINIMAX),
     # The pipeline runs both halves of guidance in one forward of other padding.
     "z_image": Tiny(**of_length(64), guidance_offset=-1.0, tolerance=2e-6),
 }
@@ -201,6 +212,8 @@ TINY: Mapping[str, Tiny] = {
 
 #: Families whose models are called once, regardless of the guidance.
 ONCE = EMBEDDED_GUIDANCE | DISTILLED_GUIDANCE
+#: Families whose pipelines take one image, and one prompt with it.
+SINGLE = {"ltx2_i2v"}
 #: Families of two denoisers.
 TWO = {"wan22", "wan22_i2v"}
 
@@ -212,6 +225,7 @@ def test_every_family_of_pipelines_has_a_tiny_one() -> None:
 def test_classes_that_families_share_are_those_of_a_representative() -> None:
     lines = {name: set(resolve(POLICIES, name, label="policy").__mro__) for name in PIPELINES}
     shared = set[type]().union(*(lines[one] & lines[other] for one, other in itertools.combinations(PIPELINES, 2)))
+    shared -= {resolve(POLICIES, name, label="policy") for name in SLOW_PAIRS}
     assert shared <= set[type]().union(*(lines[name] for name in representatives()))
     bases = shared - {resolve(POLICIES, name, label="policy") for name in PIPELINES}
     assert bases <= set[type]().union(*(lines[name] for name in representatives(of_families=False)))
@@ -220,10 +234,12 @@ def test_classes_that_families_share_are_those_of_a_representative() -> None:
 _PLUS = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
 
 
-@cache
-def small_settings() -> tuple[tuple[str, Any], ...]:
-    """Return what pipelines have as constants, by import string, as small as tiny models are."""
-    made = diffusers.HunyuanVideo15Pipeline.__init__
+_HUNYUAN = ("HunyuanVideo15Pipeline", "HunyuanVideo15ImageToVideoPipeline")
+
+
+def _smaller(cls: Any) -> Any:
+    """Return an ``__init__`` of a HunyuanVideo pipeline that reads little text."""
+    made = cls.__init__
 
     def smaller(self: Any, **parts: Any) -> None:
         made(self, **parts)
@@ -231,7 +247,14 @@ def small_settings() -> tuple[tuple[str, Any], ...]:
         self.tokenizer_max_length, self.tokenizer_2_max_length, self.vision_num_semantic_tokens = 24, 16, 3
 
     smaller.__signature__ = inspect.signature(made)  # type: ignore[attr-defined]
+    return smaller
+
+
+@cache
+def small_settings() -> tuple[tuple[str, Any], ...]:
+    """Return what pipelines have as constants, by import string, as small as tiny models are."""
     return (
+        *((f"diffusers.{name}.__init__", _smaller(getattr(diffusers, name))) for name in _HUNYUAN),
         (f"{_PLUS}.VAE_IMAGE_SIZE", 64 * 64),
         (f"{_PLUS}.CONDITION_IMAGE_SIZE", 64 * 64),
         # The image to edit is scaled to a megapixel by the pipeline; here both take it as small as it is.
@@ -239,7 +262,6 @@ def small_settings() -> tuple[tuple[str, Any], ...]:
             "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit.calculate_dimensions",
             lambda area, ratio: (64, 64, None),
         ),
-        ("diffusers.HunyuanVideo15Pipeline.__init__", smaller),
     )
 
 
@@ -361,13 +383,26 @@ def one_by_one(
 def drawn_alone(pipeline: Any, *, output_type: str, **call: Any) -> Any:
     """Return what a pipeline draws of one prompt; modular ones take a text where others take lists of texts."""
     if not isinstance(pipeline, ModularPipeline):
-        return pipeline(output_type=output_type, **call).images
-    single = {name: value[0] if isinstance(value, list) else value for name, value in call.items()}
+        made = pipeline(output_type=output_type, **call)
+        return made.frames if "frames" in made else made.images
+    single = {name: value[0] if isinstance(value, list) and name != "image" else value for name, value in call.items()}
     state = pipeline(output_type="np", **single)
     clips = "videos" in pipeline.blocks.output_names
     if output_type == "latent":
         return state.latents if clips else state.latents.flatten(2).transpose(1, 2)
     return state.videos if clips else state.images
+
+
+def framed(pipeline: Any, policy: MiniMaxH3Frames, **call: Any) -> Any:
+    """Call a pipeline with the policy's noise, so that its generator draws the noise in given frames alone."""
+    clip, sound = policy.clip_latents(noise(policy)), policy.apart(noise(policy))[1]
+    heard = policy._joined.own(sound, torch.ones(4)).unflatten(1, (2, -1, policy._shape().sound[1])).transpose(2, 3)
+    rows = []
+    for row, prompt in enumerate(PROMPTS):
+        seed = [torch.Generator().manual_seed(pipeline.keyframe_encode_seed)]
+        given = {"latents": clip[row : row + 1], "audio_latents": heard[row]}
+        rows.append(drawn_alone(pipeline, prompt=[prompt], generator=seed, **given, **call))
+    return torch.cat(rows) if isinstance(rows[0], torch.Tensor) else np.concatenate(rows)
 
 
 def plain_pipeline(cls: Any, folder: Path) -> Any:
@@ -442,11 +477,12 @@ def pipeline_call(policy: DiffusionPolicy, folder: Path, steps: int) -> Callable
     pipeline.set_progress_bar_config(disable=True)
     # UniPC, Wan's default, is multistep and rounds its timesteps; Euler's steps end lower than DDIM's.
     set_scheduler(pipeline, policy.pipeline_call(steps, None))
-    if family == "hunyuan_video15":
+    if family.startswith("hunyuan_video15"):
         # Of several clips its autoencoder decodes none at once.
         pipeline.vae.enable_slicing()
     call = {"height": tiny.size, "width": tiny.size, "num_inference_steps": steps, **tiny.call}
     call |= second_guidance(family)
+    call = {name: value for name, value in call.items() if name not in type(policy).missing_arguments}
     if tiny.guidance:
         call[tiny.guidance] = guidance_scale + tiny.guidance_offset
     if tiny.guidance not in ("", "guidance_scale"):
@@ -456,10 +492,15 @@ def pipeline_call(policy: DiffusionPolicy, folder: Path, steps: int) -> Callable
 
     def run(output: str) -> Any:
         generators = [torch.Generator().manual_seed(row) for row in range(4)]
+        if isinstance(policy, MiniMaxH3Frames):
+            return framed(pipeline, policy, output_type=output, **call)
         if family in UNPADDED or (images_to_start_from is not None and family in REFERENCES):
-            made = one_by_one(pipeline, images_to_start_from, generators, output_type=output, **call)
+            images = images_to_start_from if family in REFERENCES else None
+            made = one_by_one(pipeline, images, generators, output_type=output, **call)
             # Policies leave a fourth channel, transparency, away.
             return made[..., :3] if output == "np" else made
+        if family in SINGLE:
+            return one_by_one(pipeline, None, generators, output_type=output, **call)
         made = pipeline(prompt=list(PROMPTS), generator=generators, output_type=output, **call)
         return made.frames if tiny.frames > 1 else made.images
 
@@ -470,7 +511,7 @@ def pipeline_call(policy: DiffusionPolicy, folder: Path, steps: int) -> Callable
     ("family", "guidance_scale"),
     [
         pytest.param(*each.values, scale, marks=each.marks)
-        for scale, quick in ((1.0, representatives()), (4.5, PIPELINES))
+        for scale, quick in ((1.0, representatives()), (4.5, set(PIPELINES) - SLOW_PAIRS))
         for each in family_params(quick)
     ],
 )
@@ -508,28 +549,42 @@ def test_the_modular_pipeline_of_a_classic_folder_draws_the_same(load: Load, fol
     assert torch.equal(one_by_one(pipeline, None, generators, output_type="latent", **call), ode(policy, 4, True))
 
 
-@pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
-@pytest.mark.parametrize("family", family_params(representatives(), FLUX2))
-def test_flux2_edits_one_two_and_three_images_as_the_pipeline(
+@pytest.mark.parametrize(
+    ("family", "guidance_scale"),
+    [
+        pytest.param(*each.values, scale, marks=each.marks)
+        for scale, quick in ((1.0, ("flux2",)), (4.5, ("flux2", "flux3", "qwen_image21")))
+        for each in family_params(quick, EDITORS)
+    ],
+)
+def test_references_are_edited_one_two_and_three_as_by_the_pipeline(
     family: str, load: Load, folder: Path, guidance_scale: float
 ) -> None:
-    policy = load(guidance_scale, options={"references": 3})
-    negative, started = family == "flux2_klein" and guidance_scale > 1, [references(row) for row in range(4)]
+    options, arguments = EDITORS[family]
+    policy, tiny = load(guidance_scale, options={**options, "references": 3}), TINY[family]
+    negative, started = family not in ONCE and guidance_scale > 1, [references(row) for row in range(4)]
     cond = Conditioning(
-        policy.encode(PROMPTS, started), policy.encode([""] * len(PROMPTS), started) if negative else None
+        policy.encode(PROMPTS, started), policy.encode([tiny.negative] * len(PROMPTS), started) if negative else None
     )
     sampler, plans = Sampler(kernel=ODE(), solver=Euler()), [ode_plan()] * 4
     ours = sample(policy, cond, noise(policy), policy.sigmas(4), sampler=sampler, plans=plans, noise=no_noise).final
-    pipeline = DiffusionPipeline.from_pretrained(folder)
+    pipeline = plain_pipeline(type(policy), folder)
     pipeline.set_progress_bar_config(disable=True)
-    call = {"height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": guidance_scale, **TINY[family].call}
-    generators = [torch.Generator().manual_seed(row) for row in range(4)]
-    images = one_by_one(pipeline, started, generators, output_type="np", **call)
-    decoded = torch.cat([policy.decode(row[None]) for row in ours])
-    np.testing.assert_array_equal(decoded.numpy(), (images * 255).round().astype(np.uint8))
-    if family == "flux2":
+    set_scheduler(pipeline, policy.pipeline_call(4, None))
+    call = {"height": 64, "width": 64, "num_inference_steps": 4, **tiny.call, **arguments}
+    call |= {tiny.guidance: guidance_scale} if tiny.guidance else {}
+    call |= {"negative_prompt": [tiny.negative]} if tiny.guidance == "true_cfg_scale" else {}
+
+    def run(output: str) -> Any:
         generators = [torch.Generator().manual_seed(row) for row in range(4)]
-        assert torch.equal(ours, one_by_one(pipeline, started, generators, output_type="latent", **call))
+        return one_by_one(pipeline, started, generators, output_type=output, **call)
+
+    if family == "flux2_klein":
+        # Its pipeline gives unpacked latents; equal pictures of equal decoders say the same.
+        decoded = torch.cat([policy.decode(row[None]) for row in ours])
+        np.testing.assert_array_equal(decoded.numpy(), (run("np") * 255).round().astype(np.uint8))
+    else:
+        assert torch.equal(ours, run("latent"))
     # Without images it is another model's input altogether.
     assert not torch.equal(ours, ode(load(guidance_scale), 4, negative))
 
@@ -1075,14 +1130,16 @@ def test_an_attention_backend_is_that_of_one_model(load: Load) -> None:
 @BASE_CLASSES
 def test_large_images_are_decoded_in_tiles_and_small_ones_whole(family: str, load: Load) -> None:
     # Some tiles are of 512 pixels; LTX-2's are mirrored at their edges, for which they have two latents at least.
-    large, small = 640 if family in ("sana", "ltx2") else 320, 64 if family == "ltx2" else 32
+    large, small = 640 if family in ("sana", "ltx2", "ltx2_i2v") else 320, 64 if family.startswith("ltx2") else 32
     for height, same in ((large, False), (small, True)):
         whole, tiled = (load(height=height, width=small, vae_tiling=tiling) for tiling in (False, True))
         latents = noise(whole, 1)
+        if family in UNFOLLOWED:
+            latents = whole.finished(latents, conditioning(whole, False, PROMPTS[:1]))
         images = [policy.decode(latents) for policy in (whole, tiled)]
         assert images[0].shape == images[1].shape
         # MiniMax-H3's pipeline has tiles always, as the autoencoder was published.
-        assert torch.equal(*images) is (same or family == "minimax_h3")
+        assert torch.equal(*images) is (same or family.startswith("minimax_h3"))
 
 
 def test_gradients_pass_through_images_that_are_those_that_are_decoded(family: str, load: Load) -> None:

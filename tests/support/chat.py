@@ -63,7 +63,7 @@ def says(text: str, **tokens: float) -> dict[str, Any]:
 def serving() -> Iterator[Endpoint]:
     """Serve on a free port of this machine inside."""
     server = Endpoint()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield server

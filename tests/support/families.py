@@ -16,7 +16,11 @@ from models.policies import FAMILY_KINDS, POLICIES
 PIPELINES = tuple(sorted(name for name in POLICIES if name not in FAMILY_KINDS))
 
 #: Of these the ones whose texts are not padded: their pipelines are given one prompt at a time.
-UNPADDED = frozenset({"flux3", "minimax_h3", "qwen_image21"})
+UNPADDED = frozenset({"flux3", "minimax_h3", "minimax_h3_fl2v", "qwen_image21"})
+
+#: Families of slow clips that share all but the images' part with a variant of theirs. That is compared with the
+#: pipeline; all else of both is left to campaigns.
+SLOW_PAIRS = frozenset({"hunyuan_video15", "ltx2", "minimax_h3"})
 
 
 @cache
@@ -29,6 +33,7 @@ def representatives(*, of_families: bool = True) -> tuple[str, ...]:
     classes: dict[str, type] = {name: resolve(POLICIES, name, label="policy") for name in PIPELINES}
     heirs = Counter(base for cls in classes.values() for base in cls.__mro__)
     left = {base for base, count in heirs.items() if count > 1 and (of_families or base not in classes.values())}
+    left -= {classes[name] for name in SLOW_PAIRS}
     chosen = []
     while left:
         # The one with most classes that no other one has yet.

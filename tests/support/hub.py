@@ -149,7 +149,7 @@ def _repo_of(path: str) -> str:
 def local_hub() -> Iterator[Hub]:
     """Serve an empty Hub while in the block."""
     hub = Hub()
-    thread = threading.Thread(target=hub.serve_forever, daemon=True)
+    thread = threading.Thread(target=hub.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield hub

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 #: By file, the tests as pytest names them, with all their parameters where none are named.
 LONG = {
+    "tests/benchmarks/test_given_rows.py": ("test_all_figures_are_measured", "test_memory_does_not_grow_with_rows"),
+    "tests/gpu/test_simulated.py": ("test_the_one_command_finds_all_as_it_must_be",),
+    "tests/models/weights/test_pretrained_loading.py": (
+        "test_a_value_of_another_type_is_followed_or_refused_in_one_sentence[None]",
+    ),
+    "tests/tasks/modalities/test_chain_engines.py": ("test_a_restart_of_a_real_process_in_the_middle_changes_nothing",),
+    "tests/test_cases.py": ("test_a_case_behaves[ddim_end_of_chain_is_level_zero.py]",),
     "tests/storage/artifacts/test_checksummed_json.py": (
         "test_flips_in_records_of_runs_and_artifacts_are_found_and_repaired",
     ),
@@ -115,17 +122,20 @@ LONG = {
         "test_training_goes_on_from_its_files_as_from_memory[overrides1]",
         "test_training_goes_on_from_its_files_as_from_memory[overrides2]",
     ),
-    "tests/tasks/modalities/test_render.py": ("test_a_run_of_the_command_draws_and_shows",),
+    "tests/tasks/modalities/test_render.py": ("test_a_run_of_the_command_draws_two_turns_and_shows",),
     "tests/tasks/training/test_training_stage.py": (
         "test_a_trainer_kept_in_memory_goes_on_as_one_that_was_read[adamw8bit]",
     ),
     "tests/tasks/checks/test_language_memory.py": (
         "test_every_role_has_a_line",
+        "test_what_to_change_is_said",
         "test_ranks_that_share_the_weights_hold_less",
         "test_tensors_without_content_take_what_real_ones_do[dtype0-None-True]",
     ),
     "tests/tasks/checks/test_memory.py": (
         "test_check_says_whether_it_fits",
+        "test_models_of_rewards_have_a_phase_of_their_own",
+        "test_presets_with_quantized_weights_take_what_the_page_says[sd35_medium]",
         "test_full_size_presets_are_estimated_as_the_page_says[wan22_a14b]",
         "test_a_few_blocks_tell_what_all_of_them_take",
         "test_tensors_without_content_take_what_real_ones_do[sana]",

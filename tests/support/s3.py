@@ -191,7 +191,7 @@ def unreliable(server: Server, faults: Faults) -> Iterator[str]:
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     proxy.daemon_threads = True
     proxy.handle_error = lambda *arguments: None  # type: ignore[method-assign]
-    thread = threading.Thread(target=proxy.serve_forever, daemon=True)
+    thread = threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{proxy.server_address[1]}"

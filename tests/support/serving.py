@@ -111,7 +111,7 @@ def spoiling(url: str, spoil: Callable[[int, bytes], bytes | None]) -> Iterator[
             pass
 
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{proxy.server_address[1]}"
     finally:

@@ -51,6 +51,7 @@ SHAPES: Mapping[str, Sequence[str]] = {
         "execution.checkpoint_every=1",
     ),
     "render": ("DRAWN", "execution.checkpoint_every=1"),
+    "turns": ("DRAWN", "render.turns={count: 2, comment: '{score}', comment_tokens: 3, done: '1', cost: 0.1}"),
     "given": ("GIVEN", "optimize.algorithm={name: dpo, options: {times: {count: 2}}}", "execution.checkpoint_every=1"),
     "sft": (
         "TEXTS",

@@ -33,7 +33,7 @@ WAITS: Mapping[str, int] = dict.fromkeys(
     ("wan22", "wan22_i2v", "z_image", "qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "flux3", "minimax_h3"), 2
 ) | {
     # Of each half whether there is an image, and twelve choices by masks.
-    "hunyuan_video15": 2 * 13,
+    **dict.fromkeys(("hunyuan_video15", "hunyuan_video15_i2v"), 2 * 13),
     # Of each half how long its text is, and where among its tokens the image's are.
     "qwen_image21": 2 * 14,
 }

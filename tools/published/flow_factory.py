@@ -22,7 +22,8 @@ from tools.published.common import (
 )
 from tools.published.publication import Publication
 
-_FACTORY = "https://github.com/X-GenGroup/Flow-Factory/blob/a0b2bc5a2b4fbf9125429b3fb70c0c5d7631047c"
+_BLOB = "https://github.com/X-GenGroup/Flow-Factory/blob/"
+_FACTORY = f"{_BLOB}a0b2bc5a2b4fbf9125429b3fb70c0c5d7631047c"
 _FLUX2 = [*JOINT, "ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out"]
 _Z_IMAGE = [f"attention.{n}" for n in ("to_q", "to_k", "to_v", "to_out.0")] + [f"feed_forward.w{n}" for n in (1, 2, 3)]
 _FACTORY_ALL = {
@@ -154,6 +155,33 @@ PUBLISHED: Mapping[str, Publication] = {
                 "evaluate.width": 1024,
             },
             "model": lora(64, 128, QWEN_IMAGE),
+        },
+    ),
+    "ltx2_i2v": Publication(
+        title="Flow-Factory on LTX-2, image to clips with sound",
+        paper=None,
+        files={
+            **_factory_files("", ""),
+            "example": f"{_BLOB}5f6cda1a3e6be3c971643beb8d1e92e7be4a9638/examples/grpo/lora/ltx2/i2av.yaml",
+            "model": f"{_BLOB}ce23789471ab1eafb134d473489810c7a80a3148/src/flow_factory/models/ltx2/ltx2_i2av.py",
+        },
+        remark=f"{_ONE_SUBSET} Its evaluations have a guidance of 4; here they have that of rollouts.",
+        settings={
+            "code": _FACTORY_CODE,
+            "example": {
+                **_FACTORY_ALL,
+                **about("Lightricks/LTX-2", _EDITS, "1 clap + 1 imagebind", 1.0),
+                **size(512, 768),
+                "model.frames": 121,
+                **groups(16, 16, 30),
+                **noise("flow_sde", noise_level=0.7),
+                "prompts.image": "image",
+                "optimize.learning_rate": 1e-4,
+                "evaluate.every": 60,
+                "evaluate.steps": 50,
+                "model.lora.rank": 64,
+                "model.lora.alpha": 128,
+            },
         },
     ),
     "z_image_turbo": Publication(

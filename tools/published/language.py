@@ -34,7 +34,42 @@ def _verl(*, path: str, new: int, learning_rate: float) -> dict[str, Any]:
     }
 
 
+_GCPO = "https://github.com/zghhui/GCPO/blob/3c1167ec78fbbbad63f9077dbb32611d8412b0a9/janus/src"
+
 PUBLISHED: Mapping[str, Publication] = {
+    "janus_pro_1b_grpo": Publication(
+        title="GRPO on Janus-Pro-1B with the settings of GCPO's run for HPS",
+        paper="2509.22485",
+        files={
+            "trainer": f"{_GCPO}/gcpo/src/open_r1/trainer/gcpo_trainer.py",
+            "script": f"{_GCPO}/scripts/run_gcpo_hps.sh",
+        },
+        remark="Two prompts on each of four GPUs are an update. Its log-probs are those of the conditional branch.",
+        settings={
+            "trainer": {
+                f"{_GRPO}.log_probs": "conditional",
+                f"{_GRPO}.kl": "k3",
+                f"{_GRPO}.normalization": "token_mean",
+            },
+            "script": {
+                "model.path": "deepseek-ai/Janus-Pro-1B",
+                "model.dtype": "bfloat16",
+                "model.guidance_scale": 5.0,
+                "prompts.train": "hps_train_metadata.json",
+                "rewards": "1 hpsv2",
+                "rollout.prompts_per_epoch": 8,
+                "rollout.group_size": 4,
+                "rollout.tokens.max_prompt": 512,
+                "rollout.tokens.max_new": 576,
+                "rollout.tokens.temperature": 1.0,
+                "optimize.algorithm.name": "gcpo",
+                f"{_GRPO}.kl_coef": 0.01,
+                "optimize.learning_rate": 1e-6,
+                "optimize.updates_per_epoch": 1,
+                "run.epochs": 1600,
+            },
+        },
+    ),
     "qwen_05b_ppo": Publication(
         title="PPO from scratch on Qwen2.5-0.5B",
         paper=None,

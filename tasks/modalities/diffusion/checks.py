@@ -14,7 +14,7 @@ from models.quickstart import BUILDERS
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay
 from tasks.inputs.components import make_kernel, make_plan
-from tasks.inputs.data_rows import given_per_epoch
+from tasks.inputs.given_data import given_per_epoch
 from tasks.inputs.prompts import uses_guidance
 from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.diffusion.setting_combination import Combination, draw_plans

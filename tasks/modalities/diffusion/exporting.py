@@ -15,6 +15,7 @@ from tasks.export.card import CardContent, model_card
 from tasks.export.evaluations import Shown, evaluation_images
 from tasks.export.files import copy_licenses, store_guider, store_scheduler, write_pipeline
 from tasks.export.usage import Usage, input_names, lora_files
+from tasks.fitting.provenance import data_section
 from tasks.inputs.base_model import BaseModel, describe_base
 from tasks.inputs.components import as_evaluated
 from tasks.inputs.prompts import StoredPrompt, uses_guidance
@@ -117,6 +118,7 @@ class PipelineExport:
             before=evaluation_figures(self._context.chain, 0),
             after=evaluation_figures(self._context.chain, self._epoch),
             given=RunView(self._context).given(),
+            data=data_section(self._context, self._epoch),
             picture=picture,
             lora=lora,
             start=self._context.starts_from,

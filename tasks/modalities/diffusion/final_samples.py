@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,11 @@ import torch
 
 from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning
-from models.policies.compute_meter import timed
 from models.policies.diffusion import DiffusionPolicy
 from models.policies.nan_checks import finite
 from storage.trajectories.media import Sound
 from tasks.inputs.components import decode_rows
+from tasks.modalities.media import decode_in_slices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,14 +61,3 @@ class Finals:
             "sound": heard,
             "final": None if self.latents is None else self.latents[row],
         }
-
-
-def decode_in_slices(policy: DiffusionPolicy, decode: Callable[[Tensor], Tensor], latents: Tensor, size: int) -> Tensor:
-    """Return the decoded media of (B, ...) final latents, on the CPU, ``size`` rows at a time.
-
-    The last slice is padded to ``size`` rows, because kernels differ with the number of rows.
-    """
-    padding = latents[-1:].expand(-len(latents) % size, *latents.shape[1:])
-    parts = torch.cat([latents, padding]).split(size)
-    with timed(policy.meter):
-        return torch.cat([decode(part).cpu() for part in parts])[: len(latents)]

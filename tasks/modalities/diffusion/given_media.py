@@ -22,10 +22,10 @@ from models.policies.nan_checks import finite, noise_levels
 from models.policies.parts import Part
 from storage.trajectories.base import Sample
 from tasks.inputs.components import decode_rows
-from tasks.inputs.data_rows import data_of
+from tasks.inputs.given_data import data_of
 from tasks.inputs.prompt_rows import size_of, too_large
-from tasks.modalities.diffusion.final_samples import decode_in_slices
 from tasks.modalities.given import GivenSample
+from tasks.modalities.media import decode_in_slices
 from tasks.modalities.samplers import SamplingContext
 
 _RESAMPLING = Image.Resampling.LANCZOS

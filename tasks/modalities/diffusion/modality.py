@@ -27,24 +27,23 @@ from tasks.algorithms.diffusion import DiffusionModels
 from tasks.inputs.components import decode_rows, make_kernel, media_format
 from tasks.inputs.prompt_rows import read_clip, read_picture
 from tasks.inputs.prompts import Prompt
-from tasks.metrics.image_grids import CLIPS, GRID, grid
+from tasks.metrics.image_grids import CLIPS, write_grid
 from tasks.modalities.diffusion.checks import check_diffusion, cost_of_diffusion
 from tasks.modalities.diffusion.engine_sampling import EngineSampler
 from tasks.modalities.diffusion.evaluation_sampling import EvaluationSampler
 from tasks.modalities.diffusion.exporting import PipelineExport
-from tasks.modalities.diffusion.final_samples import decode_in_slices
 from tasks.modalities.diffusion.given_media import given_media, read_media
 from tasks.modalities.diffusion.memory import denoiser_memory
 from tasks.modalities.diffusion.rendering import draw, drawing_memory
 from tasks.modalities.diffusion.reward_gradients import follow
 from tasks.modalities.diffusion.rollout_sampling import RolloutSampler
-from tasks.modalities.diffusion.scored import check_scored, heard, trial_media
 from tasks.modalities.diffusion.served_chains import ServedChains
 from tasks.modalities.diffusion.trained_rewards import HeldRewards, decoded_parts
 from tasks.modalities.diffusion.training_sets import training_set
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.given import GivenSample
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
+from tasks.modalities.media import check_scored, decode_in_slices, heard, trial_media
 from tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
 from tasks.modalities.modality import ExportRequest, Kind, Training
 from tasks.modalities.sample_set import SampleSet
@@ -155,11 +154,8 @@ class Diffusion(Kind):
 
     def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
         """Draw the first images with prompt, rendered text if it differs, and verdict."""
-        if not verdicts or batch.media.dtype != np.uint8:
-            return
-        lines = (batch.prompts, verdicts) if texts is None else (batch.prompts, texts, verdicts)
-        captions = list(zip(*lines, strict=False))
-        grid(list(batch.media[: len(verdicts)]), captions).save(folder / GRID)
+        if batch.media.dtype == np.uint8:
+            write_grid(folder, batch.media, batch.prompts, verdicts, texts)
 
     def draw(self, renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
         """Render texts by the ODE; texts are encoded on the fly."""

@@ -25,7 +25,7 @@ from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay, check_units
 from tasks.inputs.components import tokens_of
-from tasks.inputs.data_rows import given_per_epoch
+from tasks.inputs.given_data import given_per_epoch
 from tasks.inputs.prompts import uses_guidance
 from tasks.inputs.renderer import renderer_config
 from tasks.inputs.source_prompts import source_prompts
@@ -35,8 +35,9 @@ from tasks.modalities.tokens.run_prompts import longest_prompt
 from tasks.runs.sharding import rollout_cuts
 from tasks.specs.plan import RunPlan
 
+Foreign = Mapping[str, tuple[type[Section], tuple[str, ...]]]
 #: Settings without a meaning for texts, by section; each must have its default.
-_FOREIGN: Mapping[str, tuple[type[Section], tuple[str, ...]]] = {
+FOREIGN: Foreign = {
     "model": (
         ModelSection,
         ("height", "width", "frames", "guidance_scale", "negative_prompt", "vae_tiling", "device_map", "compile"),
@@ -50,21 +51,29 @@ _FOREIGN: Mapping[str, tuple[type[Section], tuple[str, ...]]] = {
 }
 
 
-def check_tokens(config: RunConfig, requires: Requirements) -> None:
-    """Check the settings of texts, and that settings of other kinds are not used.
+def check_tokens(
+    config: RunConfig, requires: Requirements, *, foreign: Foreign = FOREIGN, makes: str = "texts"
+) -> None:
+    """Check the settings of samples of tokens, and that settings of other kinds are not used.
+
+    Args:
+        config: the config.
+        requires: its algorithm's needs.
+        foreign: settings of other kinds.
+        makes: the samples, in the plural.
 
     Raises:
         ConfigError: a setting or combination is invalid.
     """
-    for name, (section, fields) in _FOREIGN.items():
+    for name, (section, fields) in foreign.items():
         for field in fields:
             value, default = getattr(getattr(config, name), field), section.model_fields[field].get_default()
             # The default may come from the image algorithm with the same name.
             followed = field == "plan" and config.optimize.algorithm.name in FORWARD and value.name == "final"
             if value != default and not followed:
                 raise ConfigError(
-                    f"{name}.{field} is {value!r}, but model.policy '{config.model.policy}' makes texts, for which it "
-                    f"means nothing. Remove it; rollout.tokens says how texts are sampled."
+                    f"{name}.{field} is {value!r}, but model.policy '{config.model.policy}' makes {makes}, for which "
+                    f"it means nothing. Remove it; rollout.tokens says how {makes} are sampled."
                 )
     if config.execution.context_parallel > 1 or config.execution.sampling == "spread":
         raise ConfigError("execution.context_parallel and execution.sampling 'spread' split denoisers. Remove them.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from configs.escaping import in_code, in_markdown, in_python
 from models.policies.causal_lm import CausalLM
 from tasks.export.card import quantized_notes
+from tasks.fitting.provenance import data_section
 from tasks.inputs.base_model import BaseModel, describe_base, license_files
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import PIPELINE, Weights
@@ -37,6 +38,11 @@ _READERS = {
 }
 #: Replaces the clock of a template: fixed dates, by format.
 _CLOCK = "{{% macro strftime_now(format) %}}{{{{ {dates}[format] }}}}{{% endmacro %}}"
+_USAGE = """{tokenizer}
+{inputs}
+drawn = {{"do_sample": True, "temperature": {temperature}, "top_k": 0, "top_p": 1.0}}
+ids = model.generate(**inputs, max_new_tokens={max_new}, **drawn{stops})
+print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
 _CARD = """---
 {front}
 ---
@@ -47,17 +53,13 @@ Trained from {base} with {algorithm}{data}.{start}{quantized}
 
 ```python
 {load}
-{tokenizer}
-{inputs}
-drawn = {{"do_sample": True, "temperature": {temperature}, "top_k": 0, "top_p": 1.0}}
-ids = model.generate(**inputs, max_new_tokens={max_new}, **drawn{stops})
-print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+{usage}
 ```
 
 | reward | prompts | before | after |
 |---|---|--:|--:|
 {figures}
-"""
+{section}"""
 
 #: Settings of a generation config that do not affect sampling, except for end tokens.
 _KEPT = ("bos_token_id", "pad_token_id", "use_cache", "output_attentions", "output_hidden_states", "_from_model_config")
@@ -91,8 +93,7 @@ class LanguageModelExport:
         """Return the card: front matter, usage, and results of training."""
         epoch, config = self._exporting.epoch, self._config
         start = self._context.starts_from
-        lora, section = self._exporting.format == "lora", tokens_of(config)
-        stops = ", ".join(map(in_python, section.stop))
+        lora = self._exporting.format == "lora"
         given = None if config.data is None else RunView(self._context).given()
         names = {"auto": policy.models.auto, "reader": policy.models.reader}
         head = {
@@ -111,14 +112,26 @@ class LanguageModelExport:
             "data": "" if given is None else f" on {in_markdown(str(given))} ({in_markdown(given.license_text)})",
             "quantized": "".join(f" {note}" for note in quantized_notes(config.model)),
             "load": (_ADAPTER if lora else _MODEL).format(base=in_python(base.name), **names),
-            "tokenizer": _READERS[policy.models.reader],
-            "inputs": call_of(prompts_in(self._context.base_folder, config, tokenizer=policy.tokenizer)),
-            "max_new": section.max_new,
-            "temperature": section.temperature,
-            "stops": f", stop_strings=[{stops}], tokenizer=tokenizer" if stops else "",
+            "usage": self._usage(policy),
             "figures": "\n".join(self._figures()),
+            "section": f"\n{about}\n" if (about := data_section(self._context, epoch)) else "",
         }
         return _CARD.format(**values)
+
+    def _usage(self, policy: CausalLM) -> str:
+        """Return the code that draws a sample of a prompt with the loaded model."""
+        section = tokens_of(self._config)
+        stops = ", ".join(map(in_python, section.stop))
+        return _USAGE.format(
+            tokenizer=_READERS[policy.models.reader],
+            inputs=call_of(self._prompts(policy)),
+            max_new=section.max_new,
+            temperature=section.temperature,
+            stops=f", stop_strings=[{stops}], tokenizer=tokenizer" if stops else "",
+        )
+
+    def _prompts(self, policy: CausalLM) -> Prompts:
+        return prompts_in(self._context.base_folder, self._config, tokenizer=policy.tokenizer)
 
     def _figures(self) -> list[str]:
         chain, epoch = self._context.chain, self._exporting.epoch
@@ -143,7 +156,7 @@ def call_of(prompts: Prompts) -> str:
     messages = [{"role": role, "content": content} for role, content in prompts.messages(prompt)]
     if prompts.pictures is not None:
         messages = with_places(messages, [{"type": "image", "path": "image.png"}])
-    chat = _python(messages)
+    chat = in_python_of(messages)
     how = 'add_generation_prompt=True, return_dict=True, return_tensors="pt"'
     dates = prompts.told_dates(prompt)
     dated = (
@@ -156,12 +169,12 @@ def call_of(prompts: Prompts) -> str:
     return f"{dated}messages = {chat}\ninputs = {reader}.apply_chat_template(messages, {how})"
 
 
-def _python(value: Any) -> str:
+def in_python_of(value: Any) -> str:
     """Return code of lists, mappings and texts."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_python, value))}]"
+        return f"[{', '.join(map(in_python_of, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_python(key)}: {_python(each)}' for key, each in value.items())}}}"
+        return f"{{{', '.join(f'{in_python_of(key)}: {in_python_of(each)}' for key, each in value.items())}}}"
     return in_python(value)
 
 
@@ -187,5 +200,5 @@ def generation_config(policy: CausalLM) -> Any:
     stated = base.get("eos_token_id")
     # Keep a single id, or an equal list in its order.
     same = stated is not None and sorted({*stated} if isinstance(stated, list) else {stated}) == ends
-    kept = {name: base[name] for name in _KEPT if base.get(name) is not None}
+    kept = {name: base[name] for name in (*_KEPT, *policy.models.generation) if base.get(name) is not None}
     return GenerationConfig(**kept, eos_token_id=stated if same else ends or None)

@@ -37,6 +37,7 @@ def check_gap(
     tolerance = tolerance_of(engine, policy.settings.dtype, policy.settings.device)
     if tolerance is None:
         return
+    tolerance *= policy.rounding
     rows = [
         np.abs(np.asarray(drawn.log_probs, np.float64) - whole.double().numpy())
         for drawn, whole in zip(found, own, strict=True)

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.library_loading import quiet_libraries
@@ -20,10 +22,10 @@ from models.policies.language_model_folders import context_length
 from models.weights.lora import within
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
-from tasks.inputs.components import lora_spec, tokens_of
+from tasks.inputs.components import decode_rows, lora_spec, tokens_of
 from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.memory import BYTES, Memory, OptimizerSizes, Role, Sizes, host_memory
-from tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes, settings_of
+from tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes
 from tasks.modalities.tokens.rendering import drawing_of
 from tasks.modalities.tokens.run_prompts import largest_image, longest_prompt, shared_members
 
@@ -34,8 +36,8 @@ _IMAGE_PROMPT = 4096
 
 
 #: Phases, in order, and the working memory of some.
-_PHASES = ("rollout", "re-score", "render", "value", "optimize")
-_WORK = {"rollout": "sample", "re-score": "rescore", "value": "value"}
+_PHASES = ("rollout", "decode", "re-score", "render", "value", "optimize")
+_WORK = {"rollout": "sample", "decode": "decode", "re-score": "rescore", "value": "value"}
 
 
 def language_memory(
@@ -61,7 +63,8 @@ def language_memory(
     blocks = [name for name in block_lists(module) if not within(name, untrained)]
     actor = sizes.role(module, blocks, dtype=model.dtype, copies=copies, untrained=untrained, quantizer=model.quantizer)
     critic = CriticMemory.of(config, about, sizes, untrained) if requires.critic else CriticMemory()
-    own, settings = config.critic.backbone == "own", settings_of(config, model.dtype)
+    dtype, device = getattr(torch, model.dtype), torch.device("cpu")
+    own, settings = config.critic.backbone == "own", family.settings_for(config, dtype=dtype, device=device, empty=True)
     measured = text_footprints(about, settings, spec, critic=critic.settings, own=own, family=family)
     prompt, notes = _prompt_tokens(config, context_length(about))
     forward = _forward(config, prompt, width := _width(config, prompt, about))
@@ -83,8 +86,8 @@ def language_memory(
         **work,
         "notes": (*notes, *drawing_notes, *apart.notes),
     }
-    absent = [name for name, found in (("value", work["value"]), ("render", drawing)) if found is None]
-    names = tuple(name for name in _PHASES if name not in absent)
+    needed = {**work, "render": drawing}
+    names = tuple(name for name in _PHASES if needed.get(_WORK.get(name, name), 0) is not None)
     remedy = "one row does not fit: lower rollout.tokens.max_new or max_prompt, or take a larger GPU"
     return Memory(
         parameters=actor.parameters,
@@ -138,6 +141,7 @@ def _work(
     return {
         "cache": sampled.cache,
         "sample": sampled.work,
+        "decode": measured.drawing(decode_rows(config)),
         "rescore": measured.scoring(min(execution.rollout_batch_size, rows), width) + mask if section.rescore else 0,
         "value": valuing,
         "optimize_activations": training + apart.training + mask,

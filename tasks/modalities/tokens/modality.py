@@ -39,6 +39,7 @@ from tasks.modalities.tokens.run_prompts import read_prompts
 from tasks.modalities.tokens.sample_sets import TextSet
 from tasks.modalities.tokens.text import stored_text
 from tasks.modalities.tokens.text_sampling import evaluation_maker, rollout_maker
+from tasks.specs.turns import last_turn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,8 +57,8 @@ class Tokens(Kind):
     saves_memory = ("Lower execution.rollout_batch_size or rollout.tokens.max_new.",)
 
     def longest(self, config: RunConfig) -> int:
-        """Return the maximum tokens of a completion."""
-        return tokens_of(config).max_new
+        """Return the maximum tokens of a completion, over all turns."""
+        return tokens_of(config).max_new * last_turn(config)
 
     def check(self, config: RunConfig, requires: Requirements) -> None:
         """Check the settings of texts, and refuse those of images."""

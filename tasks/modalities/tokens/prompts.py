@@ -13,7 +13,7 @@ import numpy as np
 
 from configs.errors import ConfigError
 from configs.tokens import TokensSection
-from models.policies.language_model_folders import CONTEXT
+from models.policies.language_model_folders import CONTEXT, Frame
 from models.text.chat_templates import render_chat, told_dates
 from models.text.control_tokens import chat_ids, first_mark, marked, plain_ids
 from tasks.inputs.prompts import Prompt, StoredPrompt, image_keys
@@ -47,6 +47,7 @@ class Prompts:
         *,
         pictures: Pictures | None = None,
         look: Look = no_images,
+        frame: Frame | None = None,
     ) -> None:
         """Bind to a tokenizer.
 
@@ -56,11 +57,13 @@ class Prompts:
             context_length: maximum tokens of prompt and completion; None: no known limit.
             pictures: images of the model; None: it reads texts alone.
             look: opens images.
+            frame: further tokens around prompts.
 
         Raises:
             ConfigError: the tokenizer lacks the requested template, or no tokens are left for a prompt.
         """
         self.tokenizer, self.section, self.pictures, self._look = tokenizer, section, pictures, look
+        self._frame = frame
         self.chat = section.template == "chat" or (
             section.template == "auto" and getattr(self._source, "chat_template", None) is not None
         )
@@ -85,6 +88,11 @@ class Prompts:
         self.ends = 0 if self.chat else _end_tokens(tokenizer)
         """End tokens that the tokenizer appends to a text; they are removed because a completion follows."""
         self._known: dict[tuple[str, ...], list[int]] = {}
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the chat template is a processor's, which reads messages in parts."""
+        return self.pictures is not None or self._frame is not None
 
     @property
     def _source(self) -> Any:
@@ -205,7 +213,8 @@ class Prompts:
                 f"prompt {text[:60]!r} holds {mark!r}, which the tokenizer reads as a control token and cannot read as "
                 "text: the prompt would end, or change who speaks. Write it in another way, or remove the prompt."
             )
-        return found[: len(found) - self.ends]
+        found = found[: len(found) - self.ends]
+        return found if self._frame is None else self._frame.around(found)
 
     def _check_marks(self, text: str, prompt: str) -> None:
         """Refuse a prompt with the mark of an image, even where the tokenizer could read it as text: data sets put it
@@ -252,7 +261,7 @@ class Prompts:
         try:
             chat = render_chat(
                 self._source,
-                given if self.pictures is None else with_places(given, [{"type": "image"}] * len(numbers)),
+                with_places(given, [{"type": "image"}] * len(numbers)) if self.in_parts else given,
                 setting="rollout.tokens.template_date",
                 day=self.section.template_date,
                 generate=generate,

@@ -16,11 +16,13 @@ from configs.schema import RunConfig
 from models.maths.shared_prompts import SharedWidths
 from models.maths.tokens import Widths
 from models.policies import POLICIES
-from models.policies.language_model_folders import context_length_of, load_tokenizer
+from models.policies.language_model_folders import add_template, context_length_of, frame_of, load_tokenizer
 from tasks.inputs.components import tokens_of
 from tasks.inputs.prompt_rows import read_picture
-from tasks.inputs.prompts import IMAGE, Prompt, image_files, image_keys
+from tasks.inputs.prompts import HELD_OUT_ROWS, IMAGE, Prompt, image_files, image_keys
+from tasks.modalities.tokens.comments import Comments, longest_context
 from tasks.modalities.tokens.prompts import Look, Prompts, no_images
+from tasks.specs.turns import turns_of
 
 if TYPE_CHECKING:
     from models.policies.causal_lm import CausalLM
@@ -38,13 +40,15 @@ class RunPrompts:
     prompts: Prompts
     """Converts prompts to ids."""
     longest: int
-    """Tokens of the longest prompt."""
+    """Most tokens before a text; see ``longest_context``."""
     context: int | None
     """Maximum tokens of the model."""
     images: Mapping[str, Sequence[str]]
     """Content keys of the images of prompts, by id."""
     members: int | None
     """Texts of a group that share the tokens of their prompt; None: they do not."""
+    comments: Comments | None
+    """Comments between texts, with turns."""
 
     @property
     def shared(self) -> SharedWidths | None:
@@ -100,11 +104,13 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
     found = _READ.get(context)
     if found is None:
         prompts = prompts_of(context, policy)
-        everything = {split: context.prompts[split] for split in ("train", "heldout")}
-        longest, limit = prompts.longest(everything), context_length_of(context.base_folder)
+        everything = {split: context.prompts[split] for split in ("train", "heldout", HELD_OUT_ROWS)}
+        turns, limit = turns_of(context.config), context_length_of(context.base_folder)
+        longest = longest_context(prompts, turns, limit, everything)
         keys = {each.id: image_keys(each.metadata) for split in everything.values() for each in split}
         images = keys if prompts.pictures is not None else {}
-        found = _READ[context] = RunPrompts(prompts, longest, limit, images, shared_members(context.config))
+        comments = None if turns is None else Comments(prompts, turns)
+        found = _READ[context] = RunPrompts(prompts, longest, limit, images, shared_members(context.config), comments)
     return found
 
 
@@ -120,9 +126,12 @@ def prompts_in(folder: Path, config: RunConfig, *, look: Look = no_images, token
     Raises:
         ConfigError: see ``Prompts``; or the folder has no tokenizer, or no processor of images where one is needed.
     """
-    pictures = resolve(POLICIES, config.model.policy, label="model.policy").pictures_in(folder)
+    family: type[CausalLM] = resolve(POLICIES, config.model.policy, label="model.policy")
+    pictures, frame = family.pictures_in(folder), frame_of(folder) if family.models.draws else None
     tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
-    return Prompts(tokenizer, tokens_of(config), context_length_of(folder), pictures=pictures, look=look)
+    if frame is not None:
+        add_template(tokenizer, folder)
+    return Prompts(tokenizer, tokens_of(config), context_length_of(folder), pictures=pictures, look=look, frame=frame)
 
 
 def largest_image(folder: Path, config: RunConfig, prompts: Sequence[Prompt]) -> Inputs | None:
@@ -136,6 +145,7 @@ def largest_image(folder: Path, config: RunConfig, prompts: Sequence[Prompt]) ->
 
 
 def longest_prompt(folder: Path, config: RunConfig, splits: Mapping[str, Sequence[Prompt]]) -> int:
-    """Return the tokens of the longest prompt of a config, with a local model; raise ConfigError if one is invalid."""
+    """Return the most tokens before a text, with a local model; raise ConfigError if a prompt is invalid."""
     files = image_files(prompt for prompts in splits.values() for prompt in prompts)
-    return prompts_in(folder, config, look=lambda key: read_picture(files[key])).longest(splits)
+    prompts = prompts_in(folder, config, look=lambda key: read_picture(files[key]))
+    return longest_context(prompts, turns_of(config), context_length_of(folder), splits)

@@ -9,10 +9,11 @@ Legend: B rows, W positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from models.maths.tokens import Widths
 from models.policies.causal_lm import CausalLM, TrainableLM
 from storage.trajectories.base import Sample
 from tasks.inputs.components import tokens_of
+from tasks.inputs.renderer import TURN_KEY
 from tasks.inputs.weight_sources import Weights
 from tasks.modalities.samplers import SampleRequest, SamplingContext
 from tasks.modalities.tokens.exporting import write_model
@@ -83,19 +85,49 @@ class TextSampler:
         """Do nothing: weights are whole while ranks sample."""
 
     def make(self, jobs: Sequence[SampleRequest]) -> list[Sample]:
-        """Complete the prompts of some jobs; forwards have a fixed size, padded with copies."""
-        prompts = [self._read.prompts.of(job.prompt) for job in jobs]
-        seeds = [0 if self._seed is None else self._seed(job, 0) for job in jobs]
-        found = self._engine.complete(self._request(jobs, prompts, seeds))
-        own = self._behavior(prompts, found)
-        return [self._sample(job, prompts[row], found[row], own[row], seeds[row]) for row, job in enumerate(jobs)]
+        """Complete the prompts of some jobs, or their conversations; forwards have a fixed size, padded with copies."""
+        made = {job.name: job.before.sample for job in jobs if job.before and job.before.comment is None}
+        due = [job for job in jobs if job.name not in made]
+        if due:
+            prompts = [self._context(job) for job in due]
+            seeds = [0 if self._seed is None else self._seed(job, _chosen(job)) for job in due]
+            found = self._engine.complete(self._request(due, prompts, seeds))
+            masks = [_mask(*each) for each in zip(due, prompts, found, strict=True)]
+            own = self._behavior(due, prompts, found, masks)
+            rows = zip(due, prompts, found, own, masks, seeds, strict=True)
+            samples = [self._sample(*row) for row in rows]
+            contents = zip(due, samples, self._contents(found), strict=True)
+            made |= {job.name: replace(sample, **content) for job, sample, content in contents}
+        return [made[job.name] for job in jobs]
+
+    def _context(self, job: SampleRequest) -> list[int]:
+        """Return the ids before a job's next text."""
+        if job.before is None:
+            return self._read.prompts.of(job.prompt)
+        tokens, comments = job.before.sample.tokens, self._read.comments
+        assert tokens is not None
+        assert comments is not None
+        assert job.before.comment is not None
+        return [*self._read.with_images(job.prompt.id, tokens), *comments.after(tokens.tolist(), job.before.comment)]
+
+    def _contents(self, found: Sequence[Completion]) -> list[dict[str, Any]]:
+        """Return the fields of samples with what their completions stand for."""
+        tokenizer = self._held().policy.tokenizer
+        texts = [completed_text(tokenizer, each.ids).encode() for each in found]
+        return [{"text": np.frombuffer(text, np.uint8)} for text in texts]
 
     @property
     def _size(self) -> int:
         return self._making.config.execution.rollout_batch_size
 
-    def _behavior(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion]) -> list[Tensor]:
-        """Return the behavior log-probs of completions, a row of float32 on the CPU for each.
+    def _behavior(
+        self,
+        jobs: Sequence[SampleRequest],
+        prompts: Sequence[Sequence[int]],
+        found: Sequence[Completion],
+        masks: Sequence[np.ndarray],
+    ) -> list[np.ndarray]:
+        """Return the float32 behavior log-probs of the tokens of ``masks``, of all turns.
 
         Without ``rescore`` only the first rows are recomputed, to compare them.
 
@@ -103,17 +135,18 @@ class TextSampler:
             EngineError: they are too far from the engine's log-probs; see ``check_gap``.
         """
         if self._section.rescore:
-            own = self._log_probs(prompts, found)
-            self._check_gap(prompts, found, own)
-            return own
+            whole = self._log_probs(prompts, found)
+            self._check_gap(prompts, found, whole)
+            return [row.numpy()[mask.astype(bool)] for row, mask in zip(whole, masks, strict=True)]
         if not self._compared:
             few = slice(self._making.config.execution.micro_batch_size)
             self._check_gap(prompts[few], found[few], self._log_probs(prompts[few], found[few]))
             self._compared = True
-        return [torch.tensor(completion.log_probs, dtype=torch.float32) for completion in found]
+        known = [None if job.before is None else job.before.sample.log_probs for job in jobs]
+        return [_joined(before, each.log_probs) for before, each in zip(known, found, strict=True)]
 
     def _log_probs(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion]) -> list[Tensor]:
-        """Return the log-probs of completions as training computes them, a row of float32 on the CPU for each."""
+        """Return the log-probs of whole rows as training computes them, float32 on the CPU."""
         rows = [(*prompt, *each.ids) for prompt, each in zip(prompts, found, strict=True)]
         # Results of a row do not depend on other rows, so equal rows are computed once.
         places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
@@ -130,7 +163,7 @@ class TextSampler:
             widths=self._read.widths,
             shared=self._read.shared,
         )
-        return [own[places[row]][len(prompt) : len(row)] for row, prompt in zip(rows, prompts, strict=True)]
+        return [own[places[row]][: len(row)] for row in rows]
 
     def _request(self, jobs: Sequence[SampleRequest], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Asked:
         policy = self._held().policy
@@ -145,8 +178,8 @@ class TextSampler:
             uniforms=None if self._seed is None else self._uniforms(jobs),
             width=self._read.longest,
             size=self._size,
-            # A batch may start and end within a group.
-            distinct=min(self._size, -(-self._size // self._copies) + 1),
+            # A batch may start and end within a group; every conversation differs from the others of its group.
+            distinct=self._size if jobs[0].before else min(self._size, -(-self._size // self._copies) + 1),
             device=self._host.device,
         )
 
@@ -180,8 +213,12 @@ class TextSampler:
         prompts = self._making.context.prompts["train"][:_PROOF]
         return list(islice((token for prompt in cycle(prompts) for token in self._read.prompts.of(prompt)), most))
 
-    def _check_gap(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion], own: Sequence[Tensor]) -> None:
-        check_gap(self._engine, self._held().policy, [len(prompt) for prompt in prompts], found, own)
+    def _check_gap(
+        self, prompts: Sequence[Sequence[int]], found: Sequence[Completion], whole: Sequence[Tensor]
+    ) -> None:
+        starts = [len(prompt) for prompt in prompts]
+        own = [row[start:] for row, start in zip(whole, starts, strict=True)]
+        check_gap(self._engine, self._held().policy, starts, found, own)
 
     def _held(self) -> TrainableLM:
         return cast(TrainableLM, self._host.trainable(self._making.policy, self._weights))
@@ -205,38 +242,65 @@ class TextSampler:
     def _uniforms(self, jobs: Sequence[SampleRequest]) -> Callable[[int], Tensor]:
         seed = self._seed
         assert seed is not None
-        return lambda position: torch.tensor([seed(job, position) / _RANGE for job in jobs], dtype=torch.float64)
+        return lambda position: torch.tensor(
+            [seed(job, _chosen(job) + position) / _RANGE for job in jobs], dtype=torch.float64
+        )
 
     def _sample(
-        self, job: SampleRequest, prompt: Sequence[int], found: Completion, log_probs: Tensor, seed: int
+        self,
+        job: SampleRequest,
+        prompt: Sequence[int],
+        found: Completion,
+        log_probs: np.ndarray,
+        mask: np.ndarray,
+        seed: int,
     ) -> Sample:
-        mask = np.zeros(len(prompt) + len(found.ids), np.uint8)
-        mask[len(prompt) :] = 1
-        text = completed_text(self._held().policy.tokenizer, found.ids)
+        turn = {} if job.before is None else {TURN_KEY: job.before.turn}
+        known = None if job.before is None else job.before.sample.sampled_log_probs
         return Sample(
             sample_id=job.name,
             prompt_id=job.prompt.id,
             group_id=job.prompt.id,
             prompt=job.prompt.text,
-            metadata=job.prompt.metadata,
+            metadata={**job.prompt.metadata, **turn},
             epoch=self._making.epoch,
             replica=job.replica,
             seed=seed,
             policy=str(self._making.policy),
             sigmas=(),
-            log_probs=log_probs.numpy(),
+            log_probs=log_probs,
             tokens=np.array([*self._read.prompts.stored(prompt), *found.ids], np.int32),
             token_mask=mask,
-            sampled_log_probs=np.array(found.log_probs, np.float32),
+            sampled_log_probs=_joined(known, found.log_probs),
             finish=np.array([FINISHES.index(found.finish)], np.uint8),
-            text=np.frombuffer(text.encode(), np.uint8),
         )
 
 
-def rollout_maker(making: SamplingContext) -> TextSampler:
-    """Return the sampler of training texts, with a draw per run seed, epoch, prompt, replica and position."""
+def _chosen(job: SampleRequest) -> int:
+    """Return the number of tokens that the policy chose in the turns before, whose draws are not repeated."""
+    return 0 if job.before is None else len(job.before.sample.log_probs)
+
+
+def _mask(job: SampleRequest, prompt: Sequence[int], found: Completion) -> np.ndarray:
+    """Return the mask of chosen tokens of a row: those of the turns before, and those of its completion."""
+    mask = np.zeros(len(prompt) + len(found.ids), np.uint8)
+    mask[len(prompt) :] = 1
+    if job.before is not None:
+        known = job.before.sample.token_mask
+        assert known is not None
+        mask[: len(known)] = known
+    return mask
+
+
+def _joined(known: np.ndarray | None, new: Sequence[float]) -> np.ndarray:
+    """Return values of chosen tokens after those of the turns before, float32."""
+    return np.concatenate([[] if known is None else known, new]).astype(np.float32)
+
+
+def rollout_maker(making: SamplingContext, kind: type[TextSampler] = TextSampler) -> TextSampler:
+    """Return the sampler of training samples, with a draw per run seed, epoch, prompt, replica and position."""
     run, epoch = making.config.run.seed, making.epoch
-    return TextSampler(
+    return kind(
         making,
         Weights.BEHAVIOR,
         seed=lambda job, position: derive(run, "token", epoch, job.prompt.id, job.replica, position),
@@ -245,12 +309,12 @@ def rollout_maker(making: SamplingContext) -> TextSampler:
     )
 
 
-def evaluation_maker(making: SamplingContext) -> TextSampler:
-    """Return the sampler of evaluation texts: the likeliest tokens, or draws with fixed seeds."""
+def evaluation_maker(making: SamplingContext, kind: type[TextSampler] = TextSampler) -> TextSampler:
+    """Return the sampler of evaluations: the likeliest tokens, or draws with fixed seeds."""
     seed = making.config.evaluate.seed
     greedy = tokens_of(making.config).evaluate == "greedy"
     drawn = lambda job, position: derive(seed, "evaluate", job.prompt.id, job.replica, position)  # noqa: E731
-    return TextSampler(making, Weights.AVERAGE, seed=None if greedy else drawn)
+    return kind(making, Weights.AVERAGE, seed=None if greedy else drawn)
 
 
 @torch.no_grad()

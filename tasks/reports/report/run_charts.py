@@ -30,6 +30,8 @@ _CHARTS: dict[str, Sequence[tuple[str, Sequence[str], str]]] = {
     ),
     "Training": (
         ("Loss", ("optimize/loss",), "loss"),
+        ("Loss on held-out rows", ("heldout/loss",), "loss"),
+        ("Held-out rows in the right order", ("heldout/preferred",), "share"),
         ("Clipped share of rows", ("optimize/clip_low", "optimize/clip_high"), "share"),
         ("Ratio by step", ("optimize/ratio_step*",), "ratio"),
         ("KL to the base model, and to the rollout's policy", ("optimize/kl", "optimize/approx_kl"), "nats"),

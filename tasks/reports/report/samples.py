@@ -16,6 +16,7 @@ from tasks.metrics.image_grids import strip
 from tasks.metrics.samples import film_of, rows_of
 from tasks.metrics.view import RunView
 from tasks.reports.report.headline import SampleScores
+from tasks.specs.turns import turns_of
 
 #: Samples shown of the best, of the worst, and of the most changed.
 _SHOWN = 6
@@ -155,6 +156,7 @@ def _shots(view: RunView, epoch: int, rows: Sequence[SampleScores], *, evaluatio
     ref = view.chain.require(*view.chain.plan.samples_of(epoch, evaluation=evaluation)).ref
     places = {sample: (shard, number) for sample, shard, number in rows_of(view.store, ref, wanted)}
     drawn = view.pictures(epoch, wanted, evaluation=evaluation) if view.config.render is not None else {}
+    told = _conversations(view, epoch, evaluation=evaluation)
     started, fps = view.references(epoch, wanted, evaluation=evaluation), view.config.rollout.media.fps
     shots: dict[str, Shot] = {}
     for row in rows:
@@ -162,7 +164,7 @@ def _shots(view: RunView, epoch: int, rows: Sequence[SampleScores], *, evaluatio
         media = drawn.get(row.sample_id)
         if media is None and shard.media_format(number):
             media = shard.media(number)
-        text = shard.text(number)
+        text = told.get(row.sample_id, shard.text(number))
         if media is not None or text is not None:
             shots[row.sample_id] = Shot(
                 sample_id=row.sample_id,
@@ -175,6 +177,17 @@ def _shots(view: RunView, epoch: int, rows: Sequence[SampleScores], *, evaluatio
                 references=[_encoded(image, _SMALL) for image in started[row.sample_id]],
             )
     return shots
+
+
+def _conversations(view: RunView, epoch: int, *, evaluation: bool) -> dict[str, str]:
+    """Return the texts of all turns and the comments between them, a line each, by sample; none without turns."""
+    turns, lines = turns_of(view.config), dict[str, list[str]]()
+    if turns is None:
+        return {}
+    for row in view.turns(epoch, evaluation=evaluation).to_pylist():
+        # The last line is a comment that no text answers, if the sample ended early.
+        lines.setdefault(row["sample_id"], []).extend([row["text"], turns.said(row["note"] or "", row["reward"])])
+    return {sample: "\n".join(each[:-1]) for sample, each in lines.items()}
 
 
 def _encoded(pixels: np.ndarray, most: int) -> bytes:

@@ -14,7 +14,7 @@ from models.maths.sampling import Rollout, Sampler, grid_at, ode_plan, replay, s
 from models.maths.schedules import AllSteps, BranchEveryStep, FinalOnly, Steps
 from models.maths.solvers import DPMSolver2M, Euler
 from models.maths.transitions import FlowSDE, Grid
-from tasks.modalities.diffusion.final_samples import decode_in_slices
+from tasks.modalities.media import decode_in_slices
 
 SIGMAS = torch.tensor([1.0, 0.85, 0.6, 0.3, 0.0])
 LATENTS = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import LTX2Pipeline
+from diffusers.pipelines.ltx2 import LTX2VocoderWithBWE
 
 from configs.errors import ConfigError
 from models.maths.conditioning import Conditioning
@@ -38,7 +39,43 @@ def load(folder: Path, guidance_scale: float = 1.0, **options: Any) -> LTX2:
     return made
 
 
-def test_both_media_are_the_pipelines_with_a_scale_of_guidance_each(folder: Path) -> None:
+#: What LTX-2.3 has that LTX-2 has not: gates, modulation of text by the noise level, projections of text per medium.
+_NEWER: dict[str, dict[str, Any]] = {
+    "transformer": {
+        **dict.fromkeys(("gated_attn", "audio_gated_attn", "cross_attn_mod", "audio_cross_attn_mod"), True),
+        "perturbed_attn": True,
+        "use_prompt_embeddings": False,
+    },
+    "connectors": {
+        **dict.fromkeys(("per_modality_projections", "proj_bias", "video_gated_attn", "audio_gated_attn"), True),
+        "video_hidden_dim": 24,
+        "video_connector_attention_head_dim": 12,
+        "audio_hidden_dim": 12,
+        "audio_connector_attention_head_dim": 6,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a tiny folder as LTX-2.3 is, whose vocoder makes 48 kHz of 16 kHz."""
+    pipeline, path = build_tiny("ltx2", changes=_NEWER), tmp_path_factory.mktemp("ltx23")
+    stages = {"hidden_channels": 16, "resnet_kernel_sizes": [3], "resnet_dilations": [[1, 3]]}
+    stages |= {"upsample_kernel_sizes": [20, 32], "upsample_factors": [10, 16], "in_channels": 64}
+    wider = {f"bwe_{name}": value for name, value in stages.items()}
+    wider |= {"bwe_upsample_kernel_sizes": [24, 20], "bwe_upsample_factors": [12, 20], "bwe_in_channels": 128}
+    pipeline.vocoder = LTX2VocoderWithBWE(**stages, **wider).eval()
+    pipeline.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("made", "rate"), [pytest.param("folder", 16000, marks=pytest.mark.campaign), ("newer", 48000)]
+)
+def test_both_media_are_the_pipelines_with_a_scale_of_guidance_each(
+    made: str, rate: int, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(made)
     policy = load(folder, 3.0, audio_guidance_scale=7.0, guidance_rescale=0.7, frame_rate=12.0)
     conditioning = Conditioning(policy.encode(PROMPTS), policy.encode(["a sign"] * 2))
     start = policy.initial_latents([torch.Generator().manual_seed(row) for row in range(2)])
@@ -62,15 +99,15 @@ def test_both_media_are_the_pipelines_with_a_scale_of_guidance_each(folder: Path
         generators = [torch.Generator().manual_seed(row) for row in range(2)]
         return pipeline(prompt=PROMPTS, generator=generators, output_type=output, **arguments)
 
-    made, latents = run("pt"), run("latent")
+    drawn, latents = run("pt"), run("latent")
     torch.testing.assert_close(policy.clip_latents(final), latents.frames, rtol=0, atol=1e-5)
     torch.testing.assert_close(policy.sound_latents(final), latents.audio, rtol=0, atol=1e-5)
-    assert policy.sound_rate == 16000
-    expected = (made.audio.clamp(-1, 1) * 32767).round().transpose(1, 2)
+    assert policy.sound_rate == rate
+    expected = (drawn.audio.clamp(-1, 1) * 32767).round().transpose(1, 2)
     heard = policy.sounds(final)
-    assert (heard.dtype, tuple(heard.shape)) == (torch.int16, (2, 73 * 160, 2))
+    assert (heard.dtype, tuple(heard.shape)) == (torch.int16, (2, 73 * rate // 100, 2))
     assert (heard - expected).abs().max() <= 2
-    assert (policy.decode(final) - (made.frames.permute(0, 1, 3, 4, 2) * 255).round()).abs().max() <= 1
+    assert (policy.decode(final) - (drawn.frames.permute(0, 1, 3, 4, 2) * 255).round()).abs().max() <= 1
     # Each of the two scales and the rescaling changes its medium.
     plain = policy.velocity(start, torch.full((2,), 0.9), conditioning)
     other = load(folder, 3.0, audio_guidance_scale=3.0, guidance_rescale=0.7, frame_rate=12.0)

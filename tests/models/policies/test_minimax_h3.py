@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import ModularPipeline
 from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
+from PIL import Image
 
 from configs.errors import ConfigError
 from models.library_loading import quiet_libraries
@@ -21,6 +23,7 @@ from models.maths.solvers import Euler
 from models.maths.transitions import ODE
 from models.policies.diffusion import DiffusionSettings
 from models.policies.minimax_h3 import _LAYOUTS, MiniMaxH3
+from models.policies.minimax_h3_fl2v import MiniMaxH3Frames
 from models.policies.parts import Part
 from models.policies.pipeline_index import MODULAR
 from models.quickstart.tiny import build_tiny
@@ -112,13 +115,13 @@ def test_tokens_are_laid_out_once_for_the_steps_of_a_row(folder: Path, monkeypat
     assert made == [int(length) for length in rows["text_length"]]
     cpu = torch.device("cpu")
     for length in range(20, 21 + _LAYOUTS):
-        policy._layouts(length, policy._shape(), cpu)
+        policy._layouts(length, policy._shape(), (), cpu)
     assert len(made) == 3 + _LAYOUTS
-    policy._layouts(20, policy._shape(), cpu)
+    policy._layouts(20, policy._shape(), (), cpu)
     policy.settings = replace(policy.settings, frames=141)
-    policy._layouts(20, policy._shape(), cpu)
+    policy._layouts(20, policy._shape(), (), cpu)
     policy.forget_tables()
-    policy._layouts(20, policy._shape(), cpu)
+    policy._layouts(20, policy._shape(), (), cpu)
     assert len(made) == 6 + _LAYOUTS
 
 
@@ -173,3 +176,37 @@ def test_folders_that_are_made_otherwise_are_refused(
         path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ConfigError, match=expected):
         load(tmp_path / "model")
+
+
+def test_a_first_and_a_last_frame_are_those_of_the_pipeline(folder: Path) -> None:
+    size = DiffusionSettings(height=32, width=64, frames=124)
+    policy = MiniMaxH3Frames.load(folder, size, ALL, {"max_sequence_length": 64})
+    draw = np.random.default_rng(0)
+    first, last = (draw.integers(0, 256, (*sides, 3), dtype=np.uint8) for sides in ((40, 60), (70, 50)))
+    rows = policy.encode(PROMPTS[:1] * 2, [[first, last], [first]])
+    # Both have the same shape, and show two frames and one to the text encoder.
+    blocks = [policy.given_frames({name: row[n : n + 1] for name, row in rows.items()})[0] for n in range(2)]
+    assert [len(each) for each in blocks] == [2, 1]
+    assert blocks[0][0] == blocks[1][0]
+    start, sampler = policy.initial_latents([torch.Generator().manual_seed(0)]), Sampler(kernel=ODE(), solver=Euler())
+    cond = Conditioning({name: row[:1] for name, row in rows.items()})
+    ours = sample(
+        policy, cond, start, policy.sigmas(2), sampler=sampler, plans=[ode_plan()], noise=lambda step: start
+    ).final
+    pipeline = policy.pipeline
+    clip, sound = policy.clip_latents(start), policy._joined.own(policy.apart(start)[1], torch.ones(1))
+    made = pipeline(
+        prompt=PROMPTS[0],
+        image=Image.fromarray(first),
+        last_image=Image.fromarray(last),
+        height=32,
+        width=64,
+        num_frames=124,
+        num_inference_steps=3,
+        latents=clip,
+        audio_latents=sound.view(2, -1, policy._shape().sound[1]).transpose(1, 2),
+        generator=torch.Generator().manual_seed(pipeline.keyframe_encode_seed),
+        output_type="np",
+    )
+    torch.testing.assert_close(policy.clip_latents(ours), made.latents, rtol=0, atol=5e-6)
+    torch.testing.assert_close(policy.sound_latents(ours)[0], made.audio_latents, rtol=0, atol=5e-6)

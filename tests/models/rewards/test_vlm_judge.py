@@ -22,6 +22,7 @@ pytest.importorskip("regex", reason="flowmill[vlm] is not installed")
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.setattr("models.rewards.vlm._PAUSE_S", 0.01)
     with serving() as server:
         yield server
 

@@ -81,7 +81,9 @@ STATED = {
     # 61.7 GiB of bfloat16, as its pipeline says.
     "MiniMaxAI/MiniMax-H3": 33.1,
     "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": 8.3,
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v": 8.3,
     "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v": 8.3,
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_i2v": 8.3,
 }
 NONE = Activations(sampling=0, training=0, decoding=0)
 FULL = [ROOT / "configs" / f"{name}.yaml" for name in PRESETS]
@@ -242,13 +244,15 @@ def test_presets_with_quantized_weights_take_what_the_page_says(preset: str) -> 
     assert quantized_row(preset) in PAGE.read_text()
 
 
+#: Evaluations as large as rollouts; larger ones need more than what is traced here.
+_EVALUATED = ("evaluate.height=null", "evaluate.width=null", "evaluate.frames=null")
 #: Models whose blocks are of one kind and of several, with text beside the image and across it; one keeps everything.
 TRACED = {
     "sd35_medium": (),
     "flux1_dev": (),
-    "flux2_klein": ("model.gradient_checkpointing=false",),
+    "flux2_klein": ("model.gradient_checkpointing=false", *_EVALUATED),
     "qwen_image": (),
-    "wan22_a14b": ("model.frames=17",),
+    "wan22_a14b": ("model.frames=17", *_EVALUATED),
 }
 #: More blocks of each kind than are measured, few enough to trace all of them.
 SHORTER = {"num_layers": 7, "num_single_layers": 6, "dual_attention_layers": (0, 1, 2)}

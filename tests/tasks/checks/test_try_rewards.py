@@ -18,7 +18,7 @@ from models.rewards.factory import MadeRewards
 from models.rewards.invocation import score
 from tasks.checks.check import check_config
 from tasks.checks.try_rewards import time_rewards, try_rewards
-from tasks.modalities.diffusion.scored import trial_media
+from tasks.modalities.media import trial_media
 
 Make = Callable[..., RunConfig]
 Prompts = Sequence[str]

@@ -270,15 +270,23 @@ def test_instructions_hold_the_prompt_and_cards_the_whole_call() -> None:
     assert scope["inputs"]["input_ids"].tolist() == [bare.ids("1+2")] == [tokenizer.convert_tokens_to_ids(list("1+2"))]
 
 
-def manifest_of(root: Path, stage: str) -> Manifest:
+def manifest_of(root: Path, stage: str, slot: str) -> Manifest:
     context = open_run(str(root), "texts", reads=True)
-    return context.store.require(context.chain.require(1, stage).ref)
+    return context.store.require(context.chain.require(1, stage, slot).ref)
 
 
 @pytest.mark.slow
-def test_a_run_of_the_command_draws_and_shows(tiny_base: Path, tmp_path: Path, flowmill: Callable[..., Any]) -> None:
+def test_a_run_of_the_command_draws_two_turns_and_shows(
+    tiny_base: Path, tmp_path: Path, flowmill: Callable[..., Any]
+) -> None:
     config_of(tmp_path, tiny_base)
-    done = flowmill("run", str(tmp_path / "texts.yaml"), "--quiet", "--set", "run.epochs=1")
+    settings = (
+        "--set",
+        "run.epochs=1",
+        "--set",
+        "render.turns={count: 2, comment: '{score}', comment_tokens: 3, done: '1'}",
+    )
+    done = flowmill("run", str(tmp_path / "texts.yaml"), "--quiet", *settings)
     assert done.returncode == 0, done.stderr
     local = ("texts", "--root", str(tmp_path / "store"))
     states = json.loads(flowmill("status", *local, "--json").stdout)
@@ -287,10 +295,11 @@ def test_a_run_of_the_command_draws_and_shows(tiny_base: Path, tmp_path: Path, f
     assert report.returncode == 0, report.stderr
     assert (tmp_path / "report.html").read_text().count("<figure>") >= 2
     ranks = ("--root", str(tmp_path / "ranks"), "--set", "execution.processes=2", "--set", "execution.strategy=fsdp")
-    together = flowmill("run", str(tmp_path / "texts.yaml"), "--quiet", "--set", "run.epochs=1", *ranks)
+    together = flowmill("run", str(tmp_path / "texts.yaml"), "--quiet", *settings, *ranks)
     assert together.returncode == 0, together.stderr
-    drawn = [manifest_of(tmp_path / name, "render").content for name in ("store", "ranks")]
-    assert drawn[0] == drawn[1]
+    for stage, slot in (("rollout", "#1"), ("render", "#1"), ("rollout", ""), ("render", "")):
+        drawn = [manifest_of(tmp_path / name, stage, slot).content for name in ("store", "ranks")]
+        assert drawn[0] == drawn[1]
     again = flowmill("stage", "depict", "--run", *local, "--epoch", "1")
     assert again.returncode == 0, again.stderr
 

@@ -15,6 +15,8 @@ from configs.load import load_config
 from flows.cli.filters import EntryFilter
 from flows.cli.status_tables import print_run
 from models.rewards.fitted import ABOUT
+from storage.layout import ArtifactRef
+from tasks.fitting.provenance import data_section
 from tasks.inputs.store_trust import remember
 from tasks.metrics.describe import describe_run
 from tasks.metrics.tracked import paragraphs
@@ -23,9 +25,10 @@ from tasks.reports.data_tables import data_tables
 from tasks.reports.report import run_report
 from tasks.reports.report.samples import given_shots
 from tasks.runs.context import RunContext
+from tasks.stages.stage_run import StageRun
 from tasks.tracking.data_logging import data_logger
 from tests.support.given import pairs, write_jsonl
-from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tests.tasks.reports.test_published import rate
 
 
@@ -95,6 +98,43 @@ def test_answers_and_fitted_rewards_are_shown(context: RunContext, tmp_path: Pat
     assert result == "held-out accuracy 0.750 (95 %: 0.500 to 0.900) over 4 judgments"
     assert tables[f"Fitted reward {label}, calibration on held-out judgments"][0]["observed"] == 0.5
     assert tables[f"Fitted reward {label}, raters"] == [{"rater": "ann", "judgments": 4, "agreement": 0.75}]
+
+
+def test_the_card_of_an_export_says_what_a_policy_was_trained_on(context: RunContext, tmp_path: Path) -> None:
+    accuracy = {"mean": 0.75, "low": 0.5, "high": 0.9, "count": 4, "unit": "judgments"}
+    data = {"train": 8, "heldout": 4, "kind": "preferences", "judged": "images", "prompts": 6, "media": 24}
+    about = {
+        "backbone": {"name": "clip"},
+        "data": {**data, "sources": {"judged.csv": 12}},
+        "heldout": {"accuracy": accuracy, "raters": {"ann": {"judgments": 4, "agreement": 0.75}}},
+        "lora": {"rank": 2},
+    }
+    (tmp_path / ABOUT).write_text(json.dumps(about))
+    ref, seen = ArtifactRef("reward_models", "0" * 32), "preferences/1"
+
+    def write(folder: Path) -> tuple[int, dict[str, Any]]:
+        (folder / ABOUT).write_text(json.dumps(about))
+        return 12, {}
+
+    context.store.make(ref, "model", write, stage="reward_fit", stage_version=1, options={}, inputs=(seen,))
+    StageRun(make_stage(context, "export", 1)).execute()
+    made = context.chain.require(1, "export").ref
+    folder = context.store.folder(made, context.store.shards(made)[0])
+    (card,) = folder.rglob("README.md")
+    given = context.chain.require(0, "ingest").artifact
+    assert (
+        "## Data\n\n- Given samples: 5 pairs of rows.jsonl, 1 rows left out, 10 samples of 5 prompts (licenses: "
+        f"CC-BY-4.0 8, CC0 2), `{given}`"
+    ) in card.read_text().replace("\\", "")
+    fitted = context.config.rewards[0].model_copy(update={"name": "fitted", "options": {"path": str(tmp_path)}})
+    context.config = context.config.model_copy(update={"rewards": (fitted,)})
+    text = data_section(context, 1).replace("\\", "")
+    assert (
+        f"- Reward `{fitted.slot}`: clip, LoRA of rank 2, fitted on 8 preferences of 6 prompts (24 images); held-out "
+        "accuracy 0.750 (95 %: 0.500 to 0.900) over 4 judgments; 1 raters, held-out agreement 0.750 in 4; judgments: "
+        f"judged.csv 12; `{ref}` from `{seen}`"
+    ) in text
+    assert "ann" not in text
 
 
 def test_mlflow_gets_the_tables_and_a_grid(context: RunContext, tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from models.rewards.factory import needs_of
 from tasks.runs.sharding import costs, cover, evaluation_cuts, idle_share, makespan, planned_cuts, rollout_cuts
 from tests.conftest import ROOT
 
-SMALL = ("tiny_", "digit", "words", "addition", "lexicon", "smollm")
+SMALL = ("tiny_", "digit", "unified_", "words", "addition", "lexicon", "smollm")
 FULL = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not path.name.startswith(SMALL)]
 #: Whose rollouts leave a tenth or more idle on so many processes: they are too few, or in batches too large.
-ON_8 = ("flux1_enhancer", "qwen_05b_ppo", "qwen_image_enhancer", "reasoning_grpo")
+ON_8 = ("flux1_enhancer", "janus_pro_1b_grpo", "qwen_05b_ppo", "qwen_image_enhancer", "reasoning_grpo")
 ON_32 = (
     *(
         *ON_8,

@@ -1,15 +1,24 @@
-"""Inputs of rewards from diffusion samples: images, clips, sounds or latents."""
+"""Samples that are images, clips, sounds or latents: decoding, and inputs of rewards."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import numpy as np
+import torch
 
 from configs.errors import ConfigError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.policies import HEARD, POLICIES
+from models.policies.base import Policy
+from models.policies.compute_meter import timed
 from models.rewards.base import Needs
 from storage.trajectories.base import TrajectoryShard
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> None:
@@ -64,3 +73,14 @@ def trial_media(config: RunConfig) -> np.ndarray:
     model = config.model
     frames = (model.frames,) if model.frames > 1 else ()
     return np.random.default_rng(0).integers(0, 256, (1, *frames, model.height, model.width, 3), np.uint8)
+
+
+def decode_in_slices(policy: Policy, decode: Callable[[Tensor], Tensor], latents: Tensor, size: int) -> Tensor:
+    """Return the decoded media of (B, ...) final latents, on the CPU, ``size`` rows at a time.
+
+    The last slice is padded to ``size`` rows, because kernels differ with the number of rows.
+    """
+    padding = latents[-1:].expand(-len(latents) % size, *latents.shape[1:])
+    parts = torch.cat([latents, padding]).split(size)
+    with timed(policy.meter):
+        return torch.cat([decode(part).cpu() for part in parts])[: len(latents)]

@@ -1,0 +1,94 @@
+"""The data behind a trained policy, for cards and reports: given samples, held-out rows, and fitted rewards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from configs.escaping import in_code, in_markdown
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from storage.artifacts.commit import ArtifactStore
+from storage.backends.checksums import hash_file
+from storage.layout import ArtifactRef
+from tasks.fitting.figures import accuracy_text
+from tasks.metrics.view import RunView
+from tasks.runs.context import RunContext
+from tasks.specs.graph import HELD_OUT
+
+_MODELS = "reward_models"
+
+
+def fitted_rewards(config: RunConfig) -> Iterator[tuple[RewardSection, Path, dict[str, Any]]]:
+    """Yield each fitted reward, monitor or judge with its description and the file of that, if it is here."""
+    for section in (*config.scored, *config.evaluate.judges):
+        if section.name != "fitted":
+            continue
+        # It imports torch, and reports of other runs need none.
+        from models.rewards.fitted import ABOUT
+
+        file = Path(str(section.options.get("path", ""))) / ABOUT
+        about = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        # One that no fit wrote has weights and a backbone alone.
+        if "heldout" in about:
+            yield section, file, about
+
+
+def backbone_text(about: Mapping[str, Any]) -> str:
+    """Return the backbone of a fitted reward, with the rank of its adapters if it has some."""
+    name = str(about["backbone"]["name"])
+    return f"{name}, LoRA of rank {about['lora']['rank']}" if "lora" in about else name
+
+
+def data_section(context: RunContext, epoch: int) -> str:
+    """Return the section of a card on the data of a policy after an epoch, in Markdown; empty without such data."""
+    lines = [*_given(context, epoch), *(_fitted(context, *each) for each in fitted_rewards(context.config))]
+    return "\n".join(["## Data", "", *(f"- {line}" for line in lines)]) if lines else ""
+
+
+def _given(context: RunContext, epoch: int) -> Iterator[str]:
+    chain, found = context.chain, RunView(context).given()
+    if found is None:
+        return
+    named = in_code(chain.require(*chain.plan.samples_of(0)).artifact)
+    yield (
+        f"Given samples: {in_markdown(str(found))}, {found.samples} samples of {found.prompts} prompts "
+        f"({in_markdown(found.license_text)}), {named}"
+    )
+    if chain.plan.has_losses:
+        apart = chain.require(0, "ingest", HELD_OUT).ref
+        made = {each: chain.find(each, "validate") for each in (0, epoch)}
+        loss = [f"{context.store.require(entry.ref).summary['loss']:.4g}" for entry in made.values() if entry]
+        yield (
+            f"Held-out rows: {context.store.require(apart).summary['samples']} samples, {in_code(str(apart))}, loss "
+            f"{' -> '.join(loss) or 'not computed'}"
+        )
+
+
+def _fitted(context: RunContext, section: RewardSection, file: Path, about: Mapping[str, Any]) -> str:
+    data, raters, ref = about["data"], about["heldout"]["raters"].values(), _artifact(context.store, file)
+    figure = "error" if "error" in about["heldout"] else "agreement"
+    # Names of people are for the card of the reward alone.
+    people = [f"{figure} {each[figure]:.3f} in {each['judgments']}" for each in raters]
+    made = [] if ref is None else [str(ref), *context.store.require(ref).inputs]
+    named = "".join(f"{link}{in_code(each)}" for link, each in zip(("; ", *[" from "] * len(made)), made, strict=False))
+    sources = [f"{name} {count}" for name, count in data["sources"].items()]
+    text = (
+        f"{backbone_text(about)}, fitted on {data['train']} {data['kind']} of {data['prompts']} prompts "
+        f"({data['media']} {data['judged']}); {accuracy_text(about)}; {len(people)} raters, held-out "
+        f"{', '.join(people)}; judgments: {', '.join(sources)}"
+    )
+    # The description may be written by another user.
+    return f"Reward {in_code(section.slot)}: {in_markdown(text)}{named}"
+
+
+def _artifact(store: ArtifactStore, file: Path) -> ArtifactRef | None:
+    """Return the artifact in a store that a description is of, or a copy of; None: it is in another store."""
+    digest = hash_file(file)
+    for name in store.root.list(_MODELS):
+        ref = ArtifactRef(_MODELS, name)
+        if any((each.name, each.xxh3) == (file.name, digest) for record in store.records(ref) for each in record.files):
+            return ref if store.manifest(ref) is not None else None
+    return None

@@ -1,0 +1,85 @@
+"""Comments between the texts of a conversation, as token ids that the policy did not choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from configs.errors import ConfigError
+from configs.render import TurnsSection
+from models.policies.language_model_folders import CONTEXT
+from models.text.control_tokens import as_text, chat_ids
+from tasks.inputs.prompts import Prompt, StoredPrompt
+from tasks.modalities.tokens.prompts import Prompts
+
+#: Private characters for a text and a comment in a rendered chat, and a pair that occurs in neither.
+_TEXT, _COMMENT, _UNUSED = "\ue000", "\ue001", ("\ue002", "\ue003")
+
+
+class Comments:
+    """Token ids of comments: a user's message where there is a chat template, else the comment as it is."""
+
+    def __init__(self, prompts: Prompts, turns: TurnsSection) -> None:
+        """Bind to tokenizer and template.
+
+        Raises:
+            ConfigError: the template cannot go on after an answer.
+        """
+        self._tokenizer, self._turns = prompts.tokenizer, turns
+        self._before, self._after = map(self._ids, _around(prompts) if prompts.chat else ("", ""))
+
+    @property
+    def most(self) -> int:
+        """Most tokens between two texts."""
+        return len(self._before) + self._turns.comment_tokens + len(self._after)
+
+    def after(self, text: Sequence[int], comment: str) -> list[int]:
+        """Return the ids that follow the ids of a text; the end token that closes it is not repeated."""
+        said = self._ids(as_text(self._tokenizer, comment))[: self._turns.comment_tokens]
+        closed = self._before[:1] == [*text[-1:]]
+        return [*self._before[int(closed) :], *said, *self._after]
+
+    def _ids(self, text: str) -> list[int]:
+        found = chat_ids(self._tokenizer, text, _UNUSED, begins=False)
+        assert found is not None
+        return found
+
+
+def _around(prompts: Prompts) -> tuple[str, str]:
+    """Return the rendered text between an answer and a user's next message, and from there to the next answer."""
+    chat = prompts.render(_COMMENT, [*prompts.messages("."), ("assistant", _TEXT), ("user", _COMMENT)])
+    before, found, after = chat.partition(_TEXT)[2].partition(_COMMENT)
+    if not found:
+        raise ConfigError(
+            "render.turns: the tokenizer's chat template cannot go on after an answer, as it leaves out messages. "
+            "Choose a model whose template has turns, or set rollout.tokens.template to 'none'."
+        )
+    return before, after
+
+
+def longest_context(
+    prompts: Prompts,
+    turns: TurnsSection | None,
+    context: int | None,
+    splits: Mapping[str, Sequence[Prompt | StoredPrompt]],
+) -> int:
+    """Return the most tokens before a text: of the longest prompt and, with turns, of all texts and comments before.
+
+    Args:
+        prompts: converts prompts to ids.
+        turns: settings of turns, if there are several.
+        context: maximum tokens of the model, if known.
+        splits: prompts by split.
+
+    Raises:
+        ConfigError: a prompt is invalid, or a conversation may not fit.
+    """
+    longest, new = prompts.longest(splits), prompts.section.max_new
+    if turns is None:
+        return longest
+    longest += (turns.count - 1) * (new + Comments(prompts, turns).most)
+    if context is not None and longest + new > context:
+        raise ConfigError(
+            f"render.turns: a conversation may have {longest + new} tokens, but the model takes {context} ({CONTEXT}). "
+            "Lower render.turns.count, render.turns.comment_tokens or rollout.tokens.max_new."
+        )
+    return longest

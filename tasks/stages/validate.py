@@ -1,0 +1,84 @@
+"""The loss of a policy on held-out rows of given data, by the algorithm's own objective and without a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.fingerprint import canonical_json
+from models.policies.parts import Part
+from storage.artifacts.records import ShardRecord
+from tasks.inputs.given_data import data_of
+from tasks.inputs.option_paths import OptionPath, algorithm_places
+from tasks.specs.graph import HELD_OUT, Node, policy_after
+from tasks.specs.modalities import modality_spec
+from tasks.stages.stage import Output, Shard, Stage
+
+
+class ValidateStage(Stage):
+    """Mean loss and metrics of all held-out rows, with the weights and at the epochs of evaluations.
+
+    Noise levels and noise are those of epoch 0, which trains nothing: equal for all policies, so that curves compare.
+    """
+
+    collective = True
+    saves_memory = ("Lower execution.micro_batch_size.",)
+
+    def take_slot(self) -> None:
+        """Check that there are such rows.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if not self.facts.plan.has_losses:
+            raise ConfigError("stage 'validate' needs held-out rows of given data. Set data.heldout.")
+
+    def options(self) -> Mapping[str, Any]:
+        """The objective, the weights, and the seed of noise."""
+        data = data_of(self.config)
+        return {
+            "algorithm": self.config.optimize.fingerprinted()["algorithm"],
+            **modality_spec(self.config).training_options(self.config),
+            "average": self.config.optimize.ema is not None,
+            "given": {"scale": list(data.scale), "neutral": data.middle},
+            "seed": self.config.run.seed,
+        }
+
+    def places(self) -> tuple[OptionPath, ...]:
+        """Files of the algorithm."""
+        return algorithm_places(self.config)
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The policy and the rows."""
+        return (policy_after(self.epoch), Node(0, "ingest", HELD_OUT))
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        """Trained parts."""
+        return self.policy_kind.training_parts
+
+    @property
+    def sizes(self) -> Mapping[str, int | None]:
+        """Batch size of training."""
+        return {"micro_batch_size": self.config.execution.micro_batch_size}
+
+    def shards(self) -> list[Shard]:
+        """One."""
+        return [Shard("losses")]
+
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Compute the losses, on all ranks together."""
+        from tasks.training.data import HeldOutData
+        from tasks.training.epoch import TrainingEpoch
+
+        data = HeldOutData(self.context, self.policy_kind, 0, self.inputs())
+        figures, rows = TrainingEpoch(data, self.host, self.ref).losses()
+        if self.host.ranks.first:
+            (folder / "figures.json").write_text(canonical_json(figures))
+        return Output(rows=rows, summary=figures)
+
+    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
+        """The figures of the one shard."""
+        return records[0].summary

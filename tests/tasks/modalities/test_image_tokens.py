@@ -1,0 +1,183 @@
+"""Runs of models that draw images token by token: trained as texts; stored, scored, shown and exported as images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from configs.errors import ConfigError
+from configs.load import load_config
+from configs.schema import RunConfig
+from models.memory.language_architectures import language_config
+from models.memory.language_models import text_footprints
+from models.policies.janus import Janus
+from tasks.checks.check import check_config
+from tasks.inputs.weight_sources import exported_folder
+from tasks.metrics.samples import shards_of
+from tasks.metrics.tracked import evaluation_content
+from tasks.metrics.view import RunView
+from tasks.modalities.tokens.run_prompts import prompts_in, read_prompts
+from tasks.reports.report import run_report
+from tasks.runs.context import RunContext
+from tasks.stages.stage_run import StageRun
+from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.unified_models import TEMPLATE, unified_data
+
+_LORA = "model.lora={rank: 2, targets: [q_proj, down_proj]}"
+
+
+def config_of(folder: Path, *overrides: str) -> RunConfig:
+    path = folder / "unified.yaml"
+    if not path.exists():
+        path.write_text(yaml.safe_dump(unified_data(folder)))
+    return load_config(path, overrides)
+
+
+def images_of(context: RunContext, epoch: int) -> dict[str, Any]:
+    return {
+        name: (
+            shard.media(row).tobytes(),
+            shard.array("tokens", row).tolist(),
+            shard.table["log_probs"][row].as_py(),
+        )
+        for shard in shards_of(context.store, context.chain.require(epoch, "rollout").ref)
+        for row, name in enumerate(shard.table["sample_id"].to_pylist())
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    config = config_of(tmp_path_factory.mktemp("unified"), _LORA, "optimize.algorithm.options={kl_coef: 0.01}")
+    check_config(config)
+    context = prepare(config)
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    evaluate(context, 2)
+    StageRun(make_stage(context, "export", 2)).execute()
+    return context
+
+
+def test_replay_is_exact_in_float32(trained: RunContext) -> None:
+    for epoch in (1, 2):
+        manifest = trained.store.manifest(trained.chain.require(epoch, "optimize").ref)
+        assert manifest is not None
+        first, *_ = manifest.summary["updates"]
+        assert first["replay_gap_max"] == 0.0
+        assert first["ratio_std"] == 0.0
+        assert 0 < first["sampler_gap"] < 1e-5
+        assert first["grad_norm"] > 0
+
+
+def test_stored_images_are_those_of_the_stored_tokens(trained: RunContext) -> None:
+    policy: Any = execution_of(trained).host.trainable(trained.policy_ref(2)).policy
+    assert isinstance(policy, Janus)
+    for pixels, tokens, log_probs in images_of(trained, 1).values():
+        assert len(log_probs) == 16
+        assert max(tokens[:-16]) < policy.texts <= min(tokens[-16:])
+        assert policy.decode(torch.tensor([tokens[-16:]])).numpy().tobytes() == pixels
+    (shard, *_) = shards_of(trained.store, trained.chain.require(1, "rollout").ref)
+    assert shard.text(0) is None
+    prompt = trained.prompts["train"][0]
+    assert read_prompts(trained).prompts.of(prompt) == [1, *policy.tokenizer(prompt.text).input_ids[1:], 3]
+
+
+def test_rewards_evaluations_and_reports_see_images(trained: RunContext) -> None:
+    scores = RunView(trained).scores(1).to_pylist()
+    seen = {name: np.frombuffer(pixels, np.uint8) for name, (pixels, *_) in images_of(trained, 1).items()}
+    assert {row["sample_id"]: row["reward"] for row in scores} == pytest.approx(
+        {name: float(np.mean(image < 128)) for name, image in seen.items()}
+    )
+    content = evaluation_content(trained.chain, 2)
+    assert content is not None
+    assert not content.texts
+    with Image.open(content.images["heldout"]) as shown:
+        assert shown.width > 600
+    assert run_report(trained).count("<img") > 2
+
+
+def test_shards_batches_and_decoding_change_nothing(trained: RunContext, tmp_path: Path) -> None:
+    folder = Path(str(trained.config.model.path)).parent
+    sizes = ("rollout.groups_per_shard=1", "execution.micro_batch_size=4", "execution.decode_batch_size=3")
+    context = prepare(config_of(folder, _LORA, f"store.root={tmp_path}", *sizes))
+    run_epoch(context, 1)
+    assert images_of(context, 1) == images_of(trained, 1)
+
+
+def test_the_export_draws_in_plain_transformers(trained: RunContext, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+
+    folder = exported_folder(trained.store, trained.chain.require(2, "export").ref)
+    plain: Any = AutoModelForImageTextToText.from_pretrained(str(trained.config.model.path))
+    plain.generation_config = GenerationConfig.from_pretrained(folder)
+    plain = PeftModel.from_pretrained(plain, folder)
+    inputs = AutoProcessor.from_pretrained(folder)(text='"20"', generation_mode="image", return_tensors="pt")
+    ids = plain.generate(**inputs, generation_mode="image", guidance_scale=3.0, do_sample=False)
+    held: Any = execution_of(trained).host.trainable(trained.policy_ref(2))
+    row = torch.cat([inputs["input_ids"], ids + held.policy.texts], 1)
+    with torch.no_grad():
+        own = held.policy.logits(row)[0, inputs["input_ids"].shape[1] - 1 : -1].argmax(-1)
+    assert own.tolist() == ids[0].tolist()
+    assert 'generation_mode="image", guidance_scale=3.0' in (folder / "README.md").read_text()
+
+
+def test_full_weights_are_trained_and_exported(tmp_path: Path) -> None:
+    context = prepare(config_of(tmp_path, "optimize.algorithm=gspo"))
+    run_epoch(context, 1)
+    StageRun(make_stage(context, "export", 1)).execute()
+    folder = exported_folder(context.store, context.chain.require(1, "export").ref)
+    from transformers import JanusForConditionalGeneration
+
+    made, base = (JanusForConditionalGeneration.from_pretrained(each) for each in (folder, tmp_path / "unified"))
+    changed = [name for name, value in made.state_dict().items() if not torch.equal(value, base.state_dict()[name])]
+    assert any("language_model" in name for name in changed)
+    assert any("generation_head" in name for name in changed)
+    assert not any(part in name for name in changed for part in ("vqmodel", "vision_model", "lm_head"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("chat_template.jinja", TEMPLATE), ("chat_template.json", json.dumps({"chat_template": TEMPLATE}))],
+)
+def test_a_chat_template_gets_its_messages_in_parts(name: str, content: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    (tmp_path / "unified" / name).write_text(content)
+    assert prompts_in(tmp_path / "unified", config).ids("42") == [1, 16, 10, 8, 16, 3]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.width=32"], r"model\.width is 32, but an image of the model has 16 tokens, and 16 x 16 pixels"),
+        (["rollout.tokens.max_new=8"], r"rollout\.tokens\.max_new is 8, but an image .* to 16"),
+        (["optimize.algorithm=ppo", "advantage.estimator=gae"], "which trains a critic"),
+        (["optimize.algorithm=nft"], "optimize.algorithm"),
+        (["model.negative_prompt=bad"], r"model\.negative_prompt is 'bad'"),
+        (["optimize.shared_prompts=true"], r"optimize\.shared_prompts is true, which model\.policy 'janus'"),
+        (["rollout.media={format: none}"], "samples without images"),
+        (["rewards=[{name: exact_text}]"], "scores texts"),
+        (["execution={strategy: fsdp, processes: 2}"], "fsdp"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(overrides: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_config(config_of(tmp_path, *overrides))
+
+
+def test_memory_and_cost_count_both_branches_and_decoding(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    settings = Janus.settings_for(config, dtype=torch.float32, device=torch.device("cpu"), empty=True)
+    about = language_config(str(config.model.path))
+    measured = text_footprints(about, settings, None, critic=None, own=False, family=Janus)
+    # Two branches, 3 layers of keys and values, 8 rows, 6 tokens of a prompt and all but the last of an image.
+    assert measured.sampling(8, prompt=6, new=16).cache == 2 * 3 * 2 * 8 * (6 + 15) * 96 * 4
+    assert (measured.drawing(8) or 0) > 8 * 32 * 16 * 16 * 4
+    # 16 forwards with a cache and one of whole rows.
+    assert check_config(config, rewards=False).rollout_forwards == 2 * 16 * (16 + 1)
