@@ -55,7 +55,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
 def accuracy(made: FittedModel, settings: dict[str, Any]) -> float:
     """Return the share of held-out judgments that the loaded reward agrees with."""
     options = settings["backbone"]["options"]
-    reward = make_reward("fitted", {"path": str(made.folder), "model": options["model"]})
+    reward = make_reward("fitted", {"path": str(made.folder), "model": options["model"], "unproven": True})
     rows = [json.loads(line) for line in Path(settings["heldout"]).read_text().splitlines()]
     folder, sides = Path(settings["heldout"]).parent, []
     for side in ("chosen", "rejected"):
@@ -106,7 +106,7 @@ def test_adapters_learn_change_scores_and_have_gradients(tmp_path: Path) -> None
     config = fit_config(tmp_path, data, backbone=backbone, share=0.4, **{**SETTINGS, "updates": 12})
     made = fit_reward(config)
     assert made.about["curve"][-1]["train"] < made.about["curve"][0]["train"]
-    options = {"path": str(made.folder), "model": clip}
+    options = {"path": str(made.folder), "model": clip, "unproven": True}
     reward = make_reward("fitted", options)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 30, 30, 3), np.uint8)
     found = np.asarray(reward.score(pixels, ["a", "b"], [{}] * 2).values)  # type: ignore[union-attr]
