@@ -27,7 +27,13 @@ def chained(request: PipelineRequest) -> list[PipelineRequest]:
 
         if has_begun(config):
             break
-        first = _first(found[0], config)
+        first = PipelineRequest(
+            config=str(config.model.start_config),
+            root=config.store.root,
+            overrides=[each for each in found[0].overrides if each.startswith(_COMMON)],
+            wait_minutes=request.wait_minutes,
+            gpu_slots=request.gpu_slots,
+        )
         following, config = config, asked_config(first)
         if config.run.name in names:
             raise ConfigError(
@@ -45,14 +51,3 @@ def asked_config(request: PipelineRequest) -> RunConfig:
     given = {"store.root": request.root, "run.name": request.name}
     extra = [text_override(key, value) for key, value in given.items() if value is not None]
     return load_config(request.config, [*request.overrides, *extra])
-
-
-def _first(request: PipelineRequest, config: RunConfig) -> PipelineRequest:
-    """Return the request of the run that a run starts from, in the same store."""
-    return PipelineRequest(
-        config=str(config.model.start_config),
-        root=config.store.root,
-        overrides=[each for each in request.overrides if each.startswith(_COMMON)],
-        wait_minutes=request.wait_minutes,
-        gpu_slots=request.gpu_slots,
-    )

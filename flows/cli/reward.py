@@ -33,7 +33,6 @@ def fit(
     loaded = load_fit(config, [*(overrides or ()), *as_overrides(root, None)])
     prepare_environment()
     from flows.console import console, print_json
-    from models.rewards.fitted import may_be_chance
     from tasks.fitting.figures import accuracy_text
     from tasks.fitting.fit import copy_model, fit_reward
 
@@ -47,7 +46,7 @@ def fit(
     kept = "" if made.new else ", committed before"
     console.print(f"{made.ref}{kept}: {accuracy_text(made.about)}")
     console.print(f"its card: {quoted(folder / 'README.md')}")
-    if may_be_chance(made.about["heldout"]["accuracy"]):
+    if made.may_be_chance:
         console.print("note: this may be chance, so runs refuse it without the option 'unproven: true'. Judge more.")
     if to is None and "://" in loaded.store.root:
         console.print("To use it in a run, copy it to a folder of your own: --to FOLDER.")

@@ -22,7 +22,7 @@ from models.devices import chosen_device
 from models.maths.preferences import expected_preference
 from models.rewards import BACKBONES
 from models.rewards.backbones import add_adapters
-from models.rewards.fitted import ABOUT, ADAPTERS, HEAD, PLACES
+from models.rewards.fitted import ABOUT, ADAPTERS, HEAD, PLACES, may_be_chance
 from models.rewards.latents import layer_tensors
 from storage.artifacts.checkpoints import clear_checkpoints
 from storage.artifacts.commit import ArtifactStore
@@ -59,6 +59,11 @@ class FittedModel:
     """Its description."""
     new: bool
     """Whether it was made now."""
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether runs refuse it: its accuracy on held-out judgments may be that of a coin."""
+        return may_be_chance(self.about["heldout"]["accuracy"])
 
 
 def fit_reward(config: FitConfig) -> FittedModel:
