@@ -126,25 +126,7 @@ def _print_cost(cost: Cost, epochs: int, totals: dict[str, int]) -> None:
     together = ["with the runs before it"] if totals else []
     table = Table("quantity", "per epoch", "whole run", *together, title="Cost", title_justify="left")
     count = "{:,}".format
-    rows = [
-        *_per_epoch(cost, epochs),
-        ("model rows, evaluation", f"{cost.evaluate_forwards:,} each", cost.evaluate_forwards * cost.evaluations),
-    ]
-    if cost.depicting_forwards:
-        each = cost.depicting_forwards
-        rows.append(("image model rows, evaluation", f"{each:,} each", each * cost.evaluations))
-    rows.append(("optimizer updates", "", cost.updates))
-    for label, per_epoch, whole in rows:
-        totals[label] = totals.get(label, 0) + whole
-        table.add_row(label, per_epoch, count(whole), *(count(totals[label]) for _ in together))
-    if cost.stores_latents:
-        table.add_row("latents stored", size(cost.latent_bytes_per_epoch), size(cost.latent_bytes))
-        table.add_row("latents per million samples", "", size(cost.latent_bytes_per_million))
-    print_table(table)
-
-
-def _per_epoch(cost: Cost, epochs: int) -> list[tuple[str, str, int]]:
-    rows = [
+    of_epochs = [
         ("samples generated", cost.samples_per_epoch),
         ("model rows, rollout", cost.rollout_forwards),
         *([("model rows, values", cost.value_forwards)] if cost.value_forwards else []),
@@ -153,7 +135,22 @@ def _per_epoch(cost: Cost, epochs: int) -> list[tuple[str, str, int]]:
         *([("image model rows, drawing texts", cost.drawing_forwards)] if cost.drawing_forwards else []),
         ("trajectory shards", cost.shards_per_epoch),
     ]
-    return [(label, f"{count:,}", count * epochs) for label, count in rows]
+    of_evaluations = [
+        ("model rows, evaluation", cost.evaluate_forwards),
+        *([("image model rows, evaluation", cost.depicting_forwards)] if cost.depicting_forwards else []),
+    ]
+    rows = [
+        *((label, count(each), each * epochs) for label, each in of_epochs),
+        *((label, f"{each:,} each", each * cost.evaluations) for label, each in of_evaluations),
+        ("optimizer updates", "", cost.updates),
+    ]
+    for label, each, whole in rows:
+        totals[label] = totals.get(label, 0) + whole
+        table.add_row(label, each, count(whole), *(count(totals[label]) for _ in together))
+    if cost.stores_latents:
+        table.add_row("latents stored", size(cost.latent_bytes_per_epoch), size(cost.latent_bytes))
+        table.add_row("latents per million samples", "", size(cost.latent_bytes_per_million))
+    print_table(table)
 
 
 def _print_scoring(found: Sequence[ScoringTime]) -> None:
