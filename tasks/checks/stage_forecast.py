@@ -16,6 +16,7 @@ from tasks.runs.locks import run_name
 from tasks.runs.opening import finished_result
 from tasks.runs.staleness import Standing, State, standings
 from tasks.specs.plan import RunPlan
+from tasks.specs.turns import last_turn
 
 if TYPE_CHECKING:
     from tasks.modalities.forward_cost import Cost
@@ -90,13 +91,14 @@ def _finished(config: RunConfig) -> tuple[StageForecast, ...]:
 def _stage(chain: Chain, name: str, found: Sequence[Standing], cost: Cost) -> StageForecast:
     due = [each for each in found if each.state is not State.FRESH and not each.reusable]
     spent = [_seconds(chain, each) for each in found if each.state is State.FRESH]
+    turns = last_turn(chain.config)
     per_artifact = {
-        "rollout": cost.rollout_forwards,
-        "render": cost.drawing_forwards,
-        "depict": cost.depicting_forwards,
+        "rollout": cost.rollout_forwards // turns,
+        "render": cost.drawing_forwards // turns,
+        "depict": cost.depicting_forwards // turns,
         "optimize": cost.optimize_forwards + cost.reference_forwards,
         "value": cost.value_forwards,
-        "evaluate": cost.evaluate_forwards,
+        "evaluate": cost.evaluate_forwards // turns,
     }.get(name)
     return StageForecast(
         stage=name,

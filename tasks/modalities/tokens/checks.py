@@ -34,6 +34,7 @@ from tasks.modalities.forward_cost import Cost
 from tasks.modalities.tokens.run_prompts import longest_prompt
 from tasks.runs.sharding import rollout_cuts
 from tasks.specs.plan import RunPlan
+from tasks.specs.turns import last_turn
 
 Foreign = Mapping[str, tuple[type[Section], tuple[str, ...]]]
 #: Settings without a meaning for texts, by section; each must have its default.
@@ -256,7 +257,7 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
     rollout, section = config.rollout, tokens_of(config)
     # Any engine also takes one forward over the whole text.
     drawing = section.max_new if section.engine.name == LOCAL else 0
-    samples = rollout.prompts_per_epoch * rollout.group_size
+    samples, turns = rollout.prompts_per_epoch * rollout.group_size, last_turn(config)
     groups = min(rollout.prompts_per_epoch, config.advantage.informative or rollout.prompts_per_epoch)
     trained = groups * (2 if requires.unit == "pair" else rollout.group_size)
     given = config.data is not None
@@ -270,13 +271,14 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
     return Cost(
         prompts=prompts,
         samples_per_epoch=samples,
-        rollout_forwards=0 if given else samples * (drawing + 1),
+        # Samples that end early take fewer turns.
+        rollout_forwards=0 if given else turns * samples * (drawing + 1),
         optimize_rows=rows,
         optimize_forwards=rows * (2 if own_critic else 1),
         # 0 if a stage stored them; otherwise cached in the first inner epoch.
         reference_forwards=trained if requires.reference and not stored else 0,
         value_forwards=samples * (int(estimator.needs_values) + int(stored)),
-        evaluate_forwards=splits * config.evaluate.samples * (section.max_new + 1),
+        evaluate_forwards=turns * splits * config.evaluate.samples * (section.max_new + 1),
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
         shards_per_epoch=0 if given else len(rollout_cuts(config)),
         latent_bytes_per_epoch=None,
@@ -284,8 +286,8 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
         stores_latents=False,
         evaluations=RunPlan(config).evaluations,
         reference=requires.reference,
-        drawing_forwards=samples * _forwards_of_a_text(config),
-        depicting_forwards=splits * config.evaluate.samples * _forwards_of_a_text(config),
+        drawing_forwards=turns * samples * _forwards_of_a_text(config),
+        depicting_forwards=turns * splits * config.evaluate.samples * _forwards_of_a_text(config),
     )
 
 

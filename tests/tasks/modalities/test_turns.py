@@ -72,7 +72,8 @@ def written(sample: Sample) -> str:
 
 def test_a_conversation_goes_on_until_a_text_ends_it(tiny_base: Path, tmp_path: Path) -> None:
     config = config_of(tmp_path, tiny_base)
-    check_config(config)
+    cost, alone = (check_config(each) for each in (config, config_of(tmp_path, tiny_base, "render.turns=null")))
+    assert (cost.rollout_forwards, cost.drawing_forwards) == (3 * alone.rollout_forwards, 3 * alone.drawing_forwards)
     of_epoch = [f"{node.stage}{node.slot}" for node in RunPlan(config).nodes() if node.epoch == 1]
     turns = [f"{name}#{number}" for number in (1, 2) for name in ("rollout", "render", "scorelevel")]
     assert of_epoch[:8] == [*turns, "rollout", "render"]
