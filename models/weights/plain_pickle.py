@@ -30,6 +30,8 @@ class Record:
     """State that is set afterwards."""
 
 
+#: Function by which Python 3.11.2 writes members of an enum: of a class and a name it makes a record of that class.
+_MEMBER = frozenset({"builtins.getattr", "__builtin__.getattr"})
 #: Name of records for ids that ``Pickler.persistent_id`` wrote; the arguments are the id.
 PERSISTENT = "persistent_id"
 
@@ -145,7 +147,7 @@ class _Machine:
 
     def _name(self, module: str, name: str) -> None:
         full = f"{module}.{name}"
-        if full not in self._names:
+        if full not in self._names and full not in _MEMBER:
             raise ValueError(f"it names {full[:100]!r}")
         self._push(Record(full))
 
@@ -170,6 +172,10 @@ class _Machine:
         arguments, function = self._stack.pop(), self._stack.pop()
         if type(arguments) is not tuple or type(function) is not Record:
             raise TypeError
+        if function.name in _MEMBER:
+            function, arguments = arguments[0], arguments[1:]
+            if type(function) is not Record or function.name in _MEMBER or [type(each) for each in arguments] != [str]:
+                raise TypeError
         self._push(Record(function.name, arguments))
 
     def _build(self) -> None:

@@ -50,6 +50,25 @@ def test_objects_are_records_of_their_names() -> None:
         read_records(pickle.dumps(collections.OrderedDict(), 2), {"collections.orderedDict"})
 
 
+class Called:
+    """Pickled as a call of ``getattr``."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self) -> Any:
+        return getattr, self.arguments
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_members_of_enums_are_records_of_their_classes_in_every_version_of_python(protocol: int) -> None:
+    made = read_records(pickle.dumps(Called(collections.OrderedDict, "MEMBER"), protocol), {"collections.OrderedDict"})
+    assert (made.name, made.arguments) == ("collections.OrderedDict", ("MEMBER",))
+    for wrong in ((), (1,), ("text", "MEMBER"), (collections.OrderedDict, 1), (getattr, "MEMBER")):
+        with pytest.raises(ValueError, match="cut off or damaged"):
+            read_records(pickle.dumps(Called(*wrong), protocol), {"collections.OrderedDict"})
+
+
 def nest() -> Any:
     """Return tuples whose text would be 2^17 brackets."""
     made: Any = ()

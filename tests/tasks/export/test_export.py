@@ -187,7 +187,7 @@ def test_every_family_loads_from_its_exported_folder_alone(family: str, tmp_path
     other = {
         **dict.fromkeys(("sd15", "sdxl"), "DDIMScheduler"),
         "cogvideox": "CogVideoXDDIMScheduler",
-        "minimax_h3": "MiniMaxH3Scheduler",
+        **dict.fromkeys(("minimax_h3", "minimax_h3_fl2v"), "MiniMaxH3Scheduler"),
     }
     wanted = other.get(family, "FlowMatchEulerDiscreteScheduler")
     assert type(pipe.scheduler).__name__ == wanted
