@@ -13,7 +13,7 @@ import io
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -260,10 +260,12 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--root", type=Path, default=Path("taste-store"))
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--pairs", type=int, help="comparisons; with a root of its own")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    task = TASKS[given.task]
     for seed in given.seeds:
-        Study(TASKS[given.task], given.root.absolute(), seed).run(given.only)
+        Study(replace(task, pairs=given.pairs or task.pairs), given.root.absolute(), seed).run(given.only)
 
 
 if __name__ == "__main__":
