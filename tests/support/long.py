@@ -5,7 +5,11 @@ from __future__ import annotations
 #: By file, the tests as pytest names them, with all their parameters where none are named.
 LONG = {
     "tests/benchmarks/test_given_rows.py": ("test_all_figures_are_measured", "test_memory_does_not_grow_with_rows"),
-    "tests/gpu/test_simulated.py": ("test_the_one_command_finds_all_as_it_must_be",),
+    "tests/gpu/test_simulated.py": (
+        "test_the_one_command_finds_all_as_it_must_be",
+        "test_the_simulated_device_is_as_strict_as_a_gpu",
+    ),
+    "tests/tasks/stages/test_steer.py": ("test_an_alert_may_stop_a_run[warn]",),
     "tests/models/weights/test_pretrained_loading.py": (
         "test_a_value_of_another_type_is_followed_or_refused_in_one_sentence[None]",
     ),
