@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import pi
-from statistics import fmean
+from statistics import fmean, median_high
 from typing import Any
 
 import numpy as np
@@ -184,7 +184,8 @@ def _figures(chain: Chain, epoch: int) -> dict[str, float] | None:
 
 
 def _updates(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return mean, maximum and last value of each figure over an epoch's updates, and the number of those left out."""
+    """Return mean, maximum, upper median and last value of each figure over an epoch's updates, and the number of those
+    left out."""
     values: dict[str, list[float]] = {}
     for update in summary["updates"]:
         for name, value in update.items():
@@ -193,7 +194,8 @@ def _updates(summary: Mapping[str, Any]) -> dict[str, float]:
         values.setdefault("approx_kl", []).append(summary["left_out_kl"])
     found = {f"optimize/{name}": float(summary[name]) for name in ("left_out", "left_out_kl") if name in summary}
     for name, each in values.items():
-        found |= {f"optimize/{name}": fmean(each), f"optimize/{name}/max": max(each), f"optimize/{name}/last": each[-1]}
+        of_epoch = {"": fmean(each), "/max": max(each), "/median": median_high(each), "/last": each[-1]}
+        found |= {f"optimize/{name}{kind}": value for kind, value in of_epoch.items()}
     return found
 
 

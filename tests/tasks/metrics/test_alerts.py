@@ -24,7 +24,7 @@ from tests.support.rewards import Fading
 Make = Callable[..., RunConfig]
 Epoch = Mapping[str, float]
 HEALTHY: Epoch = {
-    "optimize/approx_kl/max": 0.01,
+    "optimize/approx_kl/median": 0.01,
     "optimize/clip_low/last": 0.2,
     "optimize/clip_high/last": 0.1,
     "optimize/grad_norm/max": 1.0,
@@ -45,7 +45,7 @@ def _then(*changes: Epoch) -> list[Epoch]:
 
 
 FAULTS: Mapping[str, Sequence[Epoch]] = {
-    "kl": _then({"optimize/approx_kl/max": 0.5}),
+    "kl": _then({"optimize/approx_kl/median": 0.5}),
     "clipped": _then({"optimize/clip_low/last": 0.5, "optimize/clip_high/last": 0.4}),
     "gradient_exploding": _then({"optimize/grad_norm/max": 100.0}),
     "gradient_zero": _then({"optimize/grad_norm/max": 0.0}),
