@@ -16,6 +16,8 @@ class DataSection(Section):
     prompt, such as a license.
     """
 
+    setting: ClassVar[str] = "data.train"
+    """The setting that names the rows, for messages."""
     trained: ClassVar[bool] = True
     """Whether a policy is trained on the rows; on judgments a reward is fitted."""
 
@@ -88,3 +90,9 @@ class DataSection(Section):
     def middle(self) -> float:
         """The rating from which samples are desired."""
         return sum(self.scale) / 2 if self.neutral is None else self.neutral
+
+
+class HeldOutSection(DataSection):
+    """The rows of ``data.heldout``, named as those to train on are."""
+
+    setting: ClassVar[str] = "data.heldout"

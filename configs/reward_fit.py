@@ -21,6 +21,7 @@ from configs.validation_messages import explain
 class JudgmentRows(DataSection):
     """The rows of one source of judgments."""
 
+    setting: ClassVar[str] = "data"
     trained: ClassVar[bool] = False
 
     bad_rows: Literal["stop", "leave_out"] = "leave_out"

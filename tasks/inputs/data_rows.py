@@ -25,7 +25,6 @@ from tasks.inputs.given_file import MEDIA, Cells, GivenFile, is_unicode, too_man
 from tasks.inputs.prompt_rows import ImageSource, RowLocation, check_metadata, file_below, images_of, text_of
 from tasks.inputs.prompts import IMAGE, Prompt, Seen, seen
 
-SETTING, HELD_OUT = "data.train", "data.heldout"
 #: Rows that are kept together, and more of them up to so many files, which are hashed together: each time the cache of
 #: hashes of a folder is read and written.
 _ROWS, _FILES = 1 << 10, 1 << 14
@@ -153,7 +152,7 @@ class _Reading:
             try:
                 if self._apart and not self._apart.isdisjoint(contents_of(row)):
                     raise DataError(
-                        f"{row.place} has a prompt or sample of {HELD_OUT}, whose loss would not be that of held-out "
+                        f"{row.place} has a prompt or sample of data.heldout, whose loss would not be that of held-out "
                         "rows. Remove it from one of the two."
                     )
                 self._digest.update(_checked(row, self._spool))
@@ -166,7 +165,7 @@ class _Reading:
         if not rows:
             reason = f" The first: {refused[0][1]}" if refused else ""
             raise DataError(
-                f"{SETTING}: '{self._section.train}' holds no usable row; {len(refused)} were refused.{reason}"
+                f"{self._section.setting}: '{self._section.train}' holds no usable row; {len(refused)} were refused.{reason}"
             )
         prompts = self._spool.items("prompts", lambda each: _prompt(each[0], each[1], _restored_image(each[2])))
         self._digest.update(b"]")

@@ -1,4 +1,4 @@
-"""Reads the rows of ``data.train`` from files, tars, folders of images or datasets. Nothing is decoded here."""
+"""Reads the rows of given data from files, tars, folders of images or datasets. Nothing is decoded here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tasks.inputs.prompt_rows import RowLocation
 from tasks.inputs.remote_files import is_remote
 from tasks.inputs.saved_datasets import is_saved_dataset
 
-_SETTING = "data.train"
 #: Rows of a table that are passed by instead of opening it again at a later one.
 _NEAR = 1000
 #: Columns of a row, or the reason why it cannot be read.
@@ -32,7 +31,10 @@ def source_files(source: str) -> list[Path]:
     if path.is_dir():
         return [path / name for name in files_below(path)]
     if is_tar(source):
-        return [Path(tar) for tar in tar_paths(source) if not is_remote(tar) and Path(tar).is_file()]
+        try:
+            return [Path(tar) for tar in tar_paths(source) if not is_remote(tar) and Path(tar).is_file()]
+        except DataError:
+            return []
     return [path] if path.is_file() else []
 
 
@@ -50,37 +52,35 @@ def source_rows(section: DataSection) -> Iterator[tuple[RowLocation, Path, Row]]
     Raises:
         DataError: the source cannot be read.
     """
-    source, path = section.train, Path(section.train)
-    if is_tar(source):
-        for tar in tar_paths(source):
-            for number, row in enumerate(tar_rows(tar, section), 1):
-                place = RowLocation(_SETTING, tar, number)
-                yield place, Path(tar).parent, DataError(f"{place}: {row}") if isinstance(row, DataError) else row
-        return
-    folder = path if path.is_dir() else path.parent
+    source, path, setting = section.train, Path(section.train), section.setting
     try:
-        for number, found in _table_rows(section):
-            row = _data_error(found) if isinstance(found, PromptError) else found
-            yield RowLocation(_SETTING, source, number), folder, row
-    except PromptError as error:
-        raise _data_error(error) from None
+        for tar in tar_paths(source) if is_tar(source) else ():
+            for number, row in enumerate(tar_rows(tar, section), 1):
+                place = RowLocation(setting, tar, number)
+                yield place, Path(tar).parent, DataError(f"{place}: {row}") if isinstance(row, DataError) else row
+        folder = path if path.is_dir() else path.parent
+        for number, found in () if is_tar(source) else _table_rows(section):
+            row = _data_error(found, setting) if isinstance(found, PromptError) else found
+            yield RowLocation(setting, source, number), folder, row
+    except (DataError, PromptError) as error:
+        raise _data_error(error, setting) from None
 
 
-def _data_error(error: PromptError) -> DataError:
-    return DataError(f"{_SETTING}: {str(error).removeprefix(f'{_SETTING}: ')}")
+def _data_error(error: Exception, setting: str) -> DataError:
+    return DataError(f"{setting}: {str(error).removeprefix(f'{setting}: ')}")
 
 
 def _table_rows(section: DataSection, start: int = 0) -> ReadRows:
     """Yield the rows of a source that is no tar; of tables from the one after the first ``start``."""
     source, path = section.train, Path(section.train)
     if is_saved_dataset(path):
-        return saved_rows(source, section, _SETTING, start)
+        return saved_rows(source, section, section.setting, start)
     if path.is_dir():
         return _folder_rows(path, section)
     if path.suffix.lower() not in READERS:
         return _hub_rows(section, start)
     if not path.is_file():
-        raise DataError(f"{_SETTING}: '{source}' does not exist. Paths are relative to the config file.")
+        raise DataError(f"'{source}' does not exist. Paths are relative to the config file.")
     if path.suffix.lower() == ".parquet":
         return parquet_rows(source, section.prompt, start)
     return read_rows(source, section.prompt)
@@ -124,7 +124,7 @@ def _hub_rows(section: DataSection, start: int) -> ReadRows:
     """Yield the rows of a hub dataset; images, which datasets decodes, as PNG files."""
     from PIL import Image
 
-    for number, row in hub_rows(section.train, section, _SETTING, start):
+    for number, row in hub_rows(section.train, section, section.setting, start):
         yield number, {name: _png(each) if isinstance(each, Image.Image) else each for name, each in row.items()}
 
 
@@ -147,7 +147,7 @@ def _folder_rows(folder: Path, section: DataSection) -> ReadRows:
         return
     images = [name for name in files_below(folder) if Path(name).suffix.lower() in MEDIA]
     if not images:
-        raise DataError(f"{_SETTING}: the folder '{folder}' has neither metadata.jsonl nor images. Name another.")
+        raise DataError(f"the folder '{folder}' has neither metadata.jsonl nor images. Name another.")
     for number, name in enumerate(images, 1):
         try:
             yield number, {section.prompt: _caption((folder / name).with_suffix(".txt")), section.sample: name}

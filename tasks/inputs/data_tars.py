@@ -56,7 +56,7 @@ def _matching(name: str) -> list[str]:
         return [name]
     if found := remote_matches(name) if is_remote(name) else sorted(glob.glob(name)):
         return found
-    raise DataError(f"data.train: no tar matches '{name}'. Paths are relative to the config file.")
+    raise DataError(f"no tar matches '{name}'. Paths are relative to the config file.")
 
 
 def tar_rows(tar: str, section: DataSection) -> Iterator[Mapping[str, Any] | DataError]:
@@ -125,7 +125,7 @@ def _opened(tar: str) -> Iterator[tuple[IO[bytes], str]]:
     try:
         digest, file = file_hashes(path.parent, [path.name])[path.name], path.open("rb")
     except OSError as error:
-        raise DataError(f"data.train: '{tar}' cannot be read as a WebDataset tar: {error}.") from None
+        raise DataError(f"'{tar}' cannot be read as a WebDataset tar: {error}.") from None
     with file:
         yield file, digest
 

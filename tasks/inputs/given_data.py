@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from configs.data import DataSection
+from configs.data import DataSection, HeldOutSection
 from configs.errors import DataError
 from configs.schema import RunConfig
-from tasks.inputs.data_rows import HELD_OUT, SETTING, GivenData, contents_of, read_given
+from tasks.inputs.data_rows import GivenData, contents_of, read_given
 from tasks.inputs.data_sources import source_files
 from tasks.inputs.prompts import Seen, listed_prompts, seen
 
@@ -36,29 +36,27 @@ def given_data(config: RunConfig, *, heldout: bool = False) -> GivenData:
     """
     section, prompts, apart = data_of(config), frozenset[Seen](), frozenset[str | Seen]()
     if heldout:
-        section = section.model_copy(update={"train": section.heldout})
+        section = HeldOutSection.model_validate({**section.model_dump(), "train": section.heldout})
     else:
         prompts = frozenset(seen(prompt) for prompt in listed_prompts(config.prompts, "heldout"))
         others = [] if section.heldout is None else given_data(config, heldout=True).rows
         apart = frozenset(content for row in others for content in contents_of(row))
     stats = ((path, path.stat()) for path in source_files(section.train))
     stamps = tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats)
-    try:
-        # A forked process must not share the open database.
-        return _unchanged(section.model_dump_json(), stamps, prompts, apart, os.getpid())
-    except DataError as error:
-        raise DataError(str(error).replace(SETTING, HELD_OUT)) if heldout else error from None
+    # A forked process must not share the open database.
+    return _unchanged(type(section), section.model_dump_json(), stamps, prompts, apart, os.getpid())
 
 
 @lru_cache(maxsize=4)
 def _unchanged(
+    kind: type[DataSection],
     section: str,
     stamps: tuple[tuple[str, int, int], ...],
     heldout: frozenset[Seen],
     apart: frozenset[str | Seen],
     process: int,
 ) -> GivenData:
-    return read_given(DataSection.model_validate_json(section), heldout, apart)
+    return read_given(kind.model_validate_json(section), heldout, apart)
 
 
 def given_per_epoch(config: RunConfig) -> int:

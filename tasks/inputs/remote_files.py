@@ -60,14 +60,14 @@ def copied(file: str) -> Iterator[tuple[IO[bytes], str]]:
             bucket = _bucket(folder, os.getpid())
             about = bucket.about(name)
             if about is None:
-                raise DataError(f"data.train: '{file}' does not exist.")
+                raise DataError(f"'{file}' does not exist.")
             for start in range(0, about.size, PART):
                 part = bucket.get_range(name, start, min(start + PART, about.size))
                 checksum.update(part)
                 copy.write(part)
             again = bucket.about(name)
             if again is None or again.version != about.version:
-                raise DataError(f"data.train: '{file}' was changed while it was read. Give the same command again.")
+                raise DataError(f"'{file}' was changed while it was read. Give the same command again.")
         copy.seek(0)
         yield copy, checksum.hexdigest()
 
@@ -85,4 +85,4 @@ def _reading(file: str) -> Iterator[None]:
     try:
         yield
     except (OSError, StoreError, CorruptError) as error:
-        raise DataError(f"data.train: '{file}' cannot be read: {error}") from None
+        raise DataError(f"'{file}' cannot be read: {error}") from None
