@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from configs.errors import ConfigError
 from configs.load import load_config
-from configs.override_quoting import text_override
 from configs.schema import RunConfig
+from flows.environment import place_overrides
 from flows.requests import PipelineRequest
 
 #: Sections of a request's overrides that hold for every run: where and how runs are executed.
@@ -48,6 +48,4 @@ def chained(request: PipelineRequest) -> list[PipelineRequest]:
 
 def asked_config(request: PipelineRequest) -> RunConfig:
     """Return the config of a request: the file, with its overrides, root and name."""
-    given = {"store.root": request.root, "run.name": request.name}
-    extra = [text_override(key, value) for key, value in given.items() if value is not None]
-    return load_config(request.config, [*request.overrides, *extra])
+    return load_config(request.config, [*request.overrides, *place_overrides(request.root, request.name)])

@@ -79,7 +79,12 @@ def chosen_root(root: str | None) -> str | None:
 
 def as_overrides(root: str | None, name: str | None) -> list[str]:
     """Return a given root, else FLOWMILL_ROOT, and a given name as overrides of a config."""
-    given = {"store.root": chosen_root(root), "run.name": name}
+    return place_overrides(chosen_root(root), name)
+
+
+def place_overrides(root: str | None, name: str | None) -> list[str]:
+    """Return a given root and name as overrides of a config."""
+    given = {"store.root": root, "run.name": name}
     return [text_override(key, value) for key, value in given.items() if value is not None]
 
 

@@ -11,6 +11,7 @@ import streamlit as st
 from configs.escaping import in_markdown
 from flowmill.explorer.media import OPENED, figures_of, messages, prompt_of, show
 from flowmill.explorer.samples import Samples, figures, short
+from tasks.specs.turns import turns_of
 
 _COLUMNS = 6
 #: The key of the opened sample, in the session and in the address.
@@ -114,7 +115,7 @@ def _facts(samples: Samples, row: Any) -> None:
     notes = {name: note for name, note in noted.items() if isinstance(note, str) and note}
     if notes:
         _table("note", notes)
-    if samples.run.config.render is not None and samples.run.config.render.turns is not None:
+    if turns_of(samples.run.config) is not None:
         turns = samples.run.turns(samples.epoch, evaluation=samples.evaluated).to_pandas()
         st.markdown("**Its turns**")
         st.dataframe(turns[turns.sample_id == row.sample_id].drop(columns="sample_id"), hide_index=True)

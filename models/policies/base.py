@@ -146,8 +146,9 @@ class Policy(ABC):
 
     @classmethod
     def parts_to_encode(cls, options: Mapping[str, Any]) -> frozenset[Part]:
-        """Return the parts that encoding prompts needs under ``model.options``."""
-        return cls.encoding_parts
+        """Return the parts that encoding prompts needs under ``model.options``: also the autoencoder, if prompts come
+        with references."""
+        return cls.encoding_parts | {Part.VAE} if options.get("references") else cls.encoding_parts
 
     @classmethod
     def untrained_parts(cls, options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ _FIELDS: tuple[tuple[str, str, Any], ...] = (
 
 
 def few_step_sign(family: str, path: str) -> str | None:
-    """Return what shows that a base model or an adapter was distilled to few steps, as a clause; None if nothing does.
+    """Return the sign that a base model or an adapter was distilled to few steps, as a clause; None if there is none.
 
     Args:
         family: name of the model family; models of families with embedded guidance that lack its input are distilled.

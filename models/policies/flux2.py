@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from configs.errors import ConfigError
 from models.image_files import within
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.flux1 import Flux1
-from models.policies.parts import Part
 from models.policies.pipeline import JOINT_ATTENTION, Rows, joined
 from models.policies.pipeline_configs import Fields
 from models.policies.reference_images import check_references, check_shape, grids_of, padded, room_of, tokens_of
@@ -65,11 +64,6 @@ class Flux2(Flux1):
         *JOINT_ATTENTION,
         *"ff.linear_in ff.linear_out ff_context.linear_in ff_context.linear_out attn.to_qkv_mlp_proj".split(),
     )
-
-    @classmethod
-    def parts_to_encode(cls, options: Mapping[str, Any]) -> frozenset[Part]:
-        """Return also the autoencoder if prompts come with images."""
-        return cls.encoding_parts | {Part.VAE} if options.get("references") else cls.encoding_parts
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:

@@ -75,11 +75,6 @@ class Flux3(ModularPolicy):
 
         return {"tokenizer": TextProcessor.load(folder / "tokenizer")} if Part.TEXT in parts else {}
 
-    @classmethod
-    def parts_to_encode(cls, options: Mapping[str, Any]) -> frozenset[Part]:
-        """Return also the autoencoder if prompts come with images."""
-        return cls.encoding_parts | {Part.VAE} if options.get("references") else cls.encoding_parts
-
     @torch.no_grad()
     def encode_one(self, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (1, L, D) and ``text_length`` (1,) int64, its tokens, padding included, and the

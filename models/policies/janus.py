@@ -3,7 +3,7 @@
 A row holds both: token k of the codebook of images has the id V + k. Guidance (arXiv 2207.12598) draws from the
 distribution of the logits u + s (c - u): c follows the prompt, u a prompt of which the first and the last token are
 left. The log-probs of sampling, training and the reference are those of that distribution, at both branches' current
-weights, so they belong to what was drawn. Log-probs of c alone would belong to another policy: ratios and KLs of the
+weights, so they belong to the drawn tokens. Log-probs of c alone would belong to another policy: ratios and KLs of the
 drawn tokens would then be biased at any scale but 1.
 
 Legend: B rows, W positions, V vocabulary of texts, K codebook, N tokens of an image.
@@ -29,6 +29,7 @@ from models.policies.critic_lm import block_lists
 from models.policies.language_model_folders import Frame, LanguageModels, frame_of
 from models.policies.parts import Part
 from models.policies.pictures import PROCESSOR_FILES
+from models.policies.vision_lm import NEVER
 from models.weights.lora import LoraSpec, within
 from models.weights.pretrained_loading import load_pretrained
 
@@ -51,8 +52,6 @@ JANUS = LanguageModels(
 _UNUSED = ("vision_model", "aligner", "vqmodel", "lm_head")
 #: The smallest scale with which transformers draws images: its loop fails without a second branch.
 LEAST_SCALE = 1.000001
-#: Logit of texts where an image goes on; see ``vision_lm``.
-_NEVER = -3e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +158,7 @@ class Janus(CausalLM):
             logits, kept = self._logits(
                 self.model, ids, positions, mask=mask, cache=None if cache is None else cache.both, last=True
             )
-        padded = torch.nn.functional.pad(logits[:, -1].float(), (self.texts, 0), value=_NEVER)
+        padded = torch.nn.functional.pad(logits[:, -1].float(), (self.texts, 0), value=NEVER)
         return padded, _Cache(kept, len(ids))
 
     def forward(

@@ -48,7 +48,7 @@ _TESTED = frozenset("gemma3 internvl qwen2_5_vl qwen2_vl qwen3_vl smolvlm".split
 _TOWERS = ("visual", "vision_tower", "vision_model", "multi_modal_projector", "connector")
 #: Logit of tokens that are never drawn: its probability is 0 in float32 at any sensible temperature, and so is its
 #: part of an entropy. Half precision can represent it.
-_NEVER = -3e4
+NEVER = -3e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class VisionLM(CausalLM):
         return _inputs(model, ids, mask, positions, self.pictures, _Encoder(_core(encoder), self.pictures, known))
 
     def allowed(self, logits: Tensor) -> Tensor:
-        return logits.index_fill_(-1, moved(self._never, logits.device), _NEVER)
+        return logits.index_fill_(-1, moved(self._never, logits.device), NEVER)
 
     @cached_property
     def _known(self) -> Kept:

@@ -73,7 +73,7 @@ def _train_autoencoder(vae: AutoencoderKL, pixels: Tensor, steps: int, report: R
         decoded = vae.decode(posterior.sample()).sample
         kl = posterior.kl().mean() / posterior.mean[0].numel()
         loss = F.mse_loss(decoded, batch) + 0.1 * F.l1_loss(decoded, batch) + 1e-4 * kl
-        _update(loss, list(vae.parameters()), optimizer, schedule)
+        update(loss, list(vae.parameters()), optimizer, schedule)
         report("autoencoder", step + 1, steps)
     vae.eval().requires_grad_(False)
 
@@ -97,7 +97,7 @@ def _train_flow(
     average = copy.deepcopy(modules).eval()
     for step in range(steps):
         rows = torch.randint(len(latents), (_BATCH,))
-        _update(_flow_loss(modules, tokens(rows), latents[rows]), parameters, optimizer, schedule)
+        update(_flow_loss(modules, tokens(rows), latents[rows]), parameters, optimizer, schedule)
         decay = min(0.995, (step + 1) / (step + 10))
         with torch.no_grad():
             torch._foreach_lerp_(list(average.parameters()), list(modules.parameters()), 1 - decay)
@@ -125,12 +125,13 @@ def _flow_loss(modules: nn.ModuleList, tokens: Tensor, clean: Tensor) -> Tensor:
     return F.mse_loss(velocity, noise - clean)
 
 
-def _update(
+def update(
     loss: Tensor,
     parameters: list[nn.Parameter],
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
 ) -> None:
+    """Take a step on a loss, with gradients clipped to norm 1."""
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from models.quickstart.characters import BOS, EOS, PAD, Characters
 from models.quickstart.corpus import digit_pairs
-from models.quickstart.pretrain import Report
+from models.quickstart.pretrain import Report, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -146,11 +146,7 @@ def _steps(
     optimizer = torch.optim.AdamW(trained, lr=_LEARNING_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, steps, pct_start=0.1)
     for step in range(steps):
-        optimizer.zero_grad()
-        loss(step).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        schedule.step()
+        update(loss(step), trained, optimizer, schedule)
         report(step + 1, steps)
 
 

@@ -9,7 +9,7 @@ import xxhash
 
 TYPE = "application/msgpack"
 CHECKSUM = "x-flowmill-xxh3"
-#: Maximum rows of a message; legitimate requests stay below, as they do of the following.
+#: Maximum rows of a message. Legitimate requests stay below all bounds.
 MOST_ROWS = 1 << 16
 #: Maximum keys of a mapping, and values in a message.
 _MOST_KEYS, _MOST_VALUES = 1 << 12, 1 << 21

@@ -1,4 +1,4 @@
-"""Checkpoints of a fit: what its next update depends on, committed in the unfinished artifact of the reward."""
+"""Checkpoints of a fit: the state of its next update, committed in the unfinished artifact of the reward."""
 
 from __future__ import annotations
 

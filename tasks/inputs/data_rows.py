@@ -165,7 +165,8 @@ class _Reading:
         if not rows:
             reason = f" The first: {refused[0][1]}" if refused else ""
             raise DataError(
-                f"{self._section.setting}: '{self._section.train}' holds no usable row; {len(refused)} were refused.{reason}"
+                f"{self._section.setting}: '{self._section.train}' holds no usable row; {len(refused)} were "
+                f"refused.{reason}"
             )
         prompts = self._spool.items("prompts", lambda each: _prompt(each[0], each[1], _restored_image(each[2])))
         self._digest.update(b"]")

@@ -62,6 +62,13 @@ def rows_of(
         raise StoreError(f"{ref} has no sample '{min(left)}'.")
 
 
+def places_of(
+    store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | None
+) -> dict[str, tuple[TrajectoryShard, int]]:
+    """Return opened shard and row of the wanted samples by id; see ``rows_of``."""
+    return {sample: (shard, row) for sample, shard, row in rows_of(store, ref, wanted)}
+
+
 def stored_sample(shard: TrajectoryShard, row: int) -> Sample:
     """Return the sample of a row as it was stored, with its arrays and its image.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What a conversation holds before a turn."""
+    """The state of a conversation before a turn."""
 
     sample: Sample
     """The sample up to the turn before."""

@@ -17,7 +17,7 @@ from storage.artifacts.records import ShardRecord
 from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.inputs.components import decode_rows, media_format, open_trajectory_store
 from tasks.inputs.renderer import image_name, render_of, renderer_config, turn_in
-from tasks.metrics.samples import rows_of, stored_sample
+from tasks.metrics.samples import places_of, stored_sample
 from tasks.modalities.modality import Kind, make_kind
 from tasks.specs.graph import RENDERER, Node
 from tasks.specs.modalities import modality_spec
@@ -152,14 +152,13 @@ class Drawing(Stage):
                     ),
                     text,
                 )
-        for opened, _ in self._earlier.values() if self.turn > 1 else ():
-            opened.close()
+        for shard, _ in self._earlier.values() if self.turn > 1 else ():
+            shard.close()
 
     @cached_property
     def _earlier(self) -> dict[str, tuple[TrajectoryShard, int]]:
         """The images of the turn before, by id."""
-        found = rows_of(self.context.store, self.inputs()[2], None)
-        return {name: (shard, row) for name, shard, row in found}
+        return places_of(self.context.store, self.inputs()[2], None)
 
 
 class RenderStage(Drawing):

@@ -14,7 +14,7 @@ from storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
 from storage.trajectories.tables import read_rows
 from tasks.inputs.components import media_format, open_trajectory_store, sampling_sizes
 from tasks.inputs.renderer import turn_in
-from tasks.metrics.samples import rows_of, stored_sample
+from tasks.metrics.samples import places_of, stored_sample
 from tasks.modalities.samplers import Said, Sampler, SampleRequest, SamplingContext, WorksAhead
 from tasks.specs.graph import Node
 from tasks.specs.turns import TurnNodes, turns_of
@@ -154,8 +154,7 @@ class Sampling(Stage):
     @cached_property
     def _earlier(self) -> dict[str, tuple[TrajectoryShard, int]]:
         assert self.before is not None
-        found = rows_of(self.context.store, self._input(self.before.texts), None)
-        return {name: (shard, row) for name, shard, row in found}
+        return places_of(self.context.store, self._input(self.before.texts), None)
 
     @cached_property
     def _comments(self) -> dict[str, tuple[str, float | None]]:

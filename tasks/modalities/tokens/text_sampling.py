@@ -111,7 +111,7 @@ class TextSampler:
         return [*self._read.with_images(job.prompt.id, tokens), *comments.after(tokens.tolist(), job.before.comment)]
 
     def _contents(self, found: Sequence[Completion]) -> list[dict[str, Any]]:
-        """Return the fields of samples with what their completions stand for."""
+        """Return the fields of samples that their completions decode to."""
         tokenizer = self._held().policy.tokenizer
         texts = [completed_text(tokenizer, each.ids).encode() for each in found]
         return [{"text": np.frombuffer(text, np.uint8)} for text in texts]

@@ -13,7 +13,7 @@ from PIL import Image
 from storage.trajectories.tables import read_rows
 from tasks.metrics.evaluations import SPLITS
 from tasks.metrics.image_grids import strip
-from tasks.metrics.samples import film_of, rows_of
+from tasks.metrics.samples import film_of, places_of
 from tasks.metrics.view import RunView
 from tasks.reports.report.headline import SampleScores
 from tasks.specs.turns import turns_of
@@ -154,9 +154,9 @@ def _shots(view: RunView, epoch: int, rows: Sequence[SampleScores], *, evaluatio
     if not wanted:
         return {}
     ref = view.chain.require(*view.chain.plan.samples_of(epoch, evaluation=evaluation)).ref
-    places = {sample: (shard, number) for sample, shard, number in rows_of(view.store, ref, wanted)}
+    places = places_of(view.store, ref, wanted)
     drawn = view.pictures(epoch, wanted, evaluation=evaluation) if view.config.render is not None else {}
-    told = _conversations(view, epoch, evaluation=evaluation)
+    conversations = _conversations(view, epoch, evaluation=evaluation)
     started, fps = view.references(epoch, wanted, evaluation=evaluation), view.config.rollout.media.fps
     shots: dict[str, Shot] = {}
     for row in rows:
@@ -164,7 +164,7 @@ def _shots(view: RunView, epoch: int, rows: Sequence[SampleScores], *, evaluatio
         media = drawn.get(row.sample_id)
         if media is None and shard.media_format(number):
             media = shard.media(number)
-        text = told.get(row.sample_id, shard.text(number))
+        text = conversations.get(row.sample_id, shard.text(number))
         if media is not None or text is not None:
             shots[row.sample_id] = Shot(
                 sample_id=row.sample_id,

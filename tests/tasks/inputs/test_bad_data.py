@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.data import DataSection
+from configs.data import DataSection, HeldOutSection
 from configs.errors import DataError
+from configs.reward_fit import JudgmentRows
 from tasks.inputs.data_rows import GivenData, read_given
 from tasks.inputs.given_file import MOST_BYTES, MOST_TEXT
 from tests.support.given import TEXTS, picture, png, singles, write_jsonl
@@ -252,6 +253,20 @@ def test_held_out_prompts_are_no_rows(tmp_path: Path) -> None:
         read_given(DataSection(train=source, **TEXT), heldout)
     found = read_given(DataSection(train=source, bad_rows="leave_out", **TEXT), heldout)
     assert [row.text for row in found.rows] == ["a dog"]
+
+
+def test_messages_name_the_setting_of_the_rows(tmp_path: Path) -> None:
+    for kind in (DataSection, HeldOutSection, JudgmentRows):
+        for missing in ("data.train.jsonl", "data.train.tar", "data.train-*.tar"):
+            section = kind.model_validate({"train": str(tmp_path / missing), **TEXT})
+            with pytest.raises(DataError) as caught:
+                read_given(section)
+            assert str(caught.value).startswith(f"{section.setting}: ")
+            assert f"'{tmp_path / missing}'" in str(caught.value)
+        rows = write_jsonl(tmp_path, [{"prompt": "a", "text": None}])
+        section = kind.model_validate({"train": str(rows), **TEXT, "bad_rows": "stop"})
+        with pytest.raises(DataError, match=rf"^{section.setting}\b"):
+            read_given(section)
 
 
 @pytest.fixture(params=["hangs", "fails"])

@@ -14,7 +14,7 @@ from configs.load import load_config
 from configs.schema import RunConfig
 from tasks.algorithms.resampling import FEWEST
 from tasks.metrics import alerts as module
-from tasks.metrics.alerts import FALSE_ALARMS, Alert, Watcher, alerts, fall_by_chance
+from tasks.metrics.alerts import FALSE_ALARMS, Alert, Watcher, _updates, alerts, fall_by_chance
 from tasks.metrics.describe import describe_run
 from tasks.metrics.evaluations import scores_by_prompt
 from tasks.metrics.rules import RULES, History
@@ -98,6 +98,18 @@ def test_gradients_of_a_held_policy_are_no_fault() -> None:
 
 def test_a_norm_that_is_not_finite_is_a_fault_at_once(config: RunConfig) -> None:
     assert _fired(config, [{"optimize/grad_norm/max": float("inf")}]) == {"gradient_exploding": [1]}
+
+
+def test_figures_of_an_epoch_are_those_that_rules_read() -> None:
+    made = _updates({"updates": [{"approx_kl": each} for each in (0.0, 0.1, 2.0, 0.2)]})
+    assert made == {
+        "optimize/approx_kl": pytest.approx(0.575),
+        "optimize/approx_kl/max": 2.0,
+        "optimize/approx_kl/median": 0.2,
+        "optimize/approx_kl/last": 0.2,
+    }
+    kinds = {name.split("/", 2)[2] for name in HEALTHY if name.startswith("optimize/") and name.count("/") > 1}
+    assert kinds <= {"max", "median", "last"}
 
 
 def test_alerts_are_read_from_committed_artifacts_once_per_episode(make_config: Make) -> None:
