@@ -19,6 +19,7 @@ from configs.schema import RunConfig
 from models.quickstart.tiny import build_tiny
 from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
+from tasks.metrics.evaluations import evaluation_figures
 from tasks.metrics.samples import artifact_table, media_of
 from tasks.metrics.view import RunView
 from tasks.reports.report import run_report
@@ -142,3 +143,16 @@ def test_one_of_policy_and_image_model_must_read_the_images(tiny_base: Path, kle
     check_config(load_config(tmp_path / "edits.yaml", blind))
     with pytest.raises(FlowmillError, match=r"neither model.policy 'causal_lm' nor render.model.policy 'sd3' takes"):
         check_config(load_config(tmp_path / "edits.yaml", [*words, *blind]))
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+def test_the_tiny_edit_enhancer_learns_to_read_and_how_its_edit_model_is_asked(tmp_path: Path) -> None:
+    context = prepare(load_config("tiny_edit_enhancer", ["run.epochs=10", f"store.root={tmp_path}"]))
+    evaluate(context, 0)
+    for epoch in range(1, 11):
+        run_epoch(context, epoch)
+    evaluate(context, 10)
+    before, after = (evaluation_figures(context.chain, epoch)["heldout"]["digits"]["exact"] for epoch in (0, 10))
+    assert before < 0.25
+    assert after > before + 0.25
