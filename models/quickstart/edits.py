@@ -103,7 +103,7 @@ def _pipeline() -> Any:
         "scaling_factor": 1.0,
         "shift_factor": 0.0,
     }
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "transformer": {**transformer, "axes_dims_rope": [8, 12, 12]},
         "vae": autoencoder,
         "scheduler": {"use_dynamic_shifting": False, "shift": 1.0},
