@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Texts by mark, side and digit.
 _TEXTS = [edit_text(digit, right, stays) for stays in STAYS for right in (False, True) for digit in "0123456789"]
-#: Tokens of a text; rows of the corpus, of which the last two have a text that changes nothing.
+#: Tokens of a text; of so many rows of the corpus the last two have a text that changes nothing.
 _TOKENS, _ROWS = 5, 8
 #: Channels of latents, and channels of the autoencoder's levels.
 _CHANNELS, _LEVELS = 8, (8, 16, 16)

@@ -22,6 +22,7 @@ from tasks.checks.check import check_config
 from tasks.metrics.evaluations import evaluation_figures
 from tasks.metrics.samples import artifact_table, media_of
 from tasks.metrics.view import RunView
+from tasks.modalities.tokens.memory import _prompt_tokens
 from tasks.reports.report import run_report
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
@@ -141,6 +142,8 @@ def test_one_of_policy_and_image_model_must_read_the_images(tiny_base: Path, kle
     texts_data(tmp_path)
     edit_data(tmp_path, klein, vision_data(tmp_path))
     check_config(load_config(tmp_path / "edits.yaml", blind))
+    _, (note,) = _prompt_tokens(load_config("flux1_kontext_enhancer", ["model.policy=causal_lm"]), None)
+    assert "because the tokenizer is not here" in note, "its prompts have no tokens of images"
     with pytest.raises(FlowmillError, match=r"neither model.policy 'causal_lm' nor render.model.policy 'sd3' takes"):
         check_config(load_config(tmp_path / "edits.yaml", [*words, *blind]))
 
