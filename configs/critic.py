@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.base import Section
+from configs.base import Later, Section
 from configs.optimizer import ScheduleSection
 
 #: Settings of the critic's origin and device, which its fingerprint holds in another form or not at all.
@@ -32,5 +32,7 @@ class CriticSection(Section):
     """Schedule of the learning rate; optimize.schedule when absent."""
     max_grad_norm: float = Field(1.0, gt=0)
     """The critic's gradients are clipped to this norm, separately from the policy's."""
+    log_probs: Annotated[bool, Later()] = False
+    """The critic also reads the log-prob with which each token was sampled: an unlikely token is often a mistake."""
     alone_epochs: int = Field(0, ge=0)
     """Number of first epochs that train only the critic, with a fixed policy."""

@@ -80,6 +80,13 @@ class SharedPrompts:
         own = {name: getattr(self, name)[rows] for name in ("tail_ids", "_groups", "_tails", "_places")}
         return replace(self, **own)
 
+    def packed(self, values: Tensor) -> Tensor:
+        """Return (B, W) values of a row's tokens as (G, L) values of ``ids``; 0 for those of the prompt and padding."""
+        known = torch.where(self._places > 0, values, 0.0)
+        tails = values.new_zeros(self.tail_ids.shape).scatter(1, self._places, known)
+        # The last token of the prompt belongs to all rows of a group.
+        return values.new_zeros(self.ids.shape).index_put((self._groups[:, None], self._tails[:, 1:]), tails[:, 1:])
+
     def rows(self, tails: Tensor) -> Tensor:
         """Return (B, 1 + C) values of ``tail_ids`` as (B, W) values of a row's tokens; 0 for those of the prompt."""
         return torch.where(self._places > 0, tails.gather(1, self._places), 0.0)

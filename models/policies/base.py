@@ -94,7 +94,15 @@ class Policy(ABC):
 
     @classmethod
     def load_critic(
-        cls, folder: Path, settings: Any, *, own: bool, lora: Any, seed: int, like: Path | None = None
+        cls,
+        folder: Path,
+        settings: Any,
+        *,
+        own: bool,
+        lora: Any,
+        seed: int,
+        like: Path | None = None,
+        log_probs: bool = False,
     ) -> Any:
         """Load a critic for such policies; return its ``models.policies.trainable:Trainable``, untrained. Raises
         ConfigError if the family has no critics, or the critic's model does not fit.
@@ -103,6 +111,7 @@ class Policy(ABC):
             own: True: it has its own backbone; False: it is a head on the policy's hidden states.
             lora: ``models.weights.lora:LoraSpec`` of adapters for the backbone, or None to train all of it.
             like: folder of the base model, if it differs: the critic must use the policy's tokens.
+            log_probs: it also reads the log-probs of sampled tokens.
         """
         raise ConfigError(
             f"model.policy: {cls.__name__} has no critic, which optimize.algorithm asks for. Choose an algorithm that "

@@ -112,8 +112,7 @@ class CausalLM(Policy):
             if quantizer is not None:
                 about = (quantizer, "transformers", settings.dtype, settings.device)
                 loading["quantization_config"] = quantization_config(*about)
-            loaded = load_pretrained(loader, folder, label="model.path", **loading)
-            model = loaded.to(settings.device)
+            model = load_pretrained(loader, folder, label="model.path", **loading).to(settings.device)
         cls.check_model(folder, model)
         # Dropout would make the first ratios differ from 1.
         model.eval()
@@ -149,12 +148,14 @@ class CausalLM(Policy):
         lora: LoraSpec | None,
         seed: int,
         like: Path | None = None,
+        log_probs: bool = False,
     ) -> TrainableCritic:
         """Load a critic with its own backbone, or a head on the policy's hidden states; see ``Policy``."""
         if like is not None and like != folder:
             check_critic(folder, like)
         check_folder(folder, cls.models)
-        made = CriticLM.load(folder, settings, frozenset(), {}) if own else CriticLM.on_policy(folder, settings)
+        options = {"log_probs": log_probs}
+        made = CriticLM.load(folder, settings, frozenset(), options) if own else CriticLM.on_policy(folder, settings)
         cls.prepare_critic(made, folder if like is None else like)
         return made.trainable(lora, seed=seed)
 

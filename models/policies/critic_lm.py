@@ -3,7 +3,8 @@ Legend: B rows, W positions, H hidden dims. Rows are padded on the right, as for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,15 @@ CRITIC = "critic"
 class ValueModel(nn.Module):
     """A head with one output per token, on its own backbone or on given hidden states."""
 
-    def __init__(self, backbone: Any, hidden: int, device: torch.device) -> None:
-        """Start with a head of zeros, so that all values are 0. ``backbone``: a transformers model without a language
-        head; None: hidden states are given."""
+    def __init__(self, backbone: Any, hidden: int, device: torch.device, *, log_probs: bool = False) -> None:
+        """Start with a head of zeros, so that all values are 0.
+
+        Args:
+            backbone: a transformers model without a language head; None: hidden states are given.
+            hidden: width of hidden states.
+            device: the head's device.
+            log_probs: the backbone also reads the log-prob of each token, through a layer that starts at zero.
+        """
         super().__init__()
         self.backbone = backbone
         self.inputs: Callable[[Any, Tensor], dict[str, Any]] = whole
@@ -41,21 +48,48 @@ class ValueModel(nn.Module):
         self.head = nn.Linear(hidden, 1, device=device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+        self.surprise = nn.Linear(1, hidden, bias=False, device=device) if log_probs else None
+        if self.surprise is not None:
+            nn.init.zeros_(self.surprise.weight)
 
     def add_adapter(self, config: Any) -> None:
         """Add adapters to the backbone, where the names of whole layers lack its own."""
         config.target_modules = {name.removeprefix("backbone.") for name in config.target_modules}
         self.backbone.add_adapter(config)
 
-    def forward(self, inputs: Mapping[str, Any], hidden: Tensor | None) -> Tensor:
-        """Return (B, W) float32 values of the state after each token; ``inputs``: arguments of the backbone."""
+    def forward(self, inputs: Mapping[str, Any], hidden: Tensor | None, log_probs: Tensor | None = None) -> Tensor:
+        """Return (B, W) float32 values of the state after each token.
+
+        Args:
+            inputs: arguments of the backbone.
+            hidden: (B, W, H) given states, without a backbone.
+            log_probs: (B, W) log-probs of the tokens, 0 for those of prompts. log(1 - log-prob), which grows slowly for
+                tokens of almost no probability, is mapped to a vector that is added to the token's embedding.
+        """
         if self.backbone is not None:
-            hidden = self.backbone(**inputs, use_cache=False).last_hidden_state
+            with self._added(log_probs):
+                hidden = self.backbone(**inputs, use_cache=False).last_hidden_state
         assert hidden is not None
         # Half precision would round away small differences between values.
         with torch.autocast(hidden.device.type, enabled=False):
             found: Tensor = self.head(hidden.float())[..., 0]
         return found
+
+    @contextmanager
+    def _added(self, log_probs: Tensor | None) -> Iterator[None]:
+        """Add to the embeddings of tokens, within the context, what is read of their log-probs."""
+        layer = self.surprise
+        if layer is None:
+            yield
+            return
+        assert log_probs is not None
+        added = layer(torch.log1p(-log_probs.float().clamp(max=0))[..., None].to(layer.weight.dtype))
+        embeddings = self.backbone.get_input_embeddings()
+        handle = embeddings.register_forward_hook(lambda module, given, found: found + added.to(found.dtype))
+        try:
+            yield
+        finally:
+            handle.remove()
 
 
 class CriticLM(Policy):
@@ -78,7 +112,8 @@ class CriticLM(Policy):
     def load(
         cls, folder: Path, settings: PolicySettings, parts: frozenset[Part], options: Mapping[str, Any]
     ) -> CriticLM:
-        """Load a backbone from a language model's folder and add a head of zeros."""
+        """Load a backbone from a language model's folder and add a head of zeros; the option ``log_probs`` is that of
+        ``ValueModel``."""
         from transformers import AutoModel
 
         config = load_language_config(folder, label="critic.path")
@@ -90,7 +125,7 @@ class CriticLM(Policy):
         backbone = backbone.to(settings.device).eval()
         if settings.gradient_checkpointing:
             recompute_layers(backbone)
-        return cls(settings, ValueModel(backbone, hidden_size(backbone.config), settings.device))
+        return cls(settings, ValueModel(backbone, hidden_size(backbone.config), settings.device, **options))
 
     @classmethod
     def on_policy(cls, folder: Path, settings: PolicySettings) -> CriticLM:
@@ -125,11 +160,18 @@ class TrainableCritic(Trainable):
     def __init__(self, policy: CriticLM, lora: LoraSpec | None, *, seed: int) -> None:
         super().__init__(policy, None if policy.model.backbone is None else lora, seed=seed)
         policy.model.head.requires_grad_(True).float()
+        if policy.model.surprise is not None:
+            policy.model.surprise.requires_grad_(True).float()
 
     @property
     def reads_policy(self) -> bool:
         """True if it reads hidden states of the policy."""
         return self.policy.model.backbone is None
+
+    @property
+    def reads_log_probs(self) -> bool:
+        """True if it reads log-probs of the tokens."""
+        return self.policy.model.surprise is not None
 
     def _inputs(self, ids: Tensor, shared: SharedPrompts | None) -> Mapping[str, Any]:
         model = self.policy.model
@@ -137,7 +179,13 @@ class TrainableCritic(Trainable):
             return shared_inputs(shared, self.policy.settings.dtype)
         return model.inputs(model.backbone, ids)
 
-    def values(self, ids: Tensor, hidden: Tensor | None = None, shared: SharedPrompts | None = None) -> Tensor:
+    def values(
+        self,
+        ids: Tensor,
+        hidden: Tensor | None = None,
+        shared: SharedPrompts | None = None,
+        log_probs: Tensor | None = None,
+    ) -> Tensor:
         """Return (B, W) float32 values of the state before each token, given the tokens before it; 0 at position 0.
 
         They are computed on the critic's device and returned on that of ``ids``.
@@ -146,13 +194,17 @@ class TrainableCritic(Trainable):
             ids: (B, W) int64, padded on the right with any token.
             hidden: (B, W, H) of the policy, for a critic without a backbone; it gets no gradient.
             shared: compute the rows from this packed form of them, on which ``hidden`` is then (G, L, H).
+            log_probs: (B, W) float32 log-probs of sampled tokens, 0 elsewhere, for a critic that reads them.
         """
         dtype, device, model = self.policy.settings.dtype, self.policy.settings.device, self.policy.model
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             inputs: Mapping[str, Any] = {} if model.backbone is None else self._inputs(ids.to(device), shared)
+            if log_probs is not None and shared is not None:
+                log_probs = shared.packed(log_probs)
             found = model(
                 {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in inputs.items()},
                 None if hidden is None else hidden.detach(),
+                None if log_probs is None else log_probs.to(device),
             ).to(ids.device)
         if shared is None:
             return nn.functional.pad(found[:, :-1], (1, 0))

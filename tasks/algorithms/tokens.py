@@ -91,7 +91,8 @@ class TokenModels(Models):
                 log_probs, entropy, hidden = self.trainable.log_probs_and_hidden(ids, self.temperature, batch.shared)
             else:
                 log_probs, entropy = self.log_probs(batch)
-        return log_probs, entropy, critic.values(ids, hidden, batch.shared)
+        sampled = batch.sampled_log_probs if critic.reads_log_probs else None
+        return log_probs, entropy, critic.values(ids, hidden, batch.shared, sampled)
 
     def reference_log_probs(self, batch: TokenBatch) -> Tensor:
         """Return the base model's (B, W) log-probs, stored or computed once per row and epoch."""

@@ -86,6 +86,7 @@ def fresh_critic(
         own=section.backbone == "own",
         lora=lora_spec(config, family),
         seed=derive(config.run.seed, "critic"),
+        log_probs=section.log_probs,
     )
     if sharding is not None:
         made.shard(sharding)

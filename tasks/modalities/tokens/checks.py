@@ -175,8 +175,13 @@ def _check_prompts(config: RunConfig) -> None:
 
 
 def _check_critic(config: RunConfig) -> None:
-    """Check the critic's initial model and its device."""
+    """Check the critic's inputs, its initial model and its device."""
     section, execution = config.critic, config.execution
+    if section.log_probs and section.backbone == "policy":
+        raise ConfigError(
+            "critic.log_probs is true, but with critic.backbone 'policy' the critic is a head on the policy's hidden "
+            "states, and reads no tokens. Set critic.backbone to 'own', or remove critic.log_probs."
+        )
     elsewhere = next((name for name in ("path", "device") if getattr(section, name) is not None), None)
     if elsewhere is None:
         return

@@ -16,7 +16,7 @@ from models.policies.critic_lm import TrainableCritic
 from storage.trajectories.base import TrajectoryShard
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import Weights
-from tasks.modalities.tokens.forwards import forwards
+from tasks.modalities.tokens.forwards import forwards, spread
 from tasks.modalities.tokens.run_prompts import read_prompts
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def values_of(valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, lis
     for numbers, ids, packed in parts:
         if critic is not None:
             hidden = policy.log_probs_and_hidden(ids, temperature, packed)[2] if critic.reads_policy else None
-            values |= _chosen(critic.values(ids, hidden, packed), numbers, masks)
+            sampled = _sampled(shard, numbers, masks, ids) if critic.reads_log_probs else None
+            values |= _chosen(critic.values(ids, hidden, packed, sampled), numbers, masks)
         if valuing.reference:
             reference |= _chosen(policy.reference_log_probs(ids, temperature, packed), numbers, masks)
     order = range(len(rows))
@@ -59,3 +60,10 @@ def _chosen(found: torch.Tensor, numbers: list[int], masks: list[np.ndarray]) ->
     """Return the values of chosen tokens, by number of the row."""
     table = found.float().cpu().numpy()
     return {number: table[place, : len(masks[number])][masks[number]] for place, number in enumerate(numbers)}
+
+
+def _sampled(shard: TrajectoryShard, numbers: list[int], masks: list[np.ndarray], ids: torch.Tensor) -> torch.Tensor:
+    """Return the (B, W) log-probs with which tokens of rows were sampled, 0 elsewhere."""
+    found = [shard.array("sampled_log_probs", number) for number in numbers]
+    full = spread((ids.shape[0], ids.shape[1]), [masks[number] for number in numbers], found, np.float32, chosen=True)
+    return torch.from_numpy(full).to(ids.device)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -75,3 +75,19 @@ def forwards(
             asked, texts = [prompts[number] for number in numbers], [len(rows[number]) for number in numbers]
             packed = share_prompts(ids, asked, texts, groups, shared)
         yield numbers, ids, packed
+
+
+def spread(
+    shape: tuple[int, int],
+    masks: Sequence[np.ndarray],
+    values: Sequence[np.ndarray],
+    kind: Any,
+    *,
+    chosen: bool = False,
+) -> np.ndarray:
+    """Return padded (B, W) values, one per token, or with ``chosen`` one per token of the mask."""
+    full = np.zeros(shape, kind)
+    for number, (mask, row) in enumerate(zip(masks, values, strict=True)):
+        places = np.flatnonzero(mask) if chosen else np.arange(len(row))
+        full[number, places] = row
+    return full

@@ -23,7 +23,7 @@ from tasks.modalities.proximal import Proximal, importance_weights
 from tasks.modalities.reader import RaggedArray
 from tasks.modalities.rows import Units, joint_rows, micro_batches, padded, single_rows
 from tasks.modalities.sample_set import Correctable
-from tasks.modalities.tokens.forwards import padded_rows
+from tasks.modalities.tokens.forwards import padded_rows, spread
 from tasks.modalities.tokens.run_prompts import RunPrompts
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class TextSet(Correctable):
             about["shared"] = self._packed(ids, samples[: common["count"]], masks, widths)
         return TokenBatch(
             ids=ids,
-            mask=moved(torch.from_numpy(_spread(shape, masks, masks, bool)), device),
+            mask=moved(torch.from_numpy(spread(shape, masks, masks, bool)), device),
             old_log_probs=self._numbers(shape, masks, old),
             sampled_log_probs=self._numbers(shape, masks, sampled),
             share=torch.full((len(samples),), self._share, device=device),
@@ -173,20 +173,4 @@ class TextSet(Correctable):
         return share_prompts(ids[:count], prompts, texts, groups, widths).filled(len(ids))
 
     def _numbers(self, shape: tuple[int, int], masks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> Tensor:
-        return moved(torch.from_numpy(_spread(shape, masks, values, np.float32, chosen=True)), self.device)
-
-
-def _spread(
-    shape: tuple[int, int],
-    masks: Sequence[np.ndarray],
-    values: Sequence[np.ndarray],
-    kind: Any,
-    *,
-    chosen: bool = False,
-) -> np.ndarray:
-    """Return padded (B, W) values, one per token, or with ``chosen`` one per token of the mask."""
-    full = np.zeros(shape, kind)
-    for number, (mask, row) in enumerate(zip(masks, values, strict=True)):
-        places = np.flatnonzero(mask) if chosen else np.arange(len(row))
-        full[number, places] = row
-    return full
+        return moved(torch.from_numpy(spread(shape, masks, values, np.float32, chosen=True)), self.device)

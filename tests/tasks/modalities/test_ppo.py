@@ -30,6 +30,7 @@ from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data, write_language_model
 
+READS = ("critic.log_probs=true",)
 PPO = ("optimize.algorithm=ppo", "advantage.estimator.options={kl_coef: 0.05}", "critic.learning_rate=0.01")
 
 
@@ -110,7 +111,7 @@ def test_a_new_reward_needs_neither_rollouts_nor_values_and_a_new_critic_no_roll
             assert (context.chain.ref(node) == plain.chain.ref(node)) == (stage in same), stage
 
 
-@pytest.mark.parametrize("overrides", [(), ("model.lora={rank: 2, alpha: 4}",), ("critic.backbone=policy",)])
+@pytest.mark.parametrize("overrides", [(), ("model.lora={rank: 2, alpha: 4}",), ("critic.backbone=policy",), READS])
 def test_training_goes_on_from_its_files_as_from_memory(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     found = []
     for name in ("memory", "files"):
@@ -216,6 +217,7 @@ def test_estimators_without_a_critic_train(tmp_path: Path, algorithm: str, estim
         (("advantage.estimator.options={decay: 2}",), "decay is 2"),
         (("optimize.algorithm.options={value_clip: 0}",), "value_clip is 0"),
         (("critic.path=nowhere",), "critic.path 'nowhere' is no folder"),
+        (("critic.log_probs=true", "critic.backbone=policy"), "critic.log_probs is true, but"),
         (("critic.device=cpu", "critic.backbone=policy"), "critic.device is 'cpu', but with critic.backbone 'policy'"),
         (("critic.device=cpu", "execution.processes=2"), "critic.device is 'cpu', but execution has 2 processes"),
     ],

@@ -94,13 +94,26 @@ def test_packed_rows_have_the_log_probs_and_gradients_of_separate_rows(
     assert torch.equal(found, torch.cat([own, own[-1:].expand(3, -1)]))
 
 
-def test_packed_rows_have_the_values_of_separate_rows(folder: Path) -> None:
-    critic = CriticLM.load(folder, PolicySettings(), frozenset(), {}).trainable(None, seed=0)
-    torch.nn.init.normal_(critic.policy.model.head.weight, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("reads", [False, True], ids=["ids", "ids and log-probs"])
+def test_packed_rows_have_the_values_of_separate_rows(folder: Path, reads: bool) -> None:
+    critic = CriticLM.load(folder, PolicySettings(), frozenset(), {"log_probs": reads}).trainable(None, seed=0)
+    drawn = torch.Generator().manual_seed(0)
+    for layer in (critic.policy.model.head, critic.policy.model.surprise):
+        if layer is not None:
+            torch.nn.init.normal_(layer.weight, generator=drawn)
     ids, prompts, texts, groups = rows(2)
     mask = completions_of(ids, prompts, texts)
+    log_probs = torch.where(mask, -torch.rand(ids.shape, generator=drawn), 0.0) if reads else None
     packed = share_prompts(ids, prompts, texts, groups, SharedWidths(prompt=7, completion=5, members=3))
-    torch.testing.assert_close(critic.values(ids, None, packed)[mask], critic.values(ids)[mask], rtol=1e-4, atol=1e-4)
+    alone = critic.values(ids, log_probs=log_probs)
+    found = critic.values(ids, None, packed, log_probs)
+    torch.testing.assert_close(found[mask], alone[mask], rtol=1e-4, atol=1e-4)
+    if log_probs is not None:
+        place = prompts[0] + 1
+        log_probs[0, place] -= 1.0
+        changed = critic.values(ids, log_probs=log_probs)[0] != alone[0]
+        assert not changed[: place + 1].any(), "the value before a token does not depend on it"
+        assert changed[place + 1 : texts[0]].all()
 
 
 def test_a_group_of_four_has_about_half_of_the_tokens() -> None:
