@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from configs.errors import ConfigError
@@ -68,6 +68,6 @@ def check_image(config: RunConfig, about: Any) -> None:
 
 def with_guidance(cost: Cost, config: RunConfig) -> Cost:
     """Return the cost of a run with two rows of the model per row of a sample, where there is guidance."""
-    names = ("rollout_forwards", "optimize_forwards", "reference_forwards", "value_forwards", "evaluate_forwards")
+    names = [name for name in asdict(cost) if name.endswith("_forwards")]
     copies = 2 if config.model.guidance_scale > 1 else 1
     return replace(cost, **{name: copies * getattr(cost, name) for name in names})
