@@ -65,7 +65,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     check_trained(config)
     check_teachers(config)
     sources = source_prompts(config)
-    check_reference_images(config, [*sources["train"], *sources["heldout"]])
+    check_reference_images(config, [prompt for split in sources.values() for prompt in split])
     check_rewards(config, sources, build=rewards)
     check_followed(config, requires)
     prompts = {split: len(items) for split, items in sources.items()}

@@ -17,7 +17,7 @@ from models.rewards.factory import MadeRewards, check_section, needs_of, why_not
 from tasks.algorithms.base import Requirements
 from tasks.inputs.fits import Fits
 from tasks.inputs.option_paths import reward_places
-from tasks.inputs.prompts import SOURCE, Prompt
+from tasks.inputs.prompts import SOURCE, Prompt, image_column
 from tasks.inputs.renderer import reads_images
 from tasks.modalities.modality import make_kind
 
@@ -201,7 +201,7 @@ def _check_needs(
             f"rewards: '{section.slot}' scores {needs.media}, but with a section 'render' rewards get the images that "
             f"it draws. {remedy}."
         )
-    if needs.references and config.prompts.image is None:
+    if needs.references and image_column(config) is None:
         raise ConfigError(
             f"rewards: '{section.slot}' compares with the images that prompts start from, but prompts.image is not "
             "set. Name the column with their paths, with a model.policy that takes images, or choose another reward."
