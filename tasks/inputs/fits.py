@@ -55,9 +55,10 @@ class Fits:
         if not made:
             known = list_fits(store)
             raise ConfigError(f"there is no fit '{name}' {where}. {did_you_mean(name, known) if known else _REMEDY}")
-        if at and not (number.isdecimal() and 0 < int(number) <= len(made)):
-            raise ConfigError(f"there is no fit '{named}' {where}: '{name}' has 1 to {len(made)}.")
-        finished = [ref for ref in ([made[int(number) - 1]] if at else made) if store.manifest(ref) is not None]
+        if at and not (number.isdecimal() and int(number) in made):
+            raise ConfigError(f"there is no fit '{named}' {where}; there are {', '.join(f'{name}@{n}' for n in made)}.")
+        asked = [made[int(number)]] if at else list(made.values())
+        finished = [ref for ref in asked if store.manifest(ref) is not None]
         if not finished:
             raise ConfigError(
                 f"the fit '{named}' {where} has not finished. Give its 'flowmill reward fit' command "

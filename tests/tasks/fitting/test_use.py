@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from configs.errors import ConfigError, RewardError
+from configs.errors import ConfigError, CorruptError, RewardError
 from configs.schema import RunConfig
 from models.rewards.backbones import TextLikelihood
 from models.rewards.base import Batch
@@ -27,6 +27,7 @@ from tasks.checks.try_rewards import try_rewards
 from tasks.fitting import fit
 from tasks.fitting.fit import FittedModel, copy_model, fit_reward
 from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.fits import Fits
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
 from tasks.runs.staleness import explain
@@ -110,7 +111,7 @@ def test_fits_that_rewards_cannot_name(
     made = refit(pairs, tmp_path, 5)
     assert made.named == "taste@1"
     assert "did you mean 'taste'" in refusal(run="tast").lower()
-    assert "'taste' has 1 to 1" in refusal(run="taste@2")
+    assert "there are taste@1." in refusal(run="taste@2")
     assert "'../taste' names no fit" in refusal(run="../taste")
     assert "(run) and the folder" in refusal(run="taste", path=str(made.folder))
     with pytest.raises(ConfigError, match="which only a run finds, in its store"):
@@ -118,6 +119,10 @@ def test_fits_that_rewards_cannot_name(
     rewards = "rewards=[{name: fitted, options: {run: taste@1}, server: 'http://127.0.0.1:8600'}]"
     with pytest.raises(ConfigError, match="which its server does not read"):
         check_config(make_config(rewards, f"store.root={tmp_path / 'store'}"), rewards=False)
+    (tmp_path / "store" / "fits" / "bad").mkdir()
+    (tmp_path / "store" / "fits" / "bad" / "0001.json").write_text("{}")
+    with pytest.raises(CorruptError, match=r"fits/bad/0001\.json names no fit"):
+        Fits(ArtifactStore(str(tmp_path / "store"))).artifact("bad")
     with pytest.raises(ConfigError, match=r"rewards\.0\.options\.run: there is no fit 'other'"):
         check_names(make_config("rewards=[{name: fitted, options: {run: other}}]", f"store.root={tmp_path / 'store'}"))
 
