@@ -27,6 +27,7 @@ class Fits:
         """Bind to a store, which is opened when a fit is looked up."""
         self._given = store
         self._known: dict[str, ArtifactRef] = {}
+        self._folders: dict[ArtifactRef, str] = {}
 
     @cached_property
     def _store(self) -> ArtifactStore:
@@ -96,8 +97,9 @@ class Fits:
                     ref = self.artifact(place.path)
                 except ConfigError as error:
                     raise ConfigError(f"reward '{section.slot}': {error}") from None
-                folder = self._store.folder(ref, self._store.shards(ref)[0])
-                options = _placed(options, place.option.split("."), str(folder))
+                if ref not in self._folders:
+                    self._folders[ref] = str(self._store.folder(ref, self._store.shards(ref)[0]))
+                options = _placed(options, place.option.split("."), self._folders[ref])
         return section if options is section.options else section.model_copy(update={"options": options})
 
 

@@ -103,7 +103,13 @@ def edits(folder: Path, rows: list[dict[str, Any]] | str, **section: Any) -> Run
     data = {"train": source, "prompt_image": "source", **section}
     name = f"edits-{fingerprint([*map(str, data.values())])[:8]}"
     extends = {"extends": str(ROOT / "configs" / "tiny_edit_sft.yaml"), "run": {"epochs": 1, "name": name}}
-    small = {"store": {"root": str(folder / "store")}, "model": {"height": 32, "width": 32}, "evaluate": {"samples": 2}}
+    similarity = {"name": "image_similarity", "options": {"to": "source", "by": "ssim"}}
+    small = {
+        "store": {"root": str(folder / "store")},
+        "model": {"height": 32, "width": 32},
+        "evaluate": {"samples": 2},
+        "rewards": ["jpeg_compressibility", similarity],
+    }
     (folder / "edits.yaml").write_text(yaml.safe_dump({**extends, **small, "data": data}))
     config = load_config(folder / "edits.yaml")
     remember(config)
@@ -122,6 +128,9 @@ def test_held_out_edits_have_a_loss_and_no_instruction_and_source_in_common(tmp_
     evaluate(context, 1)
     before, after = [figures["loss"] for _, _, figures in RunView(context).summaries("validate")]
     assert before != after
+    # Rewards of evaluations see the source images, also several, which score nothing in training.
+    keys = set(RunView(context).curves().column("key").to_pylist())
+    assert {"eval/train/image_similarity_mean", "heldout/loss"} <= keys
     # The same instruction with another source is another prompt, and the same source with another one too.
     assert check_config(edits(tmp_path, [edit(1), {**edit(8, 51), "image": picture(7)}], heldout=str(apart)))
     with pytest.raises(DataError, match=r"line 2 has a prompt or sample of data\.heldout"):
