@@ -89,7 +89,8 @@ def load_fit(path: str | Path, overrides: Sequence[str] = ()) -> FitConfig:
         ConfigError: the file cannot be read, a key is unknown, or a value is not allowed.
     """
     source = Path(path)
-    data = {"name": re.sub(r"[^\w.-]", "-", source.stem), **apply_overrides(read_config(source), overrides)}
+    data = apply_overrides(read_config(source), overrides)
+    data["name"] = data.get("name") or re.sub(r"[^\w.-]", "-", source.stem)
     try:
         made = FitConfig.model_validate(data)
     except ValidationError as error:
