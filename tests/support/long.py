@@ -203,6 +203,7 @@ SLOW = {
         "test_which_of_two_images_is_better_depends_on_the_prompt[none]",
         "test_which_of_two_images_is_better_depends_on_the_prompt[words]",
     ),
+    "tests/tasks/fitting/test_use.py": ("test_a_refit_makes_scores_stale_and_rollouts_are_scored_again[path]",),
     "tests/tasks/modalities/test_chain_engines.py": (
         "test_a_server_that_lost_its_weights_gets_them_again",
         "test_another_server_takes_over_from_one_that_is_gone_slow_cut_or_lies",
