@@ -17,6 +17,8 @@ FolderPlace: TypeAlias = str
 ColumnFolderPlace: TypeAlias = str
 #: A file.
 FilePlace: TypeAlias = str
+#: A fit in the store of the run, as NAME (the newest) or NAME@NUMBER; its folder is the value of the option 'path'.
+FitPlace: TypeAlias = str
 #: The options of another reward, which the option 'reward' names.
 RewardOptions: TypeAlias = Mapping[str, Any]
 

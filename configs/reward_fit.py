@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -30,6 +31,9 @@ class JudgmentRows(DataSection):
 class FitConfig(Section):
     """One fit of a reward."""
 
+    name: str | None = Field(None, pattern=r"^\w[\w.-]*$", max_length=100)
+    """Name that runs find it by in the store, in the option 'run' of the reward `fitted`; the name of the config file
+    when absent. Each fit under a name has a number, from 1. Does not change results."""
     data: tuple[str, ...] = Field(min_length=1)
     """Judgments: a value that `data.train` of a run may have, or preferences/ID of the store."""
     heldout: tuple[str, ...] = ()
@@ -86,6 +90,7 @@ def load_fit(path: str | Path, overrides: Sequence[str] = ()) -> FitConfig:
     """
     source = Path(path)
     data = apply_overrides(read_config(source), overrides)
+    data["name"] = data.get("name") or re.sub(r"[^\w.-]", "-", source.stem)
     try:
         made = FitConfig.model_validate(data)
     except ValidationError as error:

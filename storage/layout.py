@@ -6,6 +6,7 @@
 <root>/<kind>/<id>/_claim.json            the run that makes it, and its batch sizes
 <root>/runs/<run>/...                     config, lineage and tracking ids of a run
 <root>/runs/<run>/copies/...              copies of these records, to restore lost ones
+<root>/fits/<name>/...                    the fitted rewards of a name, one record each
 <root>/quarantine/<kind>/<id>/...         damaged files, kept for inspection
 """
 
@@ -38,6 +39,7 @@ KINDS = (
 )
 STAGING = ".staging"
 RUNS = "runs"
+FITS = "fits"
 LINEAGE = "lineage"
 QUARANTINE = "quarantine"
 PARTS = "parts"
@@ -167,6 +169,16 @@ def lineage(name: str) -> str:
 def lineage_entry(name: str, epoch: int, stage: str, slot: str, number: int) -> str:
     """Path of one lineage record."""
     return f"{lineage(name)}/{epoch:05d}.{stage}.{slot or '-'}.{number:03d}.json"
+
+
+def fits(name: str) -> str:
+    """Folder of the records of the fits under a name."""
+    return f"{FITS}/{name}"
+
+
+def fit(name: str, number: int) -> str:
+    """Path of the record of one of them, from 1."""
+    return f"{fits(name)}/{number:04d}.json"
 
 
 def copies(name: str) -> str:

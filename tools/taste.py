@@ -33,7 +33,7 @@ from models.rewards.base import Batch
 from models.rewards.factory import make_reward
 from models.rewards.invocation import Handling, score
 from tasks.fitting.figures import accuracy_text
-from tasks.fitting.fit import copy_model, fit_reward
+from tasks.fitting.fit import fit_reward
 from tasks.metrics.evaluations import evaluation_figures
 from tasks.ratings.answers import commit_preferences
 from tasks.ratings.app import make_app
@@ -190,11 +190,8 @@ class Study:
 
     def fitted(self, name: str) -> str:
         """Return the setting of a fitted reward."""
-        options = f"path: {self._folder(name)}, model: {self._root / self._task.backbone}, unproven: true"
+        options = f"run: {name}-{self._seed}, model: {self._root / self._task.backbone}, unproven: true"
         return f"{{name: fitted, options: {{{options}}}}}"
-
-    def _folder(self, name: str) -> Path:
-        return self._root / f"{name}-{self._seed}"
 
     def judge(self, name: str, kind: str, pairs: int, scorer: str | None = None) -> str:
         """Have a rater compare samples of the base model; return the artifact of the preferences."""
@@ -213,10 +210,14 @@ class Study:
         name_of = self._task.backbone
         backbone = {"name": name_of, "options": {"model": self._task.model(self._root / name_of)}}
         store = {"root": str(self._root / "store")}
-        config = {"data": preferences, "backbone": backbone, "store": store, **self._task.fit}
-        made = fit_reward(FitConfig.model_validate(config))
-        copy_model(made, self._folder(name))
-        return accuracy_text(made.about)
+        config = {
+            "name": f"{name}-{self._seed}",
+            "data": preferences,
+            "backbone": backbone,
+            "store": store,
+            **self._task.fit,
+        }
+        return accuracy_text(fit_reward(FitConfig.model_validate(config)).about)
 
     def train(self, name: str, rewards: str) -> RunContext:
         """Train on a reward."""

@@ -137,6 +137,7 @@ def _print_cost(cost: Cost, epochs: int, totals: dict[str, int]) -> None:
     ]
     of_evaluations = [
         ("model rows, evaluation", cost.evaluate_forwards),
+        *([("model rows, held-out loss", cost.validate_forwards)] if cost.validate_forwards else []),
         *([("image model rows, evaluation", cost.depicting_forwards)] if cost.depicting_forwards else []),
     ]
     rows = [

@@ -41,17 +41,15 @@ def fit(
         copy_model(made, to)
     folder = made.folder if to is None else to.absolute()
     if as_json:
-        print_json({"artifact": str(made.ref), "folder": str(folder), "new": made.new, **made.about})
+        print_json({"artifact": str(made.ref), "fit": made.named, "folder": str(folder), "new": made.new, **made.about})
         return
     kept = "" if made.new else ", committed before"
-    console.print(f"{made.ref}{kept}: {accuracy_text(made.about)}")
+    console.print(f"{made.named}, {made.ref}{kept}: {accuracy_text(made.about)}")
     console.print(f"its card: {quoted(folder / 'README.md')}")
     if made.may_be_chance:
         console.print("note: this may be chance, so runs refuse it without the option 'unproven: true'. Judge more.")
-    if to is None and "://" in loaded.store.root:
-        console.print("To use it in a run, copy it to a folder of your own: --to FOLDER.")
-        return
-    options = {"path": str(folder), **({"media": "latents"} if made.about["data"]["judged"] == "latents" else {})}
+    place = {"run": loaded.name} if to is None else {"path": str(folder)}
+    options = {**place, **({"media": "latents"} if made.about["data"]["judged"] == "latents" else {})}
     console.print(
         f"rewards: {visible(json.dumps([{'name': 'fitted', 'options': options}]))}", markup=False, soft_wrap=True
     )

@@ -11,7 +11,8 @@ Legend: B rows, W positions, V vocabulary of texts, K codebook, N tokens of an i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,6 +78,7 @@ class Janus(CausalLM):
         self.untrained = _UNUSED
         # Errors of u + s (c - u), at most: s of one branch and s - 1 of the other.
         self.rounding = 2 * max(1.0, settings.guidance_scale) - 1
+        self._guides = True
         self.processor: Any = None
         """Makes images of the decoder's output; None: the policy draws none."""
 
@@ -186,7 +188,7 @@ class Janus(CausalLM):
         last: bool = False,
     ) -> tuple[Tensor, Any]:
         """Return the codebook's logits, at all positions or the last, and the model's cache of both branches."""
-        guides = self.settings.guidance_scale > 1
+        guides = self._guides and self.settings.guidance_scale > 1
         rows = torch.cat([ids, self._blank(ids)]) if guides else ids
         copies = len(rows) // len(ids)
         # The language model's own head, over V texts, is not used: one position of it is computed.
@@ -207,6 +209,15 @@ class Janus(CausalLM):
             logits = guided(blank, followed, self.settings.guidance_scale)
         return logits, out.past_key_values
 
+    @contextmanager
+    def without_guidance(self) -> Iterator[None]:
+        """Compute logits of c alone inside the context: those of given images, which no guidance drew."""
+        self._guides = False
+        try:
+            yield
+        finally:
+            self._guides = True
+
     def _blank(self, ids: Tensor) -> Tensor:
         """Return ids (B, W) without their prompts."""
         first, last, blank = self.frame
@@ -217,6 +228,17 @@ class Janus(CausalLM):
         words = model.get_input_embeddings()(ids.clamp(max=self.texts - 1))
         codes = model.prepare_embeddings_for_image_generation((ids - self.texts).clamp(min=0))
         return torch.where((ids >= self.texts)[..., None], codes.to(words.dtype), words)
+
+    @torch.no_grad()
+    def encode_images(self, images: Tensor) -> Tensor:
+        """Return ids (B, N) of (B, H, W, 3) uint8 images: the nearest codes by direction, since codes are decoded with
+        length 1. As in the authors' VectorQuantizer; transformers' ``encode`` is equal if the codes have length 1."""
+        coder = _core(self.model).vqmodel
+        pixels = self.processor(list(images.cpu().numpy()), return_tensors="pt")["pixel_values"]
+        states = coder.quant_conv(coder.encoder(pixels.to(self.settings.device, self.settings.dtype)))
+        codes = torch.nn.functional.normalize(coder.quantize.embedding.weight.float(), dim=-1)
+        nearest: Tensor = (states.float().flatten(2).transpose(1, 2) @ codes.T).argmax(-1)
+        return nearest + self.texts
 
     @torch.no_grad()
     def decode(self, ids: Tensor) -> Tensor:

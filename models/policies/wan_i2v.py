@@ -123,6 +123,10 @@ class Wan22TI2VImage(_ImageToVideo, Wan22TI2V):
         first = conditioning.positive["condition"].to(latents.device, latents.dtype)
         return torch.cat([first, latents], dim=2)
 
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return (B, 48, f - 1, h, w) latents of clips, without those of the first frame, the image."""
+        return super().encoded(media)[:, :, 1:]
+
     def inputs(self, latents: Tensor, sigma: Tensor, rows: Rows) -> dict[str, Any]:
         times = super().inputs(latents, sigma, rows)["timestep"]
         still = times.new_zeros(len(times), times.shape[1] // latents.shape[2])

@@ -56,7 +56,9 @@ def make_reward(name: str, options: Mapping[str, Any], *, device: str | None = N
 class MadeRewards:
     """A cache of rewards: labels of a config with the same reward and options share one."""
 
-    def __init__(self) -> None:
+    def __init__(self, locate: Callable[[RewardSection], RewardSection] = lambda section: section) -> None:
+        self.locate = locate
+        """Gives a reward with the folders of the fits that it names."""
         self.sharding: Sharding | None = None
         """Sharding of the models of rewards with ``spread``; None: this process holds them whole."""
         self._lock = threading.Lock()
@@ -69,6 +71,7 @@ class MadeRewards:
     def of(self, section: RewardSection) -> Reward:
         """Return a reward, from the cache or new; its client where a server scores in its place. Raises ConfigError if
         it cannot be made."""
+        section = self.locate(section)
         url = None if section.server is None else section.server.url
         sharding = self.sharding if section.spread else None
         place = [section.device, url, sharding is not None]

@@ -13,7 +13,7 @@ from torch import nn
 
 from configs.errors import ConfigError
 from configs.model import LoraSection
-from configs.path_types import FolderPlace, ModelPlace
+from configs.path_types import FitPlace, FolderPlace, ModelPlace
 from configs.registry import create, option_names, resolve
 from models.devices import chosen_device, local_rank
 from models.library_loading import read_json
@@ -42,8 +42,10 @@ class Fitted:
 
     name: ClassVar[str] = _NAME
 
-    path: FolderPlace
+    path: FolderPlace = ""
     """Folder that ``flowmill reward fit`` wrote."""
+    run: FitPlace | None = None
+    """Instead of a folder, a fit of the store of the run: NAME, the newest, or NAME@NUMBER."""
     media: Literal["samples", "latents"] = "samples"
     """latents, for a reward that was fitted on latents."""
     model: ModelPlace | None = None
@@ -62,8 +64,11 @@ class Fitted:
         """Load description, backbone, adapters and layers.
 
         Raises:
-            ConfigError: the folder holds no fitted reward, one of other media, or one that is no better than chance.
+            ConfigError: no folder is given, or it holds no fitted reward, one of other media, or one that is no better
+                than chance.
         """
+        if self.run is not None or not self.path:
+            raise ConfigError(_named_wrongly(self.path, self.run))
         device = chosen_device(self.device, local_rank(), label=f"device of reward '{_NAME}'")
         name, options, lora, accuracy = _described(self.path)
         low = accuracy["low"]
@@ -128,6 +133,18 @@ class Fitted:
     def _check(self, given: str) -> None:
         if given != self._backbone.judged:
             raise ValueError(f"it was fitted on {self._backbone.judged}, and is given {given}")
+
+
+def _named_wrongly(path: str, run: str | None) -> str:
+    """Return the message that options name no fit, two, or one of a store where there is none."""
+    if run is None:
+        return f"reward '{_NAME}' names no fit. Set the option 'run' to its name, or 'path' to a folder."
+    if path:
+        return f"reward '{_NAME}' names the fit '{run}' (run) and the folder '{path}' (path). Remove one of the two."
+    return (
+        f"reward '{_NAME}' names the fit '{run}', which only a run finds, in its store. Copy it with 'flowmill reward "
+        "fit CONFIG --to FOLDER', and set the option 'path' instead of 'run'."
+    )
 
 
 def may_be_chance(accuracy: Mapping[str, Any]) -> bool:

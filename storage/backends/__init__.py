@@ -5,6 +5,8 @@ A new one is one file here with a class that implements ``base.Root``, and one l
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from configs.errors import StoreError
 from configs.registry import Table, resolve
 from configs.schema import StoreSection
@@ -17,6 +19,11 @@ ROOTS = Table(
     },
     like="storage.backends.base:Root",
 )
+
+
+def may_exist(section: StoreSection) -> bool:
+    """Return whether there may be a store; one that is opened is created."""
+    return "://" in section.root or Path(section.root).expanduser().is_dir()
 
 
 def open_backend(section: StoreSection) -> Root:

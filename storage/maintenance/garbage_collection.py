@@ -60,7 +60,7 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
     ]
     for item in list_artifacts(store):
         artifact, size = item["artifact"], item["size"]
-        # No run makes a reward model; configs name it by its folder.
+        # No run makes a reward model; configs name it by its fit or folder.
         if artifact not in named and not artifact.startswith("reward_models/"):
             # Without a record the age is unknown: it counts as new, as its training may be in progress.
             if item["runs"] or (item["age_s"] or 0.0) >= retention.older_than_s:

@@ -65,7 +65,8 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     check_trained(config)
     check_teachers(config)
     sources = source_prompts(config)
-    check_reference_images(config, [*sources["train"], *sources["heldout"]])
+    # Negative prompts have the images of the others.
+    check_reference_images(config, [each for name, split in sources.items() if name != "negative" for each in split])
     check_rewards(config, sources, build=rewards)
     check_followed(config, requires)
     prompts = {split: len(items) for split, items in sources.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from configs.advantages import AdvantageSection
 from configs.errors import ConfigError
 from configs.schema import RunConfig
-from models.policies import ANY_SIZE, CLIP_CONDITIONED, IMAGE_CONDITIONED, MODALITIES, most_images
+from models.policies import ANY_SIZE, CLIP_CONDITIONED, MODALITIES, most_images
 from tasks.algorithms.base import Requirements
 from tasks.inputs.model_settings import check_model
 
@@ -52,10 +52,10 @@ def check_data(config: RunConfig, requires: Requirements) -> None:
         if is_set:
             raise ConfigError(f"{setting} acts on rollouts, and a run with the section data has none. Remove it.")
     _check_buckets(config, requires)
-    if config.model.policy in IMAGE_CONDITIONED | CLIP_CONDITIONED:
+    if config.model.policy in CLIP_CONDITIONED:
         raise ConfigError(
-            f"data: the prompts of model.policy '{config.model.policy}' come with images, which rows of given data do "
-            "not have. Choose a family of text prompts."
+            f"data: model.policy '{config.model.policy}' starts chains from a clip, which its model does not see, so "
+            "given samples train a model of text to video. Choose the family of that."
         )
     takes = most_images(config.model.policy, config.model.options)
     if bool(takes) != (config.data.prompt_image is not None) and takes is not None:

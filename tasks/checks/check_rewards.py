@@ -13,9 +13,11 @@ from models.policies import UNFOLLOWED
 from models.rewards import REWARDS
 from models.rewards.base import Needs
 from models.rewards.differentiable import is_differentiable
-from models.rewards.factory import check_section, make_reward, needs_of, why_not_spread
+from models.rewards.factory import MadeRewards, check_section, needs_of, why_not_spread
 from tasks.algorithms.base import Requirements
-from tasks.inputs.prompts import SOURCE, Prompt
+from tasks.inputs.fits import Fits
+from tasks.inputs.option_paths import reward_places
+from tasks.inputs.prompts import SOURCE, Prompt, image_column
 from tasks.inputs.renderer import reads_images
 from tasks.modalities.modality import make_kind
 
@@ -55,7 +57,7 @@ def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *,
             continue
         _check_needs(section, needs_of(section.name, section.options), config, prompts)
         if build:
-            make_reward(section.name, section.options, device=section.device)
+            MadeRewards(Fits(config.store).located).of(section)
 
 
 def check_followed(config: RunConfig, requires: Requirements) -> None:
@@ -181,6 +183,11 @@ def _check_served(section: RewardSection) -> None:
             f"rewards: '{section.slot}' has the device '{section.device}' and a server, which does the work where it "
             "is. Remove one of the two; 'flowmill serve-reward --device' says where a server works."
         )
+    if any(place.is_fit for place in reward_places(section)):
+        raise ConfigError(
+            f"rewards: '{section.slot}' names a fit of the store, which its server does not read. Copy it there with "
+            "'flowmill reward fit CONFIG --to FOLDER', and set the option 'path' instead of 'run'."
+        )
 
 
 def _check_needs(
@@ -194,7 +201,7 @@ def _check_needs(
             f"rewards: '{section.slot}' scores {needs.media}, but with a section 'render' rewards get the images that "
             f"it draws. {remedy}."
         )
-    if needs.references and config.prompts.image is None:
+    if needs.references and image_column(config) is None:
         raise ConfigError(
             f"rewards: '{section.slot}' compares with the images that prompts start from, but prompts.image is not "
             "set. Name the column with their paths, with a model.policy that takes images, or choose another reward."

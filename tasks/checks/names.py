@@ -143,15 +143,19 @@ def _options(
 
 def _lacking_places(config: RunConfig) -> Iterator[tuple[str, ConfigError]]:
     """Yield missing or unusable paths in options of components (``configs.path_types``), by setting."""
-    tables = _tables(config)
+    from tasks.inputs.fits import Fits
+
+    tables, fits = _tables(config), Fits(config.store)
     for setting, component in components(config):
         if isinstance(component, RewardSection) and component.server is not None:
             # Its paths are on the server's machine.
             continue
         for named in places(component, tables[setting.rstrip(".0123456789")], label=setting):
-            place, lacking = f"{setting}.options.{named.option}", _lacking(named)
+            place = f"{setting}.options.{named.option}"
+            lacking = fits.lacking(named.path) if named.is_fit else _lacking(named)
             if lacking:
-                yield place, ConfigError(f"{place} '{named.path}' {lacking}{_SEEN_FROM}")
+                problem = f": {lacking}" if named.is_fit else f" '{named.path}' {lacking}{_SEEN_FROM}"
+                yield place, ConfigError(f"{place}{problem}")
             elif not named.is_file and ("ModelPlace" in named.kind or holds_model(Path(named.path))):
                 yield from ((place, error) for error in _unusable(Path(named.path), place))
 

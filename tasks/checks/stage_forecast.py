@@ -98,6 +98,7 @@ def _stage(chain: Chain, name: str, found: Sequence[Standing], cost: Cost) -> St
         "depict": cost.depicting_forwards // turns,
         "optimize": cost.optimize_forwards + cost.reference_forwards,
         "value": cost.value_forwards,
+        "validate": cost.validate_forwards,
         "evaluate": cost.evaluate_forwards // turns,
     }.get(name)
     return StageForecast(

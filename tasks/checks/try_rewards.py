@@ -17,6 +17,7 @@ from models.rewards.invocation import Handling, needs_of_made, score
 from models.rewards.remote import RemoteReward
 from tasks.checks.check_rewards import asked_of
 from tasks.execution.runners import score_workers
+from tasks.inputs.fits import Fits
 from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import Prompt, stored_metadata
 from tasks.inputs.renderer import reads_images, renderer_config
@@ -47,7 +48,7 @@ def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float]
         RewardError: a reward fails, or returns invalid scores.
         PromptError: a prompt source cannot be used.
     """
-    made = MadeRewards()
+    made = MadeRewards(Fits(config.store).located)
     for section, prompts in _tried(config):
         # The launching process must not use the devices of the ranks.
         if (config.execution.ranks > 1 and works_on_accelerator(section)) or (not load and loads_model(section)):

@@ -16,7 +16,7 @@ from configs.schema import RunConfig
 from models.weights.quantized import CODE
 from tasks.export.usage import Usage, snippet
 from tasks.inputs.base_model import BaseModel
-from tasks.inputs.prompts import prompt_set
+from tasks.inputs.prompts import image_column, prompt_set
 from tasks.metrics.evaluations import Figures
 from tasks.metrics.given import GivenFigures
 
@@ -253,7 +253,7 @@ def _origin(about: CardContent) -> str:
 
 def _pipeline_tag(config: RunConfig) -> str:
     target = "video" if config.model.frames > 1 else "image"
-    return f"{'text' if config.prompts.image is None else 'image'}-to-{target}"
+    return f"{'text' if image_column(config) is None else 'image'}-to-{target}"
 
 
 def _kind_tags(config: RunConfig) -> list[str]:

@@ -26,6 +26,7 @@ from models.rewards.fitted import ABOUT, ADAPTERS, HEAD, PLACES, may_be_chance
 from models.rewards.latents import layer_tensors
 from storage.artifacts.checkpoints import clear_checkpoints
 from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.fit_names import add_fit
 from storage.layout import ArtifactRef
 from tasks.export.copying import new_folder
 from tasks.fitting.checkpoints import FitCheckpoints
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 _STAGE, _VERSION, _SHARD = "reward_fit", 1, "model"
 #: Settings that do not change the result, or count by their content.
-_ELSEWHERE = frozenset({"data", "heldout", "store", "device", "checkpoint_every"})
+_ELSEWHERE = frozenset({"name", "data", "heldout", "store", "device", "checkpoint_every"})
 #: Media per call of a backbone.
 _STEP = 16
 
@@ -59,6 +60,8 @@ class FittedModel:
     """Its description."""
     new: bool
     """Whether it was made now."""
+    named: str | None
+    """The name that runs find it by, NAME@NUMBER, if it has one."""
 
     @property
     def may_be_chance(self) -> bool:
@@ -95,12 +98,14 @@ def fit_reward(config: FitConfig) -> FittedModel:
         about = _write(folder, config, found, apart, checkpoints)
         return len(found.rows), {"accuracy": about["heldout"]["accuracy"]["mean"], **about["data"]}
 
+    number = None if config.name is None else add_fit(store, config.name, ref)
     inputs = tuple(sorted(map(str, found.inputs)))
     store.make(ref, _SHARD, write, stage=_STAGE, stage_version=_VERSION, options=settings, inputs=inputs)
     clear_checkpoints(store, ref)
     folder = store.folder(ref, store.shards(ref)[0])
     about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-    return FittedModel(ref=ref, folder=folder, about=about, new=new)
+    named = None if number is None else f"{config.name}@{number}"
+    return FittedModel(ref=ref, folder=folder, about=about, new=new, named=named)
 
 
 def _split(config: FitConfig, found: Judgments, judged: Any, store: ArtifactStore) -> list[bool]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from configs.errors import ConfigError
 from configs.escaping import in_code, in_markdown
 from configs.rewards import RewardSection
-from configs.schema import RunConfig
 from storage.artifacts.commit import ArtifactStore
 from storage.backends.checksums import hash_file
 from storage.layout import ArtifactRef
@@ -21,15 +21,19 @@ from tasks.specs.graph import HELD_OUT
 _MODELS = "reward_models"
 
 
-def fitted_rewards(config: RunConfig) -> Iterator[tuple[RewardSection, Path, dict[str, Any]]]:
+def fitted_rewards(context: RunContext) -> Iterator[tuple[RewardSection, Path, dict[str, Any]]]:
     """Yield each fitted reward, monitor or judge with its description and the file of that, if it is here."""
-    for section in (*config.scored, *config.evaluate.judges):
+    for section in (*context.config.scored, *context.config.evaluate.judges):
         if section.name != "fitted":
             continue
         # It imports torch, and reports of other runs need none.
         from models.rewards.fitted import ABOUT
 
-        file = Path(str(section.options.get("path", ""))) / ABOUT
+        try:
+            found = context.contents.fits.located(section)
+        except ConfigError:
+            continue
+        file = Path(str(found.options.get("path", ""))) / ABOUT
         about = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         # One that no fit wrote has weights and a backbone alone.
         if "heldout" in about:
@@ -44,7 +48,7 @@ def backbone_text(about: Mapping[str, Any]) -> str:
 
 def data_section(context: RunContext, epoch: int) -> str:
     """Return the section of a card on the data of a policy after an epoch, in Markdown; empty without such data."""
-    lines = [*_given(context, epoch), *(_fitted(context, *each) for each in fitted_rewards(context.config))]
+    lines = [*_given(context, epoch), *(_fitted(context, *each) for each in fitted_rewards(context))]
     return "\n".join(["## Data", "", *(f"- {line}" for line in lines)]) if lines else ""
 
 

@@ -67,3 +67,15 @@ def given_per_epoch(config: RunConfig) -> int:
     """
     section, rows = data_of(config), len(given_data(config).rows)
     return min(rows, section.groups_per_epoch or rows) * (2 if section.paired else 1)
+
+
+def given_heldout(config: RunConfig) -> int:
+    """Return the number of held-out samples of given data, 0 without any.
+
+    Raises:
+        DataError: the rows cannot be used.
+    """
+    section = config.data
+    if section is None or section.heldout is None:
+        return 0
+    return len(given_data(config, heldout=True).rows) * (2 if section.paired else 1)

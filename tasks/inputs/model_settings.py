@@ -104,6 +104,9 @@ def _check_built(config: RunConfig, family: type[PipelinePolicy], built: str | N
 
 
 def _check_images(config: RunConfig) -> None:
+    if config.data is not None and not config.prompts.lists("heldout"):
+        # All prompts are those of the rows, see ``check_data``.
+        return
     family, given = config.model.policy, config.prompts.image is not None
     takes = bool(most_images(family, config.model.options))
     if not takes and family in REFERENCES and given:

@@ -29,8 +29,8 @@ from tasks.inputs.weight_sources import model_files
 #: Default prompt column that names the files of a ``ColumnFolderPlace``.
 _COLUMN = "image"
 
-#: The types of ``configs.path_types`` that name a path; ``FolderPlace`` also matches ``ColumnFolderPlace``.
-_KINDS = ("FilePlace", "FolderPlace", "ModelPlace")
+#: The types of ``configs.path_types`` that name a path or a fit; ``FolderPlace`` also matches ``ColumnFolderPlace``.
+_KINDS = ("FilePlace", "FolderPlace", "ModelPlace", "FitPlace")
 
 #: Metadata of all prompts, one mapping each.
 Metadata = Iterable[Mapping[str, Any]]
@@ -57,6 +57,11 @@ class OptionPath:
         return "FilePlace" in self.kind
 
     @property
+    def is_fit(self) -> bool:
+        """Whether the option names a fit of the store, see ``tasks.inputs.fits``."""
+        return "FitPlace" in self.kind
+
+    @property
     def may_be_hub(self) -> bool:
         """Whether the value can be a hub model id if there is no folder of that name."""
         # Names of old hub repositories have no owner.
@@ -70,8 +75,8 @@ class OptionPath:
 
     def __str__(self) -> str:
         """Return the subject of a sentence about it."""
-        kind = "file" if self.is_file else "folder"
-        return f"{self.label} '{self.component.name}': the {kind} at '{self.path}' (option '{self.option}')"
+        kind = "fit" if self.is_fit else "file at" if self.is_file else "folder at"
+        return f"{self.label} '{self.component.name}': the {kind} '{self.path}' (option '{self.option}')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +153,7 @@ def config_places(config: RunConfig) -> dict[str, tuple[OptionPath, ...]]:
 
 
 def held(place: OptionPath, metadata: Callable[[], Metadata], *, deep: bool = False) -> Held | None:
-    """Return the content of a place; None if it does not exist or cannot be read.
+    """Return the content of a place; None if it does not exist, cannot be read, or is a fit of a store.
 
     Args:
         place: the place.
@@ -178,7 +183,7 @@ def _files(place: OptionPath, metadata: Callable[[], Metadata]) -> tuple[Path, l
     path = Path(place.path)
     if place.is_file:
         return path.parent, [path.name] if path.is_file() else []
-    if not path.is_dir():
+    if place.is_fit or not path.is_dir():
         return path, []
     if place.column is not None:
         named = {row.get(place.column) for row in metadata()}

@@ -15,6 +15,7 @@ from configs.errors import CorruptError, PromptError
 from models.image_files import film_size, is_film, is_plain, open_clip, open_picture
 from storage.backends.checksums import hash_data, hash_file
 from storage.names import below
+from tasks.inputs.given_file import GivenFile
 
 #: Limit on pixels, as a small file can claim to be an image of any size; models take a hundredth of this.
 _MOST_PIXELS = 1 << 26
@@ -103,7 +104,7 @@ def images_of(
 ) -> tuple[tuple[ImageSource, ...], str]:
     """Return the files of a row's images, in order, and their joined content keys.
 
-    Images are paths, or files as datasets hold them: bytes, or a mapping with bytes.
+    Images are paths, files as datasets hold them (bytes, or a mapping with bytes), or members of tars.
 
     Raises:
         PromptError: the row has no image, or one cannot be used.
@@ -111,6 +112,7 @@ def images_of(
     named = row.get(column)
     listed = list(named) if isinstance(named, list | tuple) else [named]
     listed = [each.get("bytes") or each.get("path") if isinstance(each, Mapping) else each for each in listed]
+    listed = [each.read() if isinstance(each, GivenFile) else each for each in listed]
     names = [name for name in listed if isinstance(name, str | bytes) and name]
     if not names or len(names) < len(listed):
         raise PromptError(

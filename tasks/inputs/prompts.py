@@ -89,6 +89,11 @@ def seen(prompt: Prompt) -> Seen:
     return as_read(prompt.text), prompt.metadata.get(IMAGE)
 
 
+def image_column(config: RunConfig) -> str | None:
+    """Return the column of the images that prompts come with, in lists or in given rows; None without any."""
+    return config.prompts.image or (None if config.data is None else config.data.prompt_image)
+
+
 def image_keys(metadata: Mapping[str, Any]) -> list[str]:
     """Return the content key of each start image of a prompt, in order."""
     return split_keys(str(metadata[IMAGE])) if IMAGE in metadata else []

@@ -78,7 +78,7 @@ def read_scored(chain: Chain, epoch: int) -> Scored:
         NotCommittedError: one of several rewards has not been scored.
     """
     config, store = chain.config, chain.store
-    several = config.rewards if len(config.rewards) > 1 else ()
+    several = config.rewards if len(config.rewards) > 1 and not chain.plan.given else ()
     rewards = {section.slot: chain.require(epoch, "score", section.slot).ref for section in several}
     monitors = {section.slot: chain.find(epoch, "score", section.slot) for section in config.monitors}
     advantage = chain.find(epoch, "advantage") if monitors else None

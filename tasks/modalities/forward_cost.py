@@ -27,6 +27,8 @@ class Cost:
     """Rows through critic and base model per epoch, in the values stage."""
     evaluate_forwards: int
     """Rows through the policy per evaluation."""
+    validate_forwards: int = 0
+    """Rows through policy and base model per evaluation, for the loss on held-out rows of given data."""
     updates: int
     """Optimizer updates in the whole run."""
     shards_per_epoch: int

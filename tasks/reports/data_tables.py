@@ -54,7 +54,7 @@ def _preferences(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]
 
 
 def _fitted(context: RunContext) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    for section, _, about in fitted_rewards(context.config):
+    for section, _, about in fitted_rewards(context):
         data, found, title = about["data"], about["heldout"], f"Fitted reward {section.slot}"
         row = {"backbone": backbone_text(about), "fitted on": f"{data['train']} {data['kind']}"}
         yield title, [{**row, "held out": data["heldout"], "result": accuracy_text(about)}]

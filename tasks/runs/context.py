@@ -16,7 +16,7 @@ from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import RunFolder
 from storage.layout import ArtifactRef
 from storage.trajectories.tables import read_rows
-from tasks.inputs.prompts import HELD_OUT_ROWS, StoredPrompt, image_files, image_keys
+from tasks.inputs.prompts import HELD_OUT_ROWS, StoredPrompt, image_column, image_files, image_keys
 from tasks.inputs.renderer import render_of
 from tasks.inputs.weight_sources import PIPELINE, Weights, source_folder, weight_files
 from tasks.runs.chain import Chain
@@ -147,7 +147,7 @@ class RunContext(RunInputs):
     @property
     def holds_references(self) -> bool:
         """Whether the run's prompts artifact holds the input images of the prompts."""
-        return self.config.prompts.image is not None and not self._reference_files.empty
+        return image_column(self.config) is not None and not self._reference_files.empty
 
     @cached_property
     def _reference_files(self) -> ReferenceFiles:

@@ -17,6 +17,7 @@ from configs.suggestions import did_you_mean
 from models.policies import POLICIES
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import RunFolder, list_runs
+from storage.backends import may_exist
 from tasks.inputs.components import lora_spec
 from tasks.inputs.store_trust import READ, check_trusted
 from tasks.inputs.weight_sources import Weights, chosen_weights
@@ -63,7 +64,7 @@ def check_start(config: RunConfig) -> None:
     Raises:
         ConfigError: there is none, or it is of another model.
     """
-    if not _has_store(config):
+    if not may_exist(config.store):
         raise ConfigError(
             f"model.start is '{config.model.start}', but there is no store at '{config.store.root}'. Train that run "
             "first, in the same store."
@@ -74,7 +75,7 @@ def check_start(config: RunConfig) -> None:
 
 def has_begun(config: RunConfig) -> bool:
     """Return whether the run of a config has recorded the policy that it starts from."""
-    if not _has_store(config):
+    if not may_exist(config.store):
         return False
     return "start" in (RunFolder(ArtifactStore(config.store), str(config.run.name)).describe() or {})
 
@@ -108,11 +109,6 @@ def _chain(store: ArtifactStore, name: str) -> Chain:
     config = parse_config(found, where=f"run '{name}'")
     check_trusted(config, config, run=name, only=READ)
     return Chain(RunInputs(store, knowing_needs(config, run, trusted=False), run, reads=True))
-
-
-def _has_store(config: RunConfig) -> bool:
-    """Return whether there may be a store; one that is opened is created."""
-    return "://" in config.store.root or Path(config.store.root).expanduser().is_dir()
 
 
 def _check_alike(config: RunConfig, first: RunConfig, same: bool) -> None:

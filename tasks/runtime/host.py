@@ -63,7 +63,7 @@ class ModelHost:
         """State that training keeps for the next epoch; see ``tasks.training.state.Kept``."""
         self._prepared: frozenset[Part] | None = None
         self._work = ""
-        self.rewards = MadeRewards()
+        self.rewards = MadeRewards(context.contents.fits.located)
         """Rewards, each made once per process."""
         self._lock = threading.RLock()
 

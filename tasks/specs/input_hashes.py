@@ -13,6 +13,7 @@ from configs.schema import RunConfig
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import LineageEntry, RunFolder
 from storage.layout import ArtifactRef
+from tasks.inputs.fits import Fits
 from tasks.inputs.option_paths import Held, Metadata, OptionPath, config_places, held
 from tasks.inputs.store_trust import is_known
 from tasks.specs.graph import Node
@@ -41,6 +42,8 @@ class Contents:
         """
         self._store, self._run, self._config, self._metadata = store, run, config, metadata
         self._reads = reads
+        self.fits = Fits(store)
+        """The fits that rewards name."""
         self._looked: dict[tuple[str, ...], Held | None] = {}
 
     def of(self, node: Node, places: Sequence[OptionPath], made_as: Callable[[Digests], str]) -> Digests:
@@ -95,6 +98,8 @@ class Contents:
 
     def _here(self, place: OptionPath) -> Held | None:
         key = (place.component.name, place.option, place.path, place.kind, place.column or "")
+        if place.is_fit:
+            return self.fits.held(place.path)
         if key not in self._looked:
             self._looked[key] = held(place, self._metadata) if self._may_look(place) else None
         return self._looked[key]

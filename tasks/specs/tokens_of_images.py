@@ -16,13 +16,17 @@ class ImageTokensSpec(TokensSpec):
         """Those of tokens, guidance, and stored media."""
         return {**super().rollout_options(config), **_guided(config), **_stored(config)}
 
+    def given_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """Those of tokens, and stored media."""
+        return {**super().given_options(config), **_stored(config)}
+
     def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Those of tokens, guidance, and stored media."""
         return {**super().evaluation_options(config), **_guided(config), **_stored(config)}
 
     def training_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """Those of tokens, and the guidance that log-probs belong to."""
-        return {**super().training_options(config), **_guided(config)}
+        """Those of tokens, and the guidance that log-probs belong to; of given images there is none."""
+        return {**super().training_options(config), **(_guided(config) if config.data is None else {})}
 
     def value_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Those of tokens, and guidance."""

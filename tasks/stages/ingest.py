@@ -54,8 +54,9 @@ class IngestStage(Stage):
         return {"decode_batch_size": decode_rows(self.config)}
 
     def load(self) -> None:
-        """Load the encoder."""
-        self.host.load(self.parts)
+        """Load the encoder, if samples are encoded by a model."""
+        if self.parts:
+            self.host.decoding()
 
     def shards(self) -> list[Shard]:
         """Ranges of rows: those of committed shards, and the gaps between them."""

@@ -830,8 +830,7 @@ def test_given_media_are_encoded_as_samples_are_decoded(
     family: str, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = cast(Any, load())
-    if family in IMAGE_CONDITIONED | CLIP_CONDITIONED:
-        return
+    cond = conditioning(policy, False, PROMPTS[:2])
     latents, vae, given, taken = noise(policy, 2), policy.pipeline.vae, list[torch.Tensor](), [0]
 
     def decode(z: torch.Tensor, *_: Any, **__: Any) -> Any:
@@ -849,8 +848,10 @@ def test_given_media_are_encoded_as_samples_are_decoded(
         with pytest.raises(ConfigError, match="encode_media"):
             policy.encode_media(torch.zeros(shape))
         return
-    policy.decoded_clean(latents)
-    torch.testing.assert_close(policy.encode_media(torch.zeros(shape)), latents, rtol=2e-5, atol=2e-5)
+    policy.decoded_clean(policy.finished(latents, cond))
+    found = policy.encode_media(torch.zeros(shape))
+    torch.testing.assert_close(found, latents, rtol=2e-5, atol=2e-5)
+    assert policy.velocity(found, torch.full((2,), 0.5), cond).shape == latents.shape
 
 
 def test_encoding_a_prompt_does_not_depend_on_its_neighbors(load: Load) -> None:

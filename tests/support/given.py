@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,16 @@ def write_form(form: str, folder: Path) -> str:
 
 def write_tar(path: Path, images: list[tuple[int, tuple[str, Image.Image]]]) -> None:
     """Write a WebDataset tar of images, prompts and licenses."""
+    about = json.dumps({"license": "CC0"}).encode()
+    rows = ((number, {"png": png(image), "prompt": text.encode(), "json": about}) for number, (text, image) in images)
+    write_members(path, rows)
+
+
+def write_members(path: Path, rows: Iterable[tuple[int, Mapping[str, bytes]]]) -> None:
+    """Write a WebDataset tar of numbered rows, each with a file per extension."""
     with tarfile.open(path, "w") as archive:
-        for number, (text, image) in images:
-            about = json.dumps({"license": "CC0"}).encode()
-            for extension, data in (("png", png(image)), ("prompt", text.encode()), ("json", about)):
+        for number, files in rows:
+            for extension, data in files.items():
                 member = tarfile.TarInfo(f"{number:04d}.{extension}")
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))

@@ -14,7 +14,7 @@ from models.quickstart import BUILDERS
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay
 from tasks.inputs.components import make_kernel, make_plan
-from tasks.inputs.given_data import given_per_epoch
+from tasks.inputs.given_data import given_heldout, given_per_epoch
 from tasks.inputs.prompts import uses_guidance
 from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.diffusion.setting_combination import Combination, draw_plans
@@ -85,6 +85,7 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
         optimize_forwards=rows * trained_calls * requires.calls,
         reference_forwards=rows * trained_calls // config.optimize.inner_epochs if requires.reference else 0,
         evaluate_forwards=splits * config.evaluate.samples * (config.evaluate.steps or rollout.steps) * calls,
+        validate_forwards=given_heldout(config) * positions * trained_calls * (requires.calls + requires.reference),
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
         shards_per_epoch=0 if config.data is not None else len(rollout_cuts(config)),
         latent_bytes_per_epoch=per_epoch,

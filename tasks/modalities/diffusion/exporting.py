@@ -18,7 +18,7 @@ from tasks.export.usage import Usage, input_names, lora_files
 from tasks.fitting.provenance import data_section
 from tasks.inputs.base_model import BaseModel, describe_base
 from tasks.inputs.components import as_evaluated
-from tasks.inputs.prompts import StoredPrompt, uses_guidance
+from tasks.inputs.prompts import StoredPrompt, image_column, uses_guidance
 from tasks.inputs.weight_sources import PIPELINE, Weights
 from tasks.metrics.evaluations import evaluation_figures
 from tasks.metrics.image_grids import grid
@@ -87,7 +87,7 @@ class PipelineExport:
 
     def _usage(self, policy: DiffusionPolicy, target: Path, base: BaseModel, call: PipelineCall) -> Usage:
         lora, config, prompt = self._lora, self._config, self._example
-        inputs = self._copy_images(prompt, target, call) if config.prompts.image is not None else ()
+        inputs = self._copy_images(prompt, target, call) if image_column(config) is not None else ()
         folder = self._context.base_folder if lora else target
         named, needed = str(read_index_file(index_file(folder))["_class_name"]), policy.pipeline_name
         return Usage(

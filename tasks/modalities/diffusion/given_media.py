@@ -1,87 +1,26 @@
-"""Given images and clips as samples: checked, cropped to the size of the model, encoded by its autoencoder.
-
-Legend: B samples, H W pixels, F frames.
-"""
+"""Given images and clips as samples: encoded by the autoencoder of the model."""
 
 from __future__ import annotations
 
-import io
-import math
 from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 
-from configs.errors import DataError
-from configs.model import ModelSection
-from models.image_files import is_film, open_clip, open_picture
 from models.policies.diffusion import DiffusionPolicy
 from models.policies.nan_checks import finite, noise_levels
-from models.policies.parts import Part
 from storage.trajectories.base import Sample
 from tasks.inputs.components import decode_rows
-from tasks.inputs.given_data import data_of
-from tasks.inputs.prompt_rows import size_of, too_large
 from tasks.modalities.given import GivenSample
 from tasks.modalities.media import decode_in_slices
 from tasks.modalities.samplers import SamplingContext
-
-_RESAMPLING = Image.Resampling.LANCZOS
-
-
-def read_media(making: SamplingContext, sample: GivenSample) -> np.ndarray:
-    """Return an image (H, W, 3) or clip (F, H, W, 3) of the configured size, uint8, upright and center-cropped.
-
-    With ``data.buckets`` the size is that of the nearest aspect ratio to the first sample of the row, so that samples
-    of a pair have one size.
-
-    Raises:
-        DataError: it cannot be read, is too large, or has another number of frames than the model makes.
-    """
-    name, data, model = sample.file.name, sample.file.read(), making.config.model
-    try:
-        if large := too_large(*size_of(data)):
-            raise DataError(f"{name} {large}. Scale it down.")
-        frames = _frames(data, model, name)
-        buckets = data_of(making.config).buckets
-        shaped = frames if sample.first is sample.file or not buckets else _frames(sample.first.read(), model, name)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{name} cannot be read as an image or clip: {error}. Save it again, or remove it.") from None
-    height, width = nearest(buckets, *shaped[0].shape[:2]) if buckets else (model.height, model.width)
-    fitted = [ImageOps.fit(Image.fromarray(each), (width, height), _RESAMPLING) for each in frames]
-    found = np.stack([np.asarray(each, np.uint8) for each in fitted])
-    return found[0] if model.frames == 1 else found
-
-
-def nearest(buckets: Sequence[tuple[int, int]], height: int, width: int) -> tuple[int, int]:
-    """Return the size (height, width) with the nearest aspect ratio to that of an image, by its logarithm."""
-    return min(buckets, key=lambda size: (abs(math.log(size[0] * width / (size[1] * height))), size))
-
-
-def _frames(data: bytes, model: ModelSection, name: str) -> Sequence[np.ndarray]:
-    """Return as many frames as the model makes."""
-    file = io.BytesIO(data)
-    if model.frames > 1:
-        frames = open_clip(file, model.frames)
-        if len(frames) < model.frames:
-            raise DataError(
-                f"{name} has {len(frames)} frames, but model.frames is {model.frames}. Lower it, or give longer clips."
-            )
-        return list(frames)
-    if is_film(file):
-        raise DataError(f"{name} is a clip, but model.frames is 1, so the model makes images. Give an image.")
-    with Image.open(file) as image:
-        if (count := getattr(image, "n_frames", 1)) > 1:
-            raise DataError(f"{name} is an animation of {count} frames. Save the frame that is meant.")
-    return [open_picture(file)]
 
 
 def given_media(making: SamplingContext, samples: Sequence[GivenSample], media: Sequence[np.ndarray]) -> list[Sample]:
     """Return given images or clips as samples that end in their latents."""
     config = making.config
-    policy = cast(DiffusionPolicy, making.host.load(frozenset({Part.VAE})))
+    policy = cast(DiffusionPolicy, making.host.decoding())
     kept: dict[int, np.ndarray] = {}
     for shape in dict.fromkeys(each.shape for each in media):
         rows = [row for row, each in enumerate(media) if each.shape == shape]

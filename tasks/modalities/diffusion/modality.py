@@ -32,7 +32,7 @@ from tasks.modalities.diffusion.checks import check_diffusion, cost_of_diffusion
 from tasks.modalities.diffusion.engine_sampling import EngineSampler
 from tasks.modalities.diffusion.evaluation_sampling import EvaluationSampler
 from tasks.modalities.diffusion.exporting import PipelineExport
-from tasks.modalities.diffusion.given_media import given_media, read_media
+from tasks.modalities.diffusion.given_media import given_media
 from tasks.modalities.diffusion.memory import denoiser_memory
 from tasks.modalities.diffusion.rendering import draw, drawing_memory
 from tasks.modalities.diffusion.reward_gradients import follow
@@ -42,6 +42,7 @@ from tasks.modalities.diffusion.trained_rewards import HeldRewards, decoded_part
 from tasks.modalities.diffusion.training_sets import training_set
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.given import GivenSample
+from tasks.modalities.given_images import read_media
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
 from tasks.modalities.media import check_scored, decode_in_slices, heard, trial_media
 from tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes

@@ -25,7 +25,7 @@ from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay, check_units
 from tasks.inputs.components import tokens_of
-from tasks.inputs.given_data import given_per_epoch
+from tasks.inputs.given_data import given_heldout, given_per_epoch
 from tasks.inputs.prompts import uses_guidance
 from tasks.inputs.renderer import renderer_config
 from tasks.inputs.source_prompts import source_prompts
@@ -284,6 +284,7 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
         reference_forwards=trained if requires.reference and not stored else 0,
         value_forwards=samples * (int(estimator.needs_values) + int(stored)),
         evaluate_forwards=turns * splits * config.evaluate.samples * (section.max_new + 1),
+        validate_forwards=given_heldout(config) * (1 + requires.reference),
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
         shards_per_epoch=0 if given else len(rollout_cuts(config)),
         latent_bytes_per_epoch=None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from configs.errors import ConfigError
@@ -26,7 +26,6 @@ def check_image_tokens(config: RunConfig, requires: Requirements) -> None:
     algorithm, tokens, media = config.optimize.algorithm.name, tokens_of(config), config.rollout.media
     refused = {
         f"optimize.algorithm is '{algorithm}', which trains a critic": requires.critic,
-        "data is set: given images": config.data is not None,
         "rollout.tokens.stop is set: texts that end a sample": bool(tokens.stop),
         "rollout.media.latents is true: latents": media.latents,
         "rollout.media.format is 'none': samples without images": not media.decodes,
@@ -67,7 +66,9 @@ def check_image(config: RunConfig, about: Any) -> None:
 
 
 def with_guidance(cost: Cost, config: RunConfig) -> Cost:
-    """Return the cost of a run with two rows of the model per row of a sample, where there is guidance."""
-    names = ("rollout_forwards", "optimize_forwards", "reference_forwards", "value_forwards", "evaluate_forwards")
+    """Return the cost of a run with two rows of the model per row of a sample, where there is guidance; training on
+    given images has none."""
+    names = [name for name in asdict(cost) if name.endswith("_forwards")]
+    names = names if config.data is None else ["evaluate_forwards"]
     copies = 2 if config.model.guidance_scale > 1 else 1
     return replace(cost, **{name: copies * getattr(cost, name) for name in names})

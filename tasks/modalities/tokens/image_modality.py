@@ -14,18 +14,24 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.devices import moved
 from models.maths.generation import Completion
+from models.policies.causal_lm import TrainableLM
 from models.policies.janus import Janus
+from models.policies.parts import Part
+from models.policies.trainable import Trainable
 from models.rewards.base import Batch as Scored
 from models.rewards.base import Needs
-from storage.trajectories.base import TrajectoryShard
+from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.algorithms.base import Requirements
-from tasks.inputs.components import decode_rows
+from tasks.algorithms.tokens import TokenBatch, TokenModels
+from tasks.inputs.components import decode_rows, tokens_of
 from tasks.metrics.image_grids import write_grid
 from tasks.modalities.forward_cost import Cost
+from tasks.modalities.given import GivenSample
 from tasks.modalities.media import check_scored, decode_in_slices, trial_media
 from tasks.modalities.modality import ExportRequest
 from tasks.modalities.samplers import Sampler, SamplingContext
 from tasks.modalities.tokens.checks import cost_of_tokens
+from tasks.modalities.tokens.given_texts import GivenImage, given_images, read_image
 from tasks.modalities.tokens.image_checks import check_image, check_image_tokens, with_guidance
 from tasks.modalities.tokens.image_exporting import ImageTokenExport
 from tasks.modalities.tokens.modality import Tokens
@@ -47,11 +53,26 @@ class ImageTokenSampler(TextSampler):
         return [{"media": image} for image in images]
 
 
+class GivenImageModels(TokenModels):
+    """Log-probs of given images, which no guidance drew."""
+
+    def log_probs(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the policy's log-probs and entropies without guidance."""
+        with cast(Janus, self.trainable.policy).without_guidance():
+            return super().log_probs(batch)
+
+    def reference_log_probs(self, batch: TokenBatch) -> torch.Tensor:
+        """Return the base model's log-probs without guidance."""
+        with cast(Janus, self.trainable.policy).without_guidance():
+            return super().reference_log_probs(batch)
+
+
 class ImageTokens(Tokens):
     """Models that draw images token by token."""
 
     trained_as = "tokens"
     writes = False
+    given_parts = frozenset({Part.VAE})
     saves_memory = ("Lower execution.rollout_batch_size, or execution.decode_batch_size if it failed while decoding.",)
 
     def check(self, config: RunConfig, requires: Requirements) -> None:
@@ -66,9 +87,29 @@ class ImageTokens(Tokens):
         """Return the sampler of images, with a seed per token."""
         return rollout_maker(making, ImageTokenSampler)
 
+    def read_given(self, making: SamplingContext, sample: GivenSample) -> GivenImage:  # type: ignore[override]
+        """Return the token ids of a prompt, and an image of the model's size."""
+        return read_image(making, sample)
+
+    def same_given(self, first: GivenImage, second: GivenImage) -> bool:
+        """Return whether two images have the same pixels."""
+        return np.array_equal(first.pixels, second.pixels)
+
+    def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
+        """Return images with the tokens that the model codes them by."""
+        policy = cast(Janus, making.host.decoding())
+        pixels = torch.from_numpy(np.stack([each.pixels for each in contents]))
+        ids = decode_in_slices(policy, policy.encode_images, pixels, decode_rows(making.config))
+        return given_images(samples, contents, ids.tolist())
+
     def evaluation(self, making: SamplingContext) -> Sampler:
         """Return the sampler of the likeliest images, or of draws with fixed seeds."""
         return evaluation_maker(making, ImageTokenSampler)
+
+    def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> TokenModels:
+        """Return log-probs, with guidance if the policy drew the images."""
+        kind = TokenModels if config.data is None else GivenImageModels
+        return kind(trainable=cast(TrainableLM, trainable), temperature=tokens_of(config).temperature)
 
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
         """Check that the reward scores images."""

@@ -296,7 +296,10 @@ def test_the_command_prints_the_reward_to_use(few: Path, tmp_path: Path) -> None
     (printed,) = [line for line in again.output.splitlines() if line.startswith("rewards: ")]
     assert yaml.safe_load(printed) == {"rewards": [{"name": "fitted", "options": {"path": str(tmp_path / "mine")}}]}
     made = json.loads(CliRunner().invoke(app, [*arguments[:-1], "--set", "seed=1", "--json"]).output)
-    assert (made["new"], made["data"]["train"]) == (True, 88)
+    assert (made["new"], made["data"]["train"], made["fit"]) == (True, 88, "fit@2")
+    named = CliRunner().invoke(app, arguments[:-1]).output
+    assert "fit@3, reward_models/" in named
+    assert yaml.safe_load(named.splitlines()[-1]) == {"rewards": [{"name": "fitted", "options": {"run": "fit"}}]}
 
 
 def test_names_of_raters_are_text_on_the_card(few: Path, tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from configs.errors import ConfigError, RewardError
+from configs.errors import ConfigError, CorruptError, RewardError
 from configs.schema import RunConfig
 from models.rewards.backbones import TextLikelihood
 from models.rewards.base import Batch
@@ -19,8 +21,13 @@ from models.rewards.invocation import Handling, score
 from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.trajectories.tables import read_rows, write_rows
+from tasks.checks.check import check_config
+from tasks.checks.names import check_names
+from tasks.checks.try_rewards import try_rewards
+from tasks.fitting import fit
 from tasks.fitting.fit import FittedModel, copy_model, fit_reward
 from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.fits import Fits
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
 from tasks.runs.staleness import explain
@@ -42,7 +49,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refit(pairs: Path, folder: Path, updates: int) -> FittedModel:
-    made = fit_reward(fit_config(folder, pairs, updates=updates))
+    made = fit_reward(fit_config(folder, pairs, name="taste", updates=updates))
     copy_model(made, folder / "mine")
     return made
 
@@ -57,18 +64,20 @@ def pending(context: RunContext, node: Node) -> int:
     return len(StageRun(make_stage(context, node.stage, node.epoch, node.slot)).pending())
 
 
+@pytest.mark.parametrize("named", ["run", "path"])
 def test_a_refit_makes_scores_stale_and_rollouts_are_scored_again(
-    pairs: Path, make_config: Make, tmp_path: Path
+    named: str, pairs: Path, make_config: Make, tmp_path: Path
 ) -> None:
-    refit(pairs, tmp_path, 5)
-    options = f"{{path: '{tmp_path / 'mine'}', unproven: true}}"
-    config = make_config(f"rewards=[{{name: fitted, options: {options}}}]")
+    assert refit(pairs, tmp_path, 5).named == "taste@1"
+    place = "run: taste" if named == "run" else f"path: '{tmp_path / 'mine'}'"
+    options = f"rewards=[{{name: fitted, options: {{{place}, unproven: true}}}}]"
+    config = make_config(options, f"store.root={tmp_path / 'store'}")
     context = prepare(config)
     rolled, first = make(context, ROLLOUT), make(context, SCORE)
     scores = np.array(read_rows(context.store, first).column("reward").to_pylist())
     assert np.isfinite(scores).all()
     assert scores.std() > 0
-    refit(pairs, tmp_path, 6)
+    assert refit(pairs, tmp_path, 6).named == "taste@2"
     other = begin_run(config)
     assert (pending(other, ROLLOUT), pending(other, SCORE)) == (0, 2)
     assert "has other contents" in explain(other.chain, SCORE)[-1]
@@ -78,6 +87,44 @@ def test_a_refit_makes_scores_stale_and_rollouts_are_scored_again(
     assert np.array(read_rows(other.store, second).column("reward").to_pylist()).tolist() != scores.tolist()
     refit(pairs, tmp_path, 5)
     assert pending(begin_run(config), SCORE) == 0, "the first model's scores are found again"
+
+
+def test_fits_that_rewards_cannot_name(
+    pairs: Path, make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal(**options: str) -> str:
+        rewards = json.dumps([{"name": "fitted", "options": {**options, "unproven": True}}])
+        config = make_config(f"rewards={rewards}", f"store.root={tmp_path / 'store'}")
+        with pytest.raises(ConfigError) as error:
+            try_rewards(config)
+        return str(error.value)
+
+    assert "there is no fit 'taste'" in refusal(run="taste")
+    assert "the store does not exist yet" in refusal(run="taste")
+    assert "names no fit. Set the option 'run'" in refusal()
+    with monkeypatch.context() as broken:
+        broken.setattr(fit, "_write", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            refit(pairs, tmp_path, 5)
+    assert "the fit 'taste' in" in (found := refusal(run="taste"))
+    assert "has not finished" in found
+    made = refit(pairs, tmp_path, 5)
+    assert made.named == "taste@1"
+    assert "did you mean 'taste'" in refusal(run="tast").lower()
+    assert "there are taste@1." in refusal(run="taste@2")
+    assert "'../taste' names no fit" in refusal(run="../taste")
+    assert "(run) and the folder" in refusal(run="taste", path=str(made.folder))
+    with pytest.raises(ConfigError, match="which only a run finds, in its store"):
+        make_reward("fitted", {"run": "taste"})
+    rewards = "rewards=[{name: fitted, options: {run: taste@1}, server: 'http://127.0.0.1:8600'}]"
+    with pytest.raises(ConfigError, match="which its server does not read"):
+        check_config(make_config(rewards, f"store.root={tmp_path / 'store'}"), rewards=False)
+    (tmp_path / "store" / "fits" / "bad").mkdir()
+    (tmp_path / "store" / "fits" / "bad" / "0001.json").write_text("{}")
+    with pytest.raises(CorruptError, match=r"fits/bad/0001\.json names no fit"):
+        Fits(ArtifactStore(str(tmp_path / "store"))).artifact("bad")
+    with pytest.raises(ConfigError, match=r"rewards\.0\.options\.run: there is no fit 'other'"):
+        check_names(make_config("rewards=[{name: fitted, options: {run: other}}]", f"store.root={tmp_path / 'store'}"))
 
 
 def test_a_policy_is_trained_on_its_gradients(pairs: Path, make_config: Make, tmp_path: Path) -> None:

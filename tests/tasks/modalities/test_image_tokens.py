@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from transformers import AutoProcessor, JanusForConditionalGeneration
 
 from configs.errors import ConfigError
 from configs.load import load_config
@@ -19,6 +20,7 @@ from models.memory.language_architectures import language_config
 from models.memory.language_models import text_footprints
 from models.policies.janus import Janus
 from tasks.checks.check import check_config
+from tasks.inputs.store_trust import remember
 from tasks.inputs.weight_sources import exported_folder
 from tasks.metrics.samples import shards_of
 from tasks.metrics.tracked import evaluation_content
@@ -27,6 +29,7 @@ from tasks.modalities.tokens.run_prompts import prompts_in, read_prompts
 from tasks.reports.report import run_report
 from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
+from tests.support.given import picture, write_jsonl
 from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
 from tests.support.unified_models import TEMPLATE, unified_data
 
@@ -112,7 +115,7 @@ def test_shards_batches_and_decoding_change_nothing(trained: RunContext, tmp_pat
 
 def test_the_export_draws_in_plain_transformers(trained: RunContext, tmp_path: Path) -> None:
     from peft import PeftModel
-    from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+    from transformers import AutoModelForImageTextToText, GenerationConfig
 
     folder = exported_folder(trained.store, trained.chain.require(2, "export").ref)
     plain: Any = AutoModelForImageTextToText.from_pretrained(str(trained.config.model.path))
@@ -133,8 +136,6 @@ def test_full_weights_are_trained_and_exported(tmp_path: Path) -> None:
     run_epoch(context, 1)
     StageRun(make_stage(context, "export", 1)).execute()
     folder = exported_folder(context.store, context.chain.require(1, "export").ref)
-    from transformers import JanusForConditionalGeneration
-
     made, base = (JanusForConditionalGeneration.from_pretrained(each) for each in (folder, tmp_path / "unified"))
     changed = [name for name, value in made.state_dict().items() if not torch.equal(value, base.state_dict()[name])]
     assert any("language_model" in name for name in changed)
@@ -181,3 +182,69 @@ def test_memory_and_cost_count_both_branches_and_decoding(tmp_path: Path) -> Non
     assert (measured.drawing(8) or 0) > 8 * 32 * 16 * 16 * 4
     # 16 forwards with a cache and one of whole rows.
     assert check_config(config, rewards=False).rollout_forwards == 2 * 16 * (16 + 1)
+
+
+def given_config(
+    folder: Path, rows: list[dict[str, Any]], algorithm: str, *overrides: str, **section: Any
+) -> RunConfig:
+    """Return a config that trains on given images, of which the last two rows are held out."""
+    data = unified_data(folder)
+    files = {"train": write_jsonl(folder / "train", rows[:-2]), "heldout": write_jsonl(folder / "apart", rows[-2:])}
+    given = {"data": {**{name: str(file) for name, file in files.items()}, **section}}
+    prompts = {"heldout": data["prompts"]["heldout"]}
+    path = folder / "given.yaml"
+    path.write_text(yaml.safe_dump({**data, **given, "prompts": prompts, "optimize": {"algorithm": algorithm}}))
+    config = load_config(path, overrides)
+    remember(config)
+    return config
+
+
+def test_given_images_are_coded_and_trained_by_their_next_token_loss(tmp_path: Path) -> None:
+    # Codes of length 1, as in published models.
+    rows = [{"prompt": f'"{number}"', "image": picture(number, (16, 16))} for number in range(30, 36)]
+    config = given_config(tmp_path, rows, "sft", "optimize.updates_per_epoch=1")
+    with_unit_codes(tmp_path / "unified")
+    context = prepare(config)
+    evaluate(context, 0)
+    plain: Any = JanusForConditionalGeneration.from_pretrained(tmp_path / "unified").eval()
+    reader: Any = AutoProcessor.from_pretrained(tmp_path / "unified")
+    losses = {}
+    for row in rows:
+        asked = reader(text=row["prompt"], generation_mode="image", return_tensors="pt")["input_ids"]
+        pixels = reader.image_processor(row["image"], return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            codes = plain.model.vqmodel.encode(pixels).image_tokens.view(1, -1)
+            drawn = plain.prepare_embeddings_for_image_generation(codes[:, :-1])
+            inputs = torch.cat([plain.get_input_embeddings()(asked), drawn], 1)
+            states = plain.model.language_model(inputs_embeds=inputs).last_hidden_state
+            logits = plain.model.generation_head(states[:, asked.shape[1] - 1 :])
+        losses[row["prompt"]] = torch.nn.functional.cross_entropy(logits[0], codes[0]).item()
+    (shard, *_) = shards_of(context.store, context.chain.require(0, "ingest").ref)
+    assert np.array_equal(shard.media(0), np.asarray(rows[0]["image"]))
+    run_epoch(context, 1)
+    (update,) = context.store.require(context.policy_ref(1)).summary["updates"]
+    assert update["loss"] == pytest.approx(np.mean(list(losses.values())[:-2]), rel=1e-5)
+    evaluate(context, 1)
+    before, after = [figures["loss"] for _, _, figures in RunView(context).summaries("validate")]
+    assert before == pytest.approx(np.mean(list(losses.values())[-2:]), rel=1e-5)
+    assert after < before
+    cost = check_config(config, rewards=False)
+    assert (cost.optimize_forwards, cost.validate_forwards) == (4, 2), "without guidance"
+
+
+def test_pairs_of_given_images_are_compared(tmp_path: Path) -> None:
+    sides = ({"chosen": picture(number), "rejected": picture(50 + number)} for number in range(4))
+    rows = [{"prompt": f'"{number}"', **row} for number, row in enumerate(sides, 30)]
+    context = prepare(given_config(tmp_path, rows, "dpo", chosen="chosen", rejected="rejected"))
+    run_epoch(context, 1)
+    update = context.store.require(context.policy_ref(1)).summary["updates"][0]
+    assert update["loss"] == pytest.approx(np.log(2), rel=1e-5)
+    assert update["grad_norm"] > 0
+
+
+def with_unit_codes(folder: Path) -> None:
+    model = JanusForConditionalGeneration.from_pretrained(folder)
+    book = model.model.vqmodel.quantize.embedding.weight
+    with torch.no_grad():
+        book.copy_(torch.nn.functional.normalize(book, dim=-1))
+    model.save_pretrained(folder)

@@ -1,16 +1,32 @@
-"""Editing models learn from a reward that sees the source images."""
+"""Editing models learn from a reward that sees the source images, and from given edits."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
+import yaml
+from diffusers import FluxKontextPipeline
+from PIL import Image
 
-from configs.load import load_config
+from configs.errors import ConfigError, DataError
+from configs.fingerprint import fingerprint
+from configs.load import load_config, override_config
+from configs.schema import RunConfig
 from storage.trajectories.tables import read_rows
+from tasks.checks.check import check_config
+from tasks.inputs.store_trust import remember
+from tasks.metrics.view import RunView
+from tasks.specs.graph import Node
+from tasks.stages.stage_run import StageRun
+from tasks.training.data import TrainingData
 from tests.conftest import ROOT
-from tests.support.inside import prepare, run_epoch
+from tests.support.given import picture, png, write_jsonl, write_members
+from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
 
 
 @pytest.mark.campaign
@@ -31,3 +47,127 @@ def test_edits_come_nearer_to_the_images_they_start_from(tmp_path: Path, seed: i
         found.append(rows.column("reward").to_numpy().astype(np.float64).reshape(4, 24))
     # In standard deviations of the first epoch's samples within groups.
     assert (found[-1].mean() - found[0].mean()) / found[0].std(1).mean() > 1
+
+
+def test_given_edits_are_trained_as_a_plain_loop_of_diffusers_does(tmp_path: Path) -> None:
+    """The pipeline prepares text and source image, and its autoencoder encodes the target."""
+    whole = ["model.lora=null", "run.epochs=1", "optimize.updates_per_epoch=1"]
+    config = load_config("tiny_edit_sft", [f"store.root={tmp_path}", *whole])
+    remember(config)
+    context = prepare(config)
+    StageRun(make_stage(context, "advantage", 1)).execute()
+    host, kind = execution_of(context).host, make_stage(context, "optimize", 1).policy_kind
+    inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(1, "advantage"))]
+    data = TrainingData(context, kind, 1, inputs)
+    samples = data.samples(host)
+    (units,) = data.plan(samples)
+    trained = cast(Any, samples.batch(units, len(units.rows)))
+    pipeline = cast(Any, FluxKontextPipeline.from_pretrained(context.base_folder))
+    folder, size = ROOT / "configs" / "prompts", (config.model.height, config.model.width)
+    given, errors = [json.loads(line) for line in (folder / "given-edits.jsonl").open()], []
+    for row, (number, _) in enumerate(trained.keys):
+        source, target = (
+            pipeline.image_processor.preprocess(Image.open(folder / given[number][name]).convert("RGB"), *size)
+            for name in ("source", "image")
+        )
+        noise, sigma = trained.noise[row : row + 1], trained.grid.sigma[row : row + 1]
+        with torch.no_grad():
+            length = int(config.model.options["max_sequence_length"])
+            embeds, pooled, text_ids = pipeline.encode_prompt(given[number]["prompt"], max_sequence_length=length)
+            latents = pipeline._encode_vae_image(target, None)
+            clean = pipeline._pack_latents(latents, *latents.shape)
+            _, image, ids, image_ids = pipeline.prepare_latents(
+                source, 1, latents.shape[1], *size, embeds.dtype, "cpu", None, noise
+            )
+            predicted = pipeline.transformer(
+                hidden_states=torch.cat([sigma * noise + (1 - sigma) * clean, image], dim=1),
+                timestep=sigma,
+                guidance=torch.full((1,), config.model.guidance_scale),
+                pooled_projections=pooled,
+                encoder_hidden_states=embeds,
+                txt_ids=text_ids,
+                img_ids=torch.cat([ids, image_ids]),
+                return_dict=False,
+            )[0][:, : noise.shape[1]]
+        errors.append((predicted - (noise - clean)).square().mean().item())
+    assert len(errors) == 2 * len(given)
+    run_epoch(context, 1)
+    (update,) = context.store.require(context.policy_ref(1)).summary["updates"]
+    assert update["loss"] == pytest.approx(np.mean(errors), rel=1e-5)
+    assert update["grad_norm"] > 0
+
+
+def edits(folder: Path, rows: list[dict[str, Any]] | str, **section: Any) -> RunConfig:
+    """Return a config that trains on edits of one row or two; their images become files."""
+    source = rows if isinstance(rows, str) else str(write_jsonl(folder / f"rows-{len(list(folder.iterdir()))}", rows))
+    data = {"train": source, "prompt_image": "source", **section}
+    name = f"edits-{fingerprint([*map(str, data.values())])[:8]}"
+    extends = {"extends": str(ROOT / "configs" / "tiny_edit_sft.yaml"), "run": {"epochs": 1, "name": name}}
+    similarity = {"name": "image_similarity", "options": {"to": "source", "by": "ssim"}}
+    small = {
+        "store": {"root": str(folder / "store")},
+        "model": {"height": 32, "width": 32},
+        "evaluate": {"samples": 2},
+        "rewards": ["jpeg_compressibility", similarity],
+    }
+    (folder / "edits.yaml").write_text(yaml.safe_dump({**extends, **small, "data": data}))
+    config = load_config(folder / "edits.yaml")
+    remember(config)
+    return config
+
+
+def edit(number: int, source: int = 50, **named: Any) -> dict[str, Any]:
+    return {"prompt": f"make it {number}", "source": picture(source), "image": picture(number), **named}
+
+
+def test_held_out_edits_have_a_loss_and_no_instruction_and_source_in_common(tmp_path: Path) -> None:
+    apart = write_jsonl(tmp_path / "apart", [edit(8), edit(9)])
+    context = prepare(edits(tmp_path, [edit(1), edit(2)], heldout=str(apart)))
+    evaluate(context, 0)
+    run_epoch(context, 1)
+    evaluate(context, 1)
+    before, after = [figures["loss"] for _, _, figures in RunView(context).summaries("validate")]
+    assert before != after
+    # Rewards of evaluations see the source images, also several, which score nothing in training.
+    keys = set(RunView(context).curves().column("key").to_pylist())
+    assert {"eval/train/image_similarity_mean", "heldout/loss"} <= keys
+    # The same instruction with another source is another prompt, and the same source with another one too.
+    assert check_config(edits(tmp_path, [edit(1), {**edit(8, 51), "image": picture(7)}], heldout=str(apart)))
+    with pytest.raises(DataError, match=r"line 2 has a prompt or sample of data\.heldout"):
+        check_config(edits(tmp_path, [edit(1), {**edit(8), "image": picture(7)}], heldout=str(apart)))
+    with pytest.raises(DataError, match=r"line 2 repeats .*line 1"):
+        check_config(edits(tmp_path, [edit(1), edit(1)]))
+    lacking = edits(tmp_path, [edit(1), {**edit(2), "source": "none.png"}], bad_rows="leave_out")
+    assert len(RunView(prepare(lacking)).given().refused) == 1  # type: ignore[union-attr]
+
+
+def test_edits_come_from_tars_and_as_pairs(tmp_path: Path) -> None:
+    members = {"png": png(picture(3)), "source.png": png(picture(4)), "prompt": b"make it red"}
+    write_members(tmp_path / "edits.tar", [(1, members)])
+    context = prepare(edits(tmp_path, str(tmp_path / "edits.tar"), prompt_image="source.png"))
+    run_epoch(context, 1)
+    (prompt,) = context.prompts["train"]
+    assert np.array_equal(context.references([prompt.metadata])[0][0], np.asarray(picture(4)))
+    pairs = [{**edit(n), "chosen": picture(n), "rejected": picture(20 + n)} for n in (1, 2)]
+    compared = edits(tmp_path, pairs, chosen="chosen", rejected="rejected")
+    dpo = {"name": "dpo", "options": {"times": {"count": 2}, "beta": 20}}
+    context = prepare(override_config(compared, [f"optimize.algorithm={json.dumps(dpo)}"]))
+    run_epoch(context, 1)
+    assert context.store.require(context.policy_ref(1)).summary["updates"][0]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        ("tiny_wan21_v2v", "starts chains from a clip, which its model does not see"),
+        ("tiny_ltx2_i2v", "have sound"),
+        ("tiny_qwen_image_edit", r"data\.prompt_image is not set"),
+        ("tiny_sd3", "takes no image"),
+    ],
+)
+def test_families_that_cannot_train_on_edits_say_why(preset: str, message: str, tmp_path: Path) -> None:
+    rows = write_jsonl(tmp_path, [edit(1)])
+    column = "" if "prompt_image" in message else ", prompt_image: source"
+    settings = [f"data={{train: '{rows}'{column}}}", "prompts={}", "optimize.algorithm=sft"]
+    with pytest.raises(ConfigError, match=message):
+        check_config(load_config(preset, settings))

@@ -14,6 +14,7 @@ from configs.errors import ConfigError, DataError
 from configs.load import load_config
 from flows.cli.filters import EntryFilter
 from flows.cli.status_tables import print_run
+from tasks.checks.check import check_config
 from tasks.inputs.store_trust import remember
 from tasks.metrics.describe import describe_run
 from tasks.metrics.view import RunView
@@ -76,7 +77,9 @@ def test_the_loss_is_the_algorithms_and_training_stays_as_it_is(begin: Begin) ->
     samples = context.store.require(context.chain.ref(Node(0, "ingest", HELD_OUT))).summary["samples"]
     manifest = context.store.require(context.chain.ref(Node(1, "validate")))
     assert manifest.rows == 2 * samples, "two noise levels of each"
+    assert check_config(context.config, rewards=False).validate_forwards == 2 * manifest.rows, "policy and base model"
     plain = begin("kto", heldout=False)
+    assert check_config(plain.config, rewards=False).validate_forwards == 0
     run_epoch(plain, 1)
     assert plain.policy_ref(1) == context.policy_ref(1)
     assert plain.store.require(plain.policy_ref(1)).digest == context.store.require(context.policy_ref(1)).digest
@@ -135,3 +138,4 @@ def test_texts_have_a_loss_per_token(tmp_path: Path) -> None:
     assert figures["loss"] == pytest.approx(figures["nll"], rel=1e-5)
     # Of one digit and the end of the text.
     assert figures["length"] == 2
+    assert check_config(config, rewards=False).validate_forwards == 2

@@ -1,0 +1,112 @@
+"""Fits of a store that options of rewards name (``configs.path_types.FitPlace``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.rewards import RewardSection
+from configs.schema import StoreSection
+from configs.suggestions import did_you_mean
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.fit_names import fits_of, list_fits
+from storage.backends import may_exist
+from storage.layout import ArtifactRef
+from storage.names import part
+from tasks.inputs.option_paths import Held, reward_places
+
+_REMEDY = "Fit it first, in the same store: 'flowmill reward fit'."
+
+
+class Fits:
+    """The fits that rewards name; each is looked up once, so that a refit does not change rewards in use."""
+
+    def __init__(self, store: ArtifactStore | StoreSection) -> None:
+        """Bind to a store, which is opened when a fit is looked up."""
+        self._given = store
+        self._known: dict[str, ArtifactRef] = {}
+        self._folders: dict[ArtifactRef, str] = {}
+
+    @cached_property
+    def _store(self) -> ArtifactStore:
+        return self._given if isinstance(self._given, ArtifactStore) else ArtifactStore(self._given)
+
+    def artifact(self, named: str) -> ArtifactRef:
+        """Return the newest finished fit of NAME, or fit N of NAME@N.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if named not in self._known:
+            self._known[named] = self._found(named)
+        return self._known[named]
+
+    def _found(self, named: str) -> ArtifactRef:
+        (name, at, number), root = named.partition("@"), self._given.root
+        where = f"in '{root if isinstance(root, str) else root.uri}'"
+        if isinstance(self._given, StoreSection) and not may_exist(self._given):
+            raise ConfigError(f"there is no fit '{name}' {where}: the store does not exist yet. {_REMEDY}")
+        store = self._store
+        try:
+            made = fits_of(store, part(name))
+        except ValueError as error:
+            raise ConfigError(f"'{named}' names no fit: {error}. Name one as NAME or NAME@NUMBER.") from None
+        if not made:
+            known = list_fits(store)
+            raise ConfigError(f"there is no fit '{name}' {where}. {did_you_mean(name, known) if known else _REMEDY}")
+        if at and not (number.isdecimal() and int(number) in made):
+            raise ConfigError(f"there is no fit '{named}' {where}; there are {', '.join(f'{name}@{n}' for n in made)}.")
+        asked = [made[int(number)]] if at else list(made.values())
+        finished = [ref for ref in asked if store.manifest(ref) is not None]
+        if not finished:
+            raise ConfigError(
+                f"the fit '{named}' {where} has not finished. Give its 'flowmill reward fit' command "
+                "again: it goes on from its last checkpoint."
+            )
+        return finished[-1]
+
+    def lacking(self, named: str) -> str:
+        """Return the complaint about a fit; '' if it can be used."""
+        try:
+            self.artifact(named)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    def held(self, named: str) -> Held | None:
+        """Return the content of a fit; None if there is none."""
+        try:
+            record = self._store.shards(self.artifact(named))[0]
+        except ConfigError:
+            return None
+        return Held(record.digest, int(1e9 * float(record.producer.get("started", 0))))
+
+    def located(self, section: RewardSection) -> RewardSection:
+        """Return a reward with the folders of the fits that it names, on this machine.
+
+        Raises:
+            ConfigError: there is no such fit.
+            CorruptError: its files are damaged.
+        """
+        options: Mapping[str, Any] = section.options
+        for place in reward_places(section):
+            if place.is_fit:
+                try:
+                    ref = self.artifact(place.path)
+                except ConfigError as error:
+                    raise ConfigError(f"reward '{section.slot}': {error}") from None
+                if ref not in self._folders:
+                    self._folders[ref] = str(self._store.folder(ref, self._store.shards(ref)[0]))
+                options = _placed(options, place.option.split("."), self._folders[ref])
+        return section if options is section.options else section.model_copy(update={"options": options})
+
+
+def _placed(options: Mapping[str, Any], keys: list[str], folder: str) -> dict[str, Any]:
+    """Return options with the folder of a fit in place of its name; with both, the reward refuses them."""
+    key, *below = keys
+    if below:
+        return {**options, key: _placed(options[key], below, folder)}
+    others = {name: value for name, value in options.items() if name != key}
+    return dict(options) if "path" in options else {**others, "path": folder}
