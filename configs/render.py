@@ -30,6 +30,9 @@ class TurnsSection(Section):
     before remains. None: all samples have ``count`` texts."""
     cost: float = Field(0.0, ge=0)
     """Subtracted from the weighted sum of rewards for every image after the first."""
+    returns: Annotated[Literal["last", "best"], Later()] = "last"
+    """The turn whose rewards are trained on: the last, or the first of those with the highest weighted sum. With best
+    all rewards and monitors score every turn; evaluations score the last image, with which a conversation ends."""
 
     def said(self, note: str, score: float | None) -> str:
         """Return the comment for a remark and a score; None: the image could not be scored."""

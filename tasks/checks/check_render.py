@@ -7,6 +7,7 @@ from configs.execution import ExecutionSection
 from configs.model import ModelSection
 from configs.schema import RunConfig
 from models.policies import IMAGE_CONDITIONED
+from models.rewards.factory import needs_of
 from tasks.inputs.components import make_solver
 from tasks.inputs.model_settings import check_model
 from tasks.inputs.renderer import TURN_KEY, reads_images, render_of, renderer_config
@@ -81,6 +82,8 @@ def _check_turns(config: RunConfig) -> None:
             f"render.turns.by is {turns.by!r}, but comments are on images, and the rewards and monitors of images are: "
             f"{named}. Name one of them, or add a reward."
         )
+    if turns.returns == "best":
+        _check_best(config)
     if config.optimize.shared_prompts:
         raise ConfigError(
             "optimize.shared_prompts is true, but with render.turns the texts of a group share only the beginning of "
@@ -90,6 +93,21 @@ def _check_turns(config: RunConfig) -> None:
         if any(TURN_KEY in prompt.metadata for prompt in prompts):
             raise ConfigError(
                 f"prompts.{split} has a column '{TURN_KEY}', which is where the turn of a sample goes. Rename it."
+            )
+
+
+def _check_best(config: RunConfig) -> None:
+    """Check that the turns of a sample can be compared."""
+    if not any(reads_images(config, section) for section in config.rewards):
+        raise ConfigError(
+            "render.turns.returns is 'best', but no reward reads images, so their turns do not differ by what was "
+            "drawn. Add a reward of images, or set returns to 'last'."
+        )
+    for section in config.scored:
+        if section.server is None and needs_of(section.name, section.options).groupwise:
+            raise ConfigError(
+                f"render.turns.returns is 'best', but '{section.slot}' compares the samples of a group, of which later "
+                "turns have only some. Remove it, or set returns to 'last'."
             )
 
 
