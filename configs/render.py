@@ -18,9 +18,9 @@ class TurnsSection(Section):
 
     count: int = Field(2, ge=2, le=16)
     """Most texts of a sample."""
-    comment: str = Field("{note} {score}", min_length=1)
+    comment: str = "{note} {score}"
     """The comment on an image: {note} is the remark and {score} the score, with two digits, of ``by``. With a chat
-    template it is a message of the user, else it follows the text before as it is."""
+    template it is a message of the user, else it follows the text before as it is. Empty only with ``sees: images``."""
     by: str | None = None
     """Label of the reward or monitor of images that comments. None: the first reward of images."""
     comment_tokens: int = Field(64, ge=1)
@@ -33,6 +33,9 @@ class TurnsSection(Section):
     returns: Annotated[Literal["last", "best"], Later()] = "last"
     """The turn whose rewards are trained on: the last, or the first of those with the highest weighted sum. With best
     all rewards and monitors score every turn; evaluations score the last image, with which a conversation ends."""
+
+    sees: Annotated[Literal["comments", "images"], Later()] = "comments"
+    """With images a vision-language model also sees the images of earlier turns, each before its comment."""
 
     def said(self, note: str, score: float | None) -> str:
         """Return the comment for a remark and a score; None: the image could not be scored."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from configs.errors import ConfigError
 from configs.execution import ExecutionSection
 from configs.model import ModelSection
+from configs.render import TurnsSection
 from configs.schema import RunConfig
-from models.policies import IMAGE_CONDITIONED
+from models.policies import IMAGE_CONDITIONED, most_images
 from models.rewards.factory import needs_of
 from tasks.inputs.components import make_solver
 from tasks.inputs.model_settings import check_model
-from tasks.inputs.renderer import TURN_KEY, reads_images, render_of, renderer_config
+from tasks.inputs.renderer import SEEN_KEY, TURN_KEY, reads_images, render_of, renderer_config, sees_images
 from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.modality import make_kind
 from tasks.specs.turns import turns_of
@@ -82,6 +83,7 @@ def _check_turns(config: RunConfig) -> None:
             f"render.turns.by is {turns.by!r}, but comments are on images, and the rewards and monitors of images are: "
             f"{named}. Name one of them, or add a reward."
         )
+    _check_sight(config, turns)
     if turns.returns == "best":
         _check_best(config)
     if config.optimize.shared_prompts:
@@ -90,10 +92,34 @@ def _check_turns(config: RunConfig) -> None:
             "their conversations. Remove it."
         )
     for split, prompts in source_prompts(config).items():
-        if any(TURN_KEY in prompt.metadata for prompt in prompts):
+        for key, what in ((TURN_KEY, "turn of a sample goes"), (SEEN_KEY, "images that a sample saw go")):
+            if any(key in prompt.metadata for prompt in prompts):
+                raise ConfigError(f"prompts.{split} has a column '{key}', which is where the {what}. Rename it.")
+
+
+def _check_sight(config: RunConfig, turns: TurnsSection) -> None:
+    """Check that a model that is asked to see images can, and that another one reads comments."""
+    if not sees_images(config):
+        if not turns.comment:
             raise ConfigError(
-                f"prompts.{split} has a column '{TURN_KEY}', which is where the turn of a sample goes. Rename it."
+                "render.turns.comment is empty, so a next text could not depend on the image. Write a comment, or set "
+                "render.turns.sees to 'images'."
             )
+        return
+    policy, most = config.model.policy, most_images(config.model.policy, config.model.options)
+    if most == 0:
+        raise ConfigError(
+            f"render.turns.sees is 'images', but model.policy '{policy}' reads texts alone. Choose vision_lm, or set "
+            "render.turns.sees to 'comments'."
+        )
+    prompts = [prompt for split in source_prompts(config).values() for prompt in split]
+    given, drawn = max(len(prompt.images) for prompt in prompts), (turns.count - 1) * render_of(config).images
+    if most is not None and given + drawn > most:
+        raise ConfigError(
+            f"render.turns: a conversation may have {given + drawn} images, {given} of the prompt and {drawn} drawn, "
+            f"but model.policy '{policy}' takes {most} as it is set. Raise model.options.images, or lower "
+            "render.turns.count or render.images."
+        )
 
 
 def _check_best(config: RunConfig) -> None:

@@ -89,6 +89,11 @@ class SampleReader:
             self._use(number)
         return self._shards[number].array(name, sample - self._starts[number])
 
+    def about(self, sample: int) -> tuple[str, dict[str, Any]]:
+        """Return id and metadata of a sample."""
+        number = bisect_right(self._starts, sample) - 1
+        return self._shards[number].about(sample - self._starts[number])
+
     def shape(self, name: str, sample: int) -> tuple[int, ...]:
         """Return the shape of a stored array of a sample."""
         number = bisect_right(self._starts, sample) - 1

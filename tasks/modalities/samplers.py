@@ -27,6 +27,8 @@ class Said:
     """The comment on its newest image; None: the sample has ended."""
     turn: int
     """The turn that follows."""
+    image: str | None = None
+    """The artifact of its newest image, if the policy sees that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ Legend: B rows, W positions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -38,7 +39,9 @@ def values_of(valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, lis
     values: dict[int, np.ndarray] = {}
     reference: dict[int, np.ndarray] = {}
     read, names = read_prompts(valuing.context, policy.policy), shard.table.column("prompt_id").to_pylist()
-    rows = [read.with_images(name, shard.array("tokens", row)) for row, name in enumerate(names)]
+    rows = [
+        read.with_images(name, shard.array("tokens", row), partial(shard.about, row)) for row, name in enumerate(names)
+    ]
     masks = [shard.array("token_mask", row).astype(bool) for row in range(len(rows))]
     prompts = [int(mask.argmax()) for mask in masks]
     parts = forwards(rows, prompts, host.device, size=size, widths=read.widths, shared=read.shared)

@@ -22,12 +22,13 @@ from storage.trajectories.base import Sample
 from storage.trajectories.tables import read_rows
 from tasks.advantages.turns import best_turns, of_turn
 from tasks.checks.check import check_config
-from tasks.inputs.renderer import TURN_KEY, turn_in
+from tasks.inputs.renderer import SEEN_KEY, TURN_KEY, turn_in
 from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_evaluations
 from tasks.metrics.samples import rows_of, stored_sample
 from tasks.metrics.view import RunView
 from tasks.modalities.tokens.comments import Comments
 from tasks.modalities.tokens.prompts import Prompts
+from tasks.modalities.tokens.run_prompts import read_prompts
 from tasks.reports.report.reading import read_run
 from tasks.reports.trace import trace_sample
 from tasks.runs.context import RunContext
@@ -37,6 +38,7 @@ from tasks.specs.plan import RunPlan
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tests.support.language_models import drawn_texts_data
+from tests.support.vision_classes import drawn_vision_data
 
 
 @declare(media="images")
@@ -216,6 +218,43 @@ def test_turns_depend_on_no_shard_and_an_interrupted_one_goes_on(tiny_base: Path
         assert (nodes[0] == nodes[1]) is same
 
 
+def test_a_model_sees_the_images_of_earlier_turns(tiny_base: Path, tmp_path: Path) -> None:
+    path = tmp_path / "seen.yaml"
+    path.write_text(yaml.safe_dump(drawn_vision_data(tmp_path, tiny_base)))
+    with pytest.raises(ConfigError, match=r"may have 2 images, 0 of the prompt and 2 drawn, but .* takes 1"):
+        check_config(load_config(path, ["model.options.images=1"]))
+    # With a critic, whose stage reads the images too.
+    config = load_config(path, ["optimize.algorithm=ppo"])
+    check_config(config)
+    context = prepare(config)
+    run_epoch(context, 1)
+    (first, *_) = context.store.require(context.chain.require(1, "optimize").ref).summary["updates"]
+    assert first["replay_gap_max"] == first["ratio_std"] == 0.0
+    read = read_prompts(context)
+    pictures = read.prompts.pictures
+    assert pictures is not None
+    assert read.seen is not None
+    texts, images = ({turn: samples(context, stage, turn) for turn in (1, 2, 3)} for stage in ("rollout", "render"))
+    went_on = [name for name, sample in texts[3].items() if turn_in(sample.metadata) == 3]
+    assert went_on
+    for name in went_on:
+        sample = texts[3][name]
+        assert sample.tokens is not None
+        row = read.with_images(sample.prompt_id, sample.tokens, lambda each=sample: (each.sample_id, each.metadata))  # type: ignore[misc]
+        # The processor's inputs of both images, in order; stored rows have the model's own token.
+        numbers = pictures.of_row(list(row))
+        for number, turn in zip(numbers, (1, 2), strict=True):
+            media = images[turn][name].media
+            assert media is not None
+            wanted = pictures.inputs(pictures.number(f"again {turn} {name}", lambda media=media: media))  # type: ignore[misc]
+            assert all(torch.equal(value, wanted[key]) for key, value in pictures.inputs(number).items())
+        assert list(sample.tokens) == pictures.stored(row)
+        assert sample.token_mask is not None
+        assert not any(token < 0 and chosen for token, chosen in zip(row, sample.token_mask, strict=True))
+        # Without a comment, the text differs by what is seen alone.
+        assert sample.metadata[SEEN_KEY] == [str(context.chain.require(1, "render", slot).ref) for slot in ("#1", "#2")]
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -230,6 +269,8 @@ def test_turns_depend_on_no_shard_and_an_interrupted_one_goes_on(tiny_base: Path
             ("render.turns.returns=best", "rewards.0.reads=texts", "monitors=[{{name: jpeg_compressibility}}]"),
             "'best', but no reward reads images",
         ),
+        (("render.turns.comment=''",), "render.turns.comment is empty"),
+        (("render.turns.sees=images",), "model.policy 'causal_lm' reads texts alone"),
         (("prompts.train={folder}/turned.jsonl",), "prompts.train has a column 'render_turn'"),
     ],
 )
@@ -254,7 +295,7 @@ def test_a_stage_has_the_turns_of_its_run(tiny_base: Path, tmp_path: Path) -> No
 def test_a_comment_is_a_message_of_the_user_and_cannot_end_it() -> None:
     tokenizer = character_tokenizer()
     plain = Comments(Prompts(tokenizer, TokensSection(), None), TurnsSection(comment_tokens=3))
-    assert (plain.after([5, 2], "1+2+3"), plain.most) == (tokenizer("1+2", add_special_tokens=False).input_ids, 3)
+    assert (plain.after([5, 2], "1+2+3"), plain.most()) == (tokenizer("1+2", add_special_tokens=False).input_ids, 3)
     # An answer ends with <eos>, a message with '='.
     tokenizer.chat_template = (
         "{% for each in messages %}{% if each.role == 'user' %}+{{ each.content }}={% else %}{{ each.content }}<eos>"
@@ -265,7 +306,7 @@ def test_a_comment_is_a_message_of_the_user_and_cannot_end_it() -> None:
     assert chat.after([5], "12") == goes_on
     assert chat.after([5, tokenizer.eos_token_id], "12") == goes_on[1:]
     assert tokenizer.eos_token_id not in chat.after([tokenizer.eos_token_id], "1<eos>2")
-    assert chat.most == 3 + 3
+    assert chat.most() == 3 + 3
     tokenizer.chat_template = "{{ messages[-1].content }}"
     with pytest.raises(ConfigError, match="cannot go on after an answer"):
         Comments(Prompts(tokenizer, TokensSection(), None), TurnsSection())
