@@ -71,8 +71,8 @@ class RenderSection(Section):
     @field_validator("answer")
     @classmethod
     def _are_marks(cls, value: tuple[str, str] | None) -> tuple[str, str] | None:
-        if value is not None and not all(value):
-            raise ValueError("answer needs two marks that are not empty, before and after the rendered part")
+        if value is not None and (not all(value) or value[0] == value[1]):
+            raise ValueError("answer needs two different marks that are not empty, before and after the rendered part")
         return value
 
     def drawn(self, text: str) -> str:

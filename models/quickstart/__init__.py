@@ -12,6 +12,7 @@ BUILDERS = Table(
         "addition": "models.quickstart.addition:AdditionBuilder",
         "digit_sums": "models.quickstart.vision:DigitSumsBuilder",
         "digits": "models.quickstart.build:DigitsBuilder",
+        "looker": "models.quickstart.looker:LookerBuilder",
         "reviser": "models.quickstart.rewriter:ReviserBuilder",
         "rewriter": "models.quickstart.rewriter:RewriterBuilder",
         "words": "models.quickstart.build:WordsBuilder",

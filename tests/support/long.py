@@ -127,6 +127,7 @@ LONG = {
         "test_training_goes_on_from_its_files_as_from_memory[overrides2]",
     ),
     "tests/tasks/modalities/test_render.py": ("test_a_run_of_the_command_draws_two_turns_and_shows",),
+    "tests/tasks/modalities/test_turns.py": ("test_two_ranks_see_as_one",),
     "tests/tasks/training/test_training_stage.py": (
         "test_a_trainer_kept_in_memory_goes_on_as_one_that_was_read[adamw8bit]",
     ),

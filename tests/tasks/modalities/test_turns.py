@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from configs.schema import RunConfig
 from configs.tokens import TokensSection
 from models.quickstart.addition import character_tokenizer
 from models.rewards.base import declare
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from storage.trajectories.base import Sample
 from storage.trajectories.tables import read_rows
 from tasks.advantages.turns import best_turns, of_turn
@@ -253,6 +255,24 @@ def test_a_model_sees_the_images_of_earlier_turns(tiny_base: Path, tmp_path: Pat
         assert not any(token < 0 and chosen for token, chosen in zip(row, sample.token_mask, strict=True))
         # Without a comment, the text differs by what is seen alone.
         assert sample.metadata[SEEN_KEY] == [str(context.chain.require(1, "render", slot).ref) for slot in ("#1", "#2")]
+
+
+@pytest.mark.slow
+def test_two_ranks_see_as_one(tiny_base: Path, tmp_path: Path, flowmill: Callable[..., Any]) -> None:
+    path, made = tmp_path / "seen.yaml", []
+    path.write_text(yaml.safe_dump(drawn_vision_data(tmp_path, tiny_base)))
+    for ranks in (1, 2):
+        settings = ["run.epochs=1", f"store.root={tmp_path / str(ranks)}", f"execution.processes={ranks}"]
+        done = flowmill("run", str(path), "--quiet", *(part for each in settings for part in ("--set", each)))
+        assert done.returncode == 0, done.stderr
+        config = load_config(path, settings)
+        store = ArtifactStore(config.store)
+        context = RunContext(store, config, RunFolder(store, config.run.name))
+        refs = [context.chain.require(*node).ref for node in [*context.plan.scored(1), Node(1, "optimize")]]
+        made.append([store.require(ref).content for ref in refs[:-1]])
+        (first, *_) = store.require(refs[-1]).summary["updates"]
+        assert first["replay_gap_max"] == 0.0
+    assert made[0] == made[1]
 
 
 @pytest.mark.parametrize(
