@@ -56,7 +56,7 @@ class LookerBuilder(CharacterModelBuilder):
     """A Qwen2-VL of 3 layers and 8 tokens per image. For the prompt ``"46"`` it writes ``("46")``; after an image of 41
     it writes ``4+1-``, and then ``.``, somewhat more often the more digits are right, or ``("46")``."""
 
-    accuracy: OpenShare = 0.9
+    accuracy: OpenShare = 0.95
     """Share of texts after images that must be one of these, where pre-training ends."""
 
     def build(self, folder: Path, report: Report) -> None:

@@ -41,7 +41,6 @@ from tasks.inputs.model_source import check_source
 from tasks.inputs.prompt_rows import readable
 from tasks.inputs.prompts import Prompt
 from tasks.inputs.quantize_settings import check_quantize
-from tasks.inputs.renderer import sees_images
 
 #: Width of a token in latents, in the models that builders make.
 _BUILT_PATCH = 2
@@ -112,7 +111,7 @@ def _check_images(config: RunConfig) -> None:
             "so it starts from noise alone. Set model.options.references to the most images a prompt comes with, or "
             "remove prompts.image."
         )
-    if takes and not given and not sees_images(config):
+    if takes and not given and config.render is None:
         raise ConfigError(
             f"model.policy '{family}' starts from images, but prompts.image is not set. "
             "Name the column with their paths."

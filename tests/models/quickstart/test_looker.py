@@ -16,7 +16,7 @@ from tasks.modalities.tokens.run_prompts import prompts_in
 
 def test_a_conversation_is_a_row_of_pre_training(tmp_path: Path) -> None:
     LookerBuilder(accuracy=0.0).build(tmp_path, lambda *_: None)
-    config = load_config("tiny_looker", [f"model.path={tmp_path}", "model.build=null"])
+    config = load_config("tiny_agent_sees", [f"model.path={tmp_path}", "model.build=null"])
     assert config.render is not None
     assert config.render.turns is not None
     prompts = prompts_in(tmp_path, config)
