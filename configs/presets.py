@@ -17,6 +17,7 @@ _GPUS = {
     "flux1_dance": "48 GB",
     "flux1_dev": "48 GB",
     "flux1_enhancer": "80 GB",
+    "flux1_kontext_enhancer": "80 GB",
     "flux1_kontext": "48 GB",
     "flux1_sft": "48 GB",
     "flux1_srpo": "80 GB",

@@ -36,7 +36,7 @@ from tasks.inputs.store_trust import remember  # noqa: E402
 from tasks.runs.context import RunContext  # noqa: E402
 from tests.support.forked_ranks import ForkedAgent  # noqa: E402
 from tests.support.inside import prepare, run_epoch  # noqa: E402
-from tests.support.long import is_long  # noqa: E402
+from tests.support.long import LONG, SLOW, is_in  # noqa: E402
 from tests.support.preloaded import READ_AT_IMPORT, run_forked  # noqa: E402
 from tests.support.s3 import Server, named_or_moto  # noqa: E402
 from tests.support.small import small_data, write_small  # noqa: E402
@@ -66,9 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Count what asks for a server, or for what forks commands, among the slow ones; leave long ones out."""
     for item in items:
-        if is_long(item.nodeid):
+        if is_in(LONG, item.nodeid):
             item.add_marker(pytest.mark.campaign)
-        if {"prefect_server", "preloaded", "s3_server"} & set(getattr(item, "fixturenames", ())):
+        servers = {"prefect_server", "preloaded", "s3_server"} & set(getattr(item, "fixturenames", ()))
+        if servers or is_in(SLOW, item.nodeid):
             item.add_marker(pytest.mark.slow)
 
 

@@ -30,7 +30,7 @@ from tasks.modalities import KINDS
 from tasks.specs.modalities import MODALITY_SPECS
 from tasks.specs.stages import STAGES
 from tests.support import rooms
-from tests.support.long import LONG
+from tests.support.long import LONG, SLOW
 
 # One process reads the files for all of them.
 pytestmark = pytest.mark.xdist_group("architecture")
@@ -258,7 +258,8 @@ def test_crumbs_do_not_grow() -> None:
 
 def chained_functions(code: str) -> set[str]:
     """Return the private functions that one place calls which is such a function itself."""
-    functions = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef)]
+    tree = ast.parse(code)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     counts = Counter(node.name for node in functions if node.name.startswith("_") and not node.name.endswith("_"))
     uses: dict[str, list[str]] = {name: [] for name, count in counts.items() if count == 1}
 
@@ -268,7 +269,7 @@ def chained_functions(code: str) -> set[str]:
             uses.get(name, []).append(inside)
             visit(child, child.name if isinstance(child, ast.FunctionDef) else inside)
 
-    visit(ast.parse(code), "")
+    visit(tree, "")
     single = {name: callers[0] for name, callers in uses.items() if len(callers) == 1}
     return {name for name, caller in single.items() if caller in single and caller != name}
 
@@ -287,8 +288,9 @@ def test_tests_of_a_room_have_its_path(package: str) -> None:
     assert direct <= {path.stem for path in (ROOT / package).glob("*.py")}, "tests of a room outside of its folder"
 
 
-def test_what_is_left_to_campaigns_as_long_is_there() -> None:
-    for path, names in LONG.items():
+@pytest.mark.parametrize("table", [LONG, SLOW], ids=["long", "slow"])
+def test_tests_that_are_left_out_for_their_time_are_there(table: dict[str, tuple[str, ...]]) -> None:
+    for path, names in table.items():
         written = (ROOT / path).read_text()
         assert all(f"def {name.partition('[')[0].rpartition('::')[2]}(" in written for name in names), path
 

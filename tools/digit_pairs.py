@@ -1,4 +1,5 @@
-"""Writes configs/prompts/digits-pairs.parquet: two handwritten digits per image, right ones and ones of other numbers.
+"""Writes tables of images of two handwritten digits to configs/prompts: digits-pairs.parquet has right ones and ones of
+other numbers, digit-edits-*.parquet an edit of each and the resulting number.
 
 python -m tools.digit_pairs
 """
@@ -19,7 +20,9 @@ _ROWS = 300
 
 
 def main() -> None:
-    """Write the table; none of its prompts is held out."""
+    """Write the tables; none of the pairs' prompts is held out, and no digit of held-out edits is in another table."""
+    for name, rows in (("train", 512), ("heldout", 256)):
+        pq.write_table(_edits(rows, heldout=name == "heldout"), _FOLDER / f"digit-edits-{name}.parquet")
     heldout = set((_FOLDER / "digits-heldout.txt").read_text().split())
     texts, images = digit_pairs(1000, seed=7)
     rows = {}
@@ -36,6 +39,15 @@ def main() -> None:
         }
     )
     pq.write_table(table, _FOLDER / "digits-pairs.parquet", compression="zstd")
+
+
+def _edits(rows: int, *, heldout: bool) -> pa.Table:
+    """Return images, each with an edit that copies one digit over the other one, and the number that it results in."""
+    texts, images = digit_pairs(2 * rows, seed=11, heldout=heldout)
+    kept = [(text, image) for text, image in zip(texts, images, strict=True) if text[0] != text[1]][:rows]
+    edits = [(">", text[0] * 2) if number % 2 else ("<", text[1] * 2) for number, (text, _) in enumerate(kept)]
+    prompts, numbers = zip(*edits, strict=True)
+    return pa.table({"prompt": prompts, "image": [_png(image) for _, image in kept], "number": numbers})
 
 
 def _png(pixels: object) -> bytes:

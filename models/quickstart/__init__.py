@@ -10,6 +10,8 @@ from configs.registry import Table
 BUILDERS = Table(
     {
         "addition": "models.quickstart.addition:AdditionBuilder",
+        "digit_edits": "models.quickstart.edits:DigitEditsBuilder",
+        "digit_enhancer": "models.quickstart.vision:DigitEnhancerBuilder",
         "digit_sums": "models.quickstart.vision:DigitSumsBuilder",
         "digits": "models.quickstart.build:DigitsBuilder",
         "looker": "models.quickstart.looker:LookerBuilder",

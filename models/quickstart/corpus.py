@@ -13,6 +13,8 @@ HEIGHT, WIDTH = 16, 32
 VAE_CHANNELS = (8, 16)
 VAE_FACTOR = 2 ** (len(VAE_CHANNELS) - 1)
 LATENT_CHANNELS = 4
+#: Marks of the digit that stays in texts of edits, which models of ``digit_edits`` follow with the first mark only.
+STAYS = ("-", "_", "=", "/", "")
 LETTERS = "ACDEGINOPRST"
 _SUPERSAMPLING = 3
 
@@ -38,6 +40,11 @@ def digit_pairs(count: int, seed: int, *, heldout: bool = False) -> tuple[list[s
     pairs = np.concatenate([images[picks[:, 0]], images[picks[:, 1]]], 2)
     gray = np.stack([_enlarge(pair) for pair in pairs])
     return [f"{labels[a]}{labels[b]}" for a, b in picks], gray
+
+
+def edit_text(digit: str, right: bool, stays: str) -> str:
+    """Return the text of an edit that puts a digit on one side of an image."""
+    return f"{stays}{digit}" if right else f"{digit}{stays}"
 
 
 def rendered_words(count: int, seed: int, words: list[str]) -> tuple[list[str], np.ndarray]:

@@ -43,9 +43,9 @@ def pretrain(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        pixels = (torch.from_numpy(images).float() / 127.5 - 1)[:, None].expand(-1, 3, -1, -1)
-        _train_autoencoder(pipeline.vae, pixels, vae_steps, report)
-        latents = _normalized_latents(pipeline.vae, pixels)
+        pixels = as_pixels(images)
+        train_autoencoder(pipeline.vae, pixels, vae_steps, report)
+        latents = normalized_latents(pipeline.vae, pixels)
         tokens = _tokens(pipeline, [f'"{text}"' for text in texts])
         empty = _tokens(pipeline, [""])
         # A separate generator, so that a base model without dropout stays bitwise the same.
@@ -55,7 +55,14 @@ def pretrain(
             dropped = torch.rand(len(rows), 1, generator=draws) < prompt_dropout
             return torch.where(dropped, empty, tokens[rows])
 
-        _train_flow(pipeline, rows_of, latents, steps, report)
+        modules = nn.ModuleList([pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2])
+        count = len(latents)
+        train_flow(modules, lambda rows: _flow_loss(modules, rows_of(rows), latents[rows]), count, steps, report)
+
+
+def as_pixels(images: np.ndarray) -> Tensor:
+    """Return (N, H, W) uint8 gray images as (N, 3, H, W) float32, -1 to 1."""
+    return (torch.from_numpy(images).float() / 127.5 - 1)[:, None].expand(-1, 3, -1, -1)
 
 
 def _tokens(pipeline: StableDiffusion3Pipeline, prompts: list[str]) -> Tensor:
@@ -63,7 +70,8 @@ def _tokens(pipeline: StableDiffusion3Pipeline, prompts: list[str]) -> Tensor:
     return pipeline.tokenizer(prompts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids
 
 
-def _train_autoencoder(vae: AutoencoderKL, pixels: Tensor, steps: int, report: Report) -> None:
+def train_autoencoder(vae: AutoencoderKL, pixels: Tensor, steps: int, report: Report) -> None:
+    """Train an autoencoder on (N, 3, H, W) pixels in place, and freeze it."""
     vae.train()
     optimizer = torch.optim.AdamW(vae.parameters(), lr=4e-3, weight_decay=0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, steps, pct_start=0.1)
@@ -79,7 +87,7 @@ def _train_autoencoder(vae: AutoencoderKL, pixels: Tensor, steps: int, report: R
 
 
 @torch.no_grad()
-def _normalized_latents(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
+def normalized_latents(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
     """Return (N, C, h, w) latents of mean 0 and std 1, and write the factors into the VAE's config."""
     latents = torch.cat([vae.encode(batch).latent_dist.mean for batch in pixels.split(256)])
     shift, scale = latents.mean().item(), 1 / latents.std().item()
@@ -87,17 +95,17 @@ def _normalized_latents(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
     return (latents - shift) * scale
 
 
-def _train_flow(
-    pipeline: StableDiffusion3Pipeline, tokens: Callable[[Tensor], Tensor], latents: Tensor, steps: int, report: Report
+def train_flow(
+    modules: nn.ModuleList, loss: Callable[[Tensor], Tensor], count: int, steps: int, report: Report
 ) -> None:
-    modules = nn.ModuleList([pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]).train()
+    """Train modules in place to the average of their weights; ``loss``: of the numbers of rows, ``count`` in all."""
+    modules.train()
     parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps, pct_start=0.1)
     average = copy.deepcopy(modules).eval()
     for step in range(steps):
-        rows = torch.randint(len(latents), (_BATCH,))
-        update(_flow_loss(modules, tokens(rows), latents[rows]), parameters, optimizer, schedule)
+        update(loss(torch.randint(count, (_BATCH,))), parameters, optimizer, schedule)
         decay = min(0.995, (step + 1) / (step + 10))
         with torch.no_grad():
             torch._foreach_lerp_(list(average.parameters()), list(modules.parameters()), 1 - decay)
@@ -106,23 +114,29 @@ def _train_flow(
     modules.eval()
 
 
-def _flow_loss(modules: nn.ModuleList, tokens: Tensor, clean: Tensor) -> Tensor:
-    """Return the flow-matching loss with logit-normal times (arXiv 2403.03206, eq. 19)."""
+def noised(clean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (N, ...) latents at logit-normal times (arXiv 2403.03206, eq. 19), the times (N,), and velocities."""
     noise = torch.randn_like(clean)
     sigma = torch.sigmoid(torch.randn(len(clean)))
-    mix = sigma.view(-1, 1, 1, 1)
+    mix = sigma.view(-1, *[1] * (clean.ndim - 1))
+    return (1 - mix) * clean + mix * noise, sigma, noise - clean
+
+
+def _flow_loss(modules: nn.ModuleList, tokens: Tensor, clean: Tensor) -> Tensor:
+    """Return the flow-matching loss."""
+    noisy, sigma, wanted = noised(clean)
     transformer, *text_encoders = modules
     outputs = [encoder(tokens, output_hidden_states=True) for encoder in text_encoders]
     embeds = torch.cat([output.hidden_states[-2] for output in outputs], -1)
     velocity = transformer(
-        hidden_states=(1 - mix) * clean + mix * noise,
+        hidden_states=noisy,
         # The pipeline appends one row of zeros where a T5 would be.
         encoder_hidden_states=F.pad(embeds, (0, 0, 0, 1)),
         pooled_projections=torch.cat([output[0] for output in outputs], -1),
         timestep=sigma * 1000,
         return_dict=False,
     )[0]
-    return F.mse_loss(velocity, noise - clean)
+    return F.mse_loss(velocity, wanted)
 
 
 def update(

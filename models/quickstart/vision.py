@@ -1,14 +1,15 @@
-"""A tiny vision-language model that reads two handwritten digits, and sometimes adds them.
+"""Tiny vision-language models that read two handwritten digits, and sometimes add them or write how to edit them.
 Legend: N images, B rows, W positions, P patches of an image."""
 
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from PIL import Image
@@ -20,23 +21,24 @@ from models.quickstart.characters import (
     PAD,
     CharacterModelBuilder,
     Characters,
+    Pair,
     answer_loss,
     answer_probabilities,
     filled,
     train_until,
 )
-from models.quickstart.corpus import HEIGHT, WIDTH, digit_pairs
+from models.quickstart.corpus import HEIGHT, STAYS, WIDTH, digit_pairs, edit_text
 from models.quickstart.pretrain import Report
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Prompts that ask for the digits, and for their sum.
-READ, ADD = "=", "+"
-_CHARACTERS = Characters(
-    f"0123456789{READ}{ADD}",
-    {"vision_start_token": "<see>", "image_token": "<image>", "vision_end_token": "<seen>", "video_token": "<clip>"},
-)
+#: Prompts that ask for the digits, for their sum, and for an edit that copies the left digit to the right, or back.
+READ, ADD, RIGHT, LEFT = "=", "+", ">", "<"
+_MARKS = {"vision_start": "<see>", "image": "<image>", "vision_end": "<seen>", "video": "<clip>"}
+_SPECIAL = {f"{name}_token": mark for name, mark in _MARKS.items()}
+_SUMMING = Characters(f"0123456789{READ}{ADD}", _SPECIAL)
+_EDITING = Characters(f"0123456789{RIGHT}{LEFT}{''.join(STAYS)}", _SPECIAL)
 _SEE, _IMAGE, _SEEN, _CLIP = range(3, 7)
 _TEMPLATE = (
     "<bos>{% for c in messages[-1]['content'] %}{% if c['type'] == 'image' %}<see><image><seen>{% else %}"
@@ -50,35 +52,91 @@ _BATCH = 64
 _SUMS, _EVERY, _MOST_STEPS = 0.25, 20, 4000
 #: Images of the corpus, of which the last measure accuracy.
 _IMAGES, _PROBE = 6000, 200
+#: Number of an image, prompt, answer.
+_Asked = tuple[int, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DigitSumsBuilder(CharacterModelBuilder):
-    """A Qwen2-VL of 3 layers and 8 tokens per image; the prompt ``=`` asks for its two digits, ``+`` for their sum."""
+class _DigitReader(CharacterModelBuilder):
+    """Builds a Qwen2-VL of 3 layers and 8 tokens per image."""
 
-    accuracy: OpenShare = 0.25
-    """Share of right sampled sums at which pre-training ends, as accuracy after fixed steps depends on the seed."""
+    characters: ClassVar[Characters]
+    """The vocabulary."""
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a transformers folder with model, tokenizer and processor."""
         model, processor = tiny_model(self.seed), image_processor()
-        self._pretrain(model, _Corpus(processor, self.seed), report)
+        corpus, order = _Corpus(processor, self.characters, self.seed), random.Random(self.seed)
+        known, probe = range(_IMAGES - _PROBE), range(_IMAGES - _PROBE, _IMAGES)
+        wanted = [(number, *each) for number in probe for each in self.probe(corpus.texts[number])]
+
+        def asked() -> _Asked:
+            number = order.choice(known)
+            return number, *self.drawn(order, corpus.texts[number])
+
+        @torch.no_grad()
+        def good(step: int) -> bool:
+            if step % _EVERY:
+                return False
+            found = answer_probabilities(*corpus.logits(model, wanted)).mean()
+            return float(found) * (len(wanted) // _PROBE) >= self.accuracy
+
+        def loss() -> Tensor:
+            return answer_loss(*corpus.logits(model, [asked() for _ in range(_BATCH)]))
+
+        train_until(model, loss, good, most=_MOST_STEPS, report=partial(report, "vision-language model"), max_norm=1.0)
         model.save_pretrained(folder)
-        _CHARACTERS.tokenizer().save_pretrained(folder)
+        self.characters.tokenizer().save_pretrained(folder)
         processor.save_pretrained(folder)
         (folder / "chat_template.jinja").write_text(_TEMPLATE)
 
-    def _pretrain(self, model: Any, corpus: _Corpus, report: Report) -> None:
-        order, known = random.Random(self.seed), range(_IMAGES - _PROBE)
+    @abstractmethod
+    def drawn(self, order: random.Random, digits: str) -> Pair:
+        """Return a prompt about an image of two digits, and an answer."""
 
-        def loss() -> Tensor:
-            asked = [(order.choice(known), ADD if order.random() < _SUMS else READ) for _ in range(_BATCH)]
-            return answer_loss(*corpus.logits(model, asked))
+    @abstractmethod
+    def probe(self, digits: str) -> list[Pair]:
+        """Return prompts about such an image and right answers, whose probabilities are summed as accuracy."""
 
-        def good(step: int) -> bool:
-            return step % _EVERY == 0 and corpus.accuracy(model) >= self.accuracy
 
-        train_until(model, loss, good, most=_MOST_STEPS, report=partial(report, "vision-language model"), max_norm=1.0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigitSumsBuilder(_DigitReader):
+    """A Qwen2-VL of 3 layers and 8 tokens per image; the prompt ``=`` asks for its two digits, ``+`` for their sum."""
+
+    characters: ClassVar[Characters] = _SUMMING
+    accuracy: OpenShare = 0.25
+    """Share of right sampled sums at which pre-training ends, as accuracy after fixed steps depends on the seed."""
+
+    def drawn(self, order: random.Random, digits: str) -> Pair:
+        """Return digits or sum."""
+        return self.probe(digits)[0] if order.random() < _SUMS else (READ, digits)
+
+    def probe(self, digits: str) -> list[Pair]:
+        """Return the sum."""
+        return [(ADD, str(sum(map(int, digits))))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigitEnhancerBuilder(_DigitReader):
+    """A Qwen2-VL of 3 layers and 8 tokens per image; the prompt ``>`` asks for an edit that copies the left digit to
+    the right, ``<`` for the reverse; about the image of 47 it answers the first with ``-4``, ``_4`` or another of five
+    texts."""
+
+    characters: ClassVar[Characters] = _EDITING
+    accuracy: OpenShare = 0.6
+    """Share of sampled texts that must be one of these, with the right digit, at which pre-training ends."""
+
+    def drawn(self, order: random.Random, digits: str) -> Pair:
+        """Return one of the texts of an edit."""
+        return order.choice(self._texts(digits, order.choice((RIGHT, LEFT))))
+
+    def probe(self, digits: str) -> list[Pair]:
+        """Return the texts of an edit; of two equal digits too."""
+        return self._texts(digits, RIGHT if int(digits) % 2 else LEFT)
+
+    def _texts(self, digits: str, prompt: str) -> list[Pair]:
+        to_right = prompt == RIGHT
+        return [(prompt, edit_text(digits[not to_right], to_right, stays)) for stays in STAYS]
 
 
 def tiny_model(seed: int) -> Any:
@@ -134,35 +192,27 @@ def image_processor() -> Any:
 class _Corpus:
     """Images of two digits, and questions about them."""
 
-    def __init__(self, processor: Any, seed: int) -> None:
-        self._texts, gray = digit_pairs(_IMAGES, seed=seed + 1)
+    def __init__(self, processor: Any, characters: Characters, seed: int) -> None:
+        self._characters = characters
+        self.texts, gray = digit_pairs(_IMAGES, seed=seed + 1)
         seen = processor(images=[Image.fromarray(each).convert("RGB") for each in gray], return_tensors="pt")
         self._pixels: Tensor = seen.pixel_values.unflatten(0, (_IMAGES, -1))
         """(N, P, values)."""
         self._grid = seen.image_grid_thw[:1]
 
-    def logits(self, model: Any, asked: Sequence[tuple[int, str]]) -> tuple[Tensor, Tensor]:
-        """Return (B, W, V) logits and (B, W) labels of images by number, each with its prompt."""
+    def logits(self, model: Any, asked: Sequence[_Asked]) -> tuple[Tensor, Tensor]:
+        """Return (B, W, V) logits and (B, W) labels of images by number, each with its prompt and answer."""
+        tokens = self._characters.tokens
         rows = [
-            ([BOS, _SEE, *[_IMAGE] * _TOKENS, _SEEN, *_CHARACTERS.tokens(prompt)], self._answer(number, prompt))
-            for number, prompt in asked
+            ([BOS, _SEE, *[_IMAGE] * _TOKENS, _SEEN, *tokens(prompt)], [*tokens(answer), EOS])
+            for _, prompt, answer in asked
         ]
         ids, labels = filled(rows)
         out = model(
             input_ids=ids,
-            pixel_values=self._pixels[[number for number, _ in asked]].flatten(0, 1),
+            pixel_values=self._pixels[[number for number, _, _ in asked]].flatten(0, 1),
             image_grid_thw=self._grid.repeat(len(asked), 1),
             mm_token_type_ids=(ids == _IMAGE).long(),
             use_cache=False,
         )
         return out.logits, labels
-
-    @torch.no_grad()
-    def accuracy(self, model: Any) -> float:
-        """Return the mean probability of right sums of images that are not trained on."""
-        asked = [(number, ADD) for number in range(_IMAGES - _PROBE, _IMAGES)]
-        return float(answer_probabilities(*self.logits(model, asked)).mean())
-
-    def _answer(self, number: int, prompt: str) -> list[int]:
-        digits = self._texts[number]
-        return [*_CHARACTERS.tokens(digits if prompt == READ else str(sum(map(int, digits)))), EOS]

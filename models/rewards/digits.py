@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -18,25 +18,32 @@ with deferred("pandas"):
     from sklearn.svm import SVC
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class DigitsReward:
     """Share of the two halves that are read as the digits of the prompt: 0, 0.5 or 1. ``svc`` reads 99 % of real digits
     it was not trained on. ``trees`` is a second opinion for evaluation: it is never optimized, so a model that learns
     to fool ``svc`` shows as a gap between the two."""
 
-    needs: ClassVar[Needs] = Needs(media="images")
     perfect: ClassVar[float] = 1.0
     """Both halves match the prompt."""
     bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     classifier: Literal["svc", "trees"] = "svc"
     """A support vector machine, or extremely random trees, trained on scikit-learn's digits on the spot."""
+    column: str | None = None
+    """Column of the prompts with the number; None: the prompt has it in double quotes."""
     _model: SVC | ExtraTreesClassifier = field(init=False)
 
     def __post_init__(self) -> None:
         images, labels = real_digits()
         model = SVC(gamma=0.05, C=5) if self.classifier == "svc" else ExtraTreesClassifier(200, random_state=0)
         self._model = model.fit(images.reshape(len(images), -1), labels)
+
+    @staticmethod
+    def needs_for(options: Mapping[str, Any]) -> Needs:
+        """Return the needs under some options."""
+        column = options.get("column")
+        return Needs(media="images", columns=() if column is None else (str(column),))
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Metadata) -> Scores:
         """Return shares and the two digits that were read; ``media`` is (B, H, W, 3), with 8 rows and 16
@@ -45,5 +52,8 @@ class DigitsReward:
         small = ink.reshape(len(media), 8, ink.shape[1] // 8, 16, ink.shape[2] // 16).mean((2, 4))
         halves = np.stack([small[:, :, :8], small[:, :, 8:]], 1).reshape(-1, 64)
         read = self._model.predict(halves).reshape(-1, 2)
-        wanted = np.array([[int(digit) for digit in quoted_text(prompt)] for prompt in prompts])
+        numbers = [quoted_text(prompt) for prompt in prompts]
+        if self.column is not None:
+            numbers = [str(about[self.column]) for about in metadata]
+        wanted = np.array([[int(digit) for digit in number] for number in numbers])
         return Scores((read == wanted).mean(1).astype(np.float32), [f"{left}{right}" for left, right in read])

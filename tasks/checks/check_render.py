@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, PromptError
 from configs.execution import ExecutionSection
 from configs.model import ModelSection
 from configs.render import TurnsSection
 from configs.schema import RunConfig
-from models.policies import IMAGE_CONDITIONED, most_images
+from models.policies import most_images
 from models.rewards.factory import needs_of
 from tasks.inputs.components import make_solver
-from tasks.inputs.model_settings import check_model
+from tasks.inputs.model_settings import check_model, check_reference_images
 from tasks.inputs.renderer import SEEN_KEY, TURN_KEY, reads_images, render_of, renderer_config, sees_images
 from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.modality import make_kind
@@ -60,15 +60,14 @@ def _check_drawer(config: RunConfig) -> None:
                 f"render.model.{name} is set, but that model is never trained and draws images. Remove it; a model "
                 "that was trained before is one by its exported folder, in render.model.path."
             )
-    if model.policy in IMAGE_CONDITIONED:
-        raise ConfigError(
-            f"render.model.policy '{model.policy}' starts from images, but there are only texts. Choose another."
-        )
     make_solver(render_of(config).solver, "render.solver")
     try:
         check_model(drawer)
-    except ConfigError as error:
-        raise ConfigError(f"render: {error}") from None
+        if drawer.prompts.image is not None:
+            sources = source_prompts(config)
+            check_reference_images(drawer, [*sources["train"], *sources["heldout"]])
+    except (ConfigError, PromptError) as error:
+        raise type(error)(f"render: {error}") from None
 
 
 def _check_turns(config: RunConfig) -> None:

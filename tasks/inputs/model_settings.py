@@ -41,6 +41,7 @@ from tasks.inputs.model_source import check_source
 from tasks.inputs.prompt_rows import readable
 from tasks.inputs.prompts import Prompt
 from tasks.inputs.quantize_settings import check_quantize
+from tasks.inputs.renderer import renderer_config
 
 #: Width of a token in latents, in the models that builders make.
 _BUILT_PATCH = 2
@@ -116,9 +117,13 @@ def _check_images(config: RunConfig) -> None:
             f"model.policy '{family}' starts from images, but prompts.image is not set. "
             "Name the column with their paths."
         )
-    if given and not takes:
+    drawer = None if config.render is None else renderer_config(config)
+    if given and not takes and (drawer is None or drawer.prompts.image is None):
+        named = f"model.policy '{family}' takes"
+        if drawer is not None:
+            named = f"neither model.policy '{family}' nor render.model.policy '{drawer.model.policy}' takes"
         raise ConfigError(
-            f"prompts.image is '{config.prompts.image}', but model.policy '{family}' takes no image. Remove it, or "
+            f"prompts.image is '{config.prompts.image}', but {named} no image. Remove it, or "
             f"choose one of {', '.join(sorted(IMAGE_CONDITIONED))}."
         )
 
@@ -127,7 +132,7 @@ def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None
     """Check that no prompt has more images than the model takes, or a film where the model takes images only."""
     family = config.model.policy
     most = most_images(family, config.model.options)
-    if most is None:
+    if not most:
         return
     folder, frames = Path(str(config.model.path)).expanduser(), config.model.frames
     ends = resolve(POLICIES, family, label="model.policy").check_ends if family in LAST_FRAME else None

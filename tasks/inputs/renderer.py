@@ -8,6 +8,7 @@ from typing import Any
 from configs.render import RenderSection
 from configs.rewards import RewardSection
 from configs.schema import EvaluateSection, MediaSection, RolloutSection, RunConfig
+from models.policies import REFERENCES, most_images
 
 #: Metadata key of the turn that a text was written in, or an image drawn in, after the first.
 TURN_KEY = "render_turn"
@@ -22,7 +23,10 @@ def render_of(config: RunConfig) -> RenderSection:
 
 
 def renderer_config(config: RunConfig) -> RunConfig:
-    """Return a config whose model is the image model; it samples as evaluations do, on its own in each process."""
+    """Return a config whose model is the image model; it samples as evaluations do, on its own in each process.
+
+    Its prompts have images only if the image model reads them.
+    """
     section, execution = render_of(config), config.execution
     media = MediaSection(format=section.format, lossless=section.format == "png")
     alone = {
@@ -34,8 +38,11 @@ def renderer_config(config: RunConfig) -> RunConfig:
         "sampling": "whole",
         "context_parallel": 1,
     }
+    # A family that can read images keeps them, so that reading none is noticed.
+    unread = section.model.policy not in REFERENCES and not most_images(section.model.policy, section.model.options)
     changes = {
         "model": section.model,
+        **({"prompts": config.prompts.model_copy(update={"image": None})} if unread else {}),
         "rollout": RolloutSection(steps=section.steps, solver=section.solver, store=config.rollout.store, media=media),
         "evaluate": EvaluateSection(solver=section.solver),
         "execution": execution.model_copy(update=alone),

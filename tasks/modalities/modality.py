@@ -269,13 +269,16 @@ class Kind(ABC):
         """
         raise NotImplementedError
 
-    def draw(self, renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
+    def draw(
+        self, renderer: Renderer, texts: Sequence[str], seeds: Sequence[int], images: Sequence[Sequence[np.ndarray]]
+    ) -> np.ndarray:
         """Return images of texts by a frozen model, (B, H, W, 3) uint8; called only if ``draws``.
 
         Args:
             renderer: the model.
             texts: at most ``execution.rollout_batch_size``.
             seeds: seeds of the initial noise.
+            images: source images of each text's prompt, (H, W, 3) uint8; none where the model reads none.
         """
         raise NotImplementedError
 

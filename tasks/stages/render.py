@@ -76,6 +76,7 @@ class Drawing(Stage):
         assert renderer is not None
         wanted, drawer = list(self._wanted(self._opened(shard))), renderer.config
         due = [(sample, text) for sample, text in wanted if text is not None]
+        started = drawer.prompts.image is not None
         size, form = drawer.execution.rollout_batch_size, media_format(drawer)
         recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
         store = open_trajectory_store(self.config.rollout.store)
@@ -84,7 +85,9 @@ class Drawing(Stage):
             def drawn() -> Iterator[np.ndarray]:
                 for start in range(0, len(due), size):
                     samples, texts = zip(*due[start : start + size], strict=True)
-                    yield from self._drawer.draw(renderer, texts, [sample.seed for sample in samples])
+                    about = [sample.metadata for sample in samples]
+                    images = self.context.references(about) if started else [[]] * len(samples)
+                    yield from self._drawer.draw(renderer, texts, [sample.seed for sample in samples], images)
                     self.context.reporter.progress(self.name, self.epoch, start + len(texts), len(due), shard.name)
 
             media = drawn()

@@ -197,6 +197,9 @@ def test_digits_are_read(build: Build, classifier: str) -> None:
     right = scored(reward, "digits", media, [f'"{text}"' for text in texts], [{}] * 64)
     assert right.values.mean() > 0.97
     assert next(iter(right.notes or [])) == texts[0]
+    named = build("digits", classifier=classifier, column="number")
+    same = scored(named, "digits", media, [""] * 64, [{"number": text} for text in texts])
+    np.testing.assert_array_equal(same.values, right.values)
     wrong = scored(reward, "digits", media, [f'"{(int(text) + 11) % 100:02d}"' for text in texts], [{}] * 64)
     assert wrong.values.mean() < 0.1
 

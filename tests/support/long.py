@@ -1,6 +1,9 @@
-"""Tests that take long and stand next to shorter ones of the same kind: campaigns carry them out, not every change."""
+"""Tests that take long: campaigns carry out LONG, of which shorter ones of the same kind exist, and ``make test-slow``
+carries out SLOW."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 #: By file, the tests as pytest names them, with all their parameters where none are named.
 LONG = {
@@ -189,8 +192,77 @@ LONG = {
     ),
 }
 
+#: Tests of one process that take 4 s and more, by file: `make test` leaves them to `make test-slow`.
+SLOW = {
+    "tests/flows/test_tables.py": ("test_every_command_has_one_line_for_each_entry",),
+    "tests/models/weights/test_pretrained_loading.py": (
+        "test_a_value_of_another_type_is_followed_or_refused_in_one_sentence[text]",
+    ),
+    "tests/storage/maintenance/test_losses.py": ("test_every_lost_record_is_seen_and_put_back",),
+    "tests/tasks/fitting/test_fit.py": (
+        "test_which_of_two_images_is_better_depends_on_the_prompt[characters]",
+        "test_which_of_two_images_is_better_depends_on_the_prompt[none]",
+        "test_which_of_two_images_is_better_depends_on_the_prompt[words]",
+    ),
+    "tests/tasks/modalities/test_chain_engines.py": (
+        "test_a_server_that_lost_its_weights_gets_them_again",
+        "test_another_server_takes_over_from_one_that_is_gone_slow_cut_or_lies",
+        "test_servers_draw_the_files_of_the_local_sampler",
+        "test_whatever_is_stored_with_a_chain_is_computed_here[trained steps]",
+    ),
+    "tests/tasks/modalities/test_texts_shown.py": ("test_mlflow_has_them_as_tables",),
+    "tests/tasks/modalities/test_turns.py": ("test_turns_depend_on_no_shard_and_an_interrupted_one_goes_on",),
+    "tests/tasks/reports/test_benchmark.py": ("test_samples_are_those_of_the_pinned_settings_and_found_again",),
+    "tests/tasks/reports/test_published.py": ("test_given_pairs_are_published_as_they_are_read",),
+    "tests/tasks/runs/test_fingerprints.py": ("test_every_plain_setting_changes_the_stages_of_its_section_alone",),
+    "tests/tasks/stages/test_asking.py": ("test_training_goes_on_after_a_kill_and_does_not_depend_on_micro_batches",),
+    "tests/tasks/stages/test_given.py": (
+        "test_a_file_that_cannot_be_decoded_is_named_or_left_out[half a JPEG]",
+        "test_images_of_several_sizes_train_in_buckets",
+        "test_training_on_given_samples_changes_the_policy_and_resumes[dpo]",
+        "test_training_on_given_samples_changes_the_policy_and_resumes[kto]",
+        "test_training_on_given_samples_changes_the_policy_and_resumes[sft]",
+    ),
+    "tests/tasks/stages/test_last_frame.py": ("test_a_whole_run_exports_a_call_that_ends_with_the_last_image",),
+    "tests/tasks/stages/test_sampling.py": (
+        "test_evaluations_do_not_depend_on_shards",
+        "test_rewards_that_compare_get_whole_groups_of_what_was_cut",
+    ),
+    "tests/tasks/stages/test_single_file.py": (
+        "test_a_run_starts_from_a_file_and_its_content_alone_is_part_of_what_the_base_is",
+    ),
+    "tests/tasks/stages/test_stages.py": (
+        "test_every_algorithm_trains_and_equal_runs_are_equal[refl]",
+        "test_every_algorithm_trains_and_equal_runs_are_equal[sft]",
+        "test_finished_is_known_without_a_model_and_forgotten_when_anything_changes",
+        "test_training_resumes_from_the_checkpoint_within_the_epoch[ema]",
+    ),
+    "tests/tasks/stages/test_start.py": (
+        "test_the_start_is_part_of_the_policys_identity_and_outlives_its_run[full]",
+        "test_the_start_is_part_of_the_policys_identity_and_outlives_its_run[lora]",
+    ),
+    "tests/tasks/stages/test_steer.py": (
+        "test_a_branch_starts_from_the_best_policy_before",
+        "test_a_kill_changes_nothing_of_a_branch",
+        "test_an_alert_may_stop_a_run[stop]",
+    ),
+    "tests/tasks/training/test_early_stop.py": (
+        "test_a_kill_changes_nothing_of_it[0]",
+        "test_a_kill_changes_nothing_of_it[1]",
+    ),
+    "tests/tasks/training/test_training.py": (
+        "test_the_rate_is_used_and_logged_whatever_interrupts_the_run",
+        "test_the_scale_survives_a_kill_and_the_end_of_an_epoch",
+    ),
+    "tests/tasks/training/test_training_stage.py": (
+        "test_a_fused_optimizer_takes_the_same_steps_and_goes_on_with_them",
+        "test_an_epoch_trains_on_itself_and_on_what_it_replays",
+        "test_the_first_update_uses_what_the_rollout_predicted_without_the_prompt[all]",
+    ),
+}
 
-def is_long(nodeid: str) -> bool:
-    """Return whether a test is one of them."""
+
+def is_in(table: Mapping[str, tuple[str, ...]], nodeid: str) -> bool:
+    """Return whether a table holds a test."""
     path, _, name = nodeid.partition("@")[0].partition("::")
-    return any(name == each or name.startswith(f"{each}[") for each in LONG.get(path, ()))
+    return any(name == each or name.startswith(f"{each}[") for each in table.get(path, ()))

@@ -157,9 +157,9 @@ class Diffusion(Kind):
         if batch.media.dtype == np.uint8:
             write_grid(folder, batch.media, batch.prompts, verdicts, texts)
 
-    def draw(self, renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
-        """Render texts by the ODE; texts are encoded on the fly."""
-        return draw(renderer, texts, seeds)
+    def draw(self, renderer: Renderer, texts: Sequence[str], seeds: Sequence[int], images: Images) -> np.ndarray:
+        """Render texts by the ODE; texts and source images are encoded on the fly."""
+        return draw(renderer, texts, seeds, images)
 
     def decoder(self, config: RunConfig, host: ModelHost) -> Callable[[np.ndarray], np.ndarray]:
         """Return the decoder of states; only the autoencoder is loaded."""

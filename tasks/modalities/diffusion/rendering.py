@@ -18,7 +18,7 @@ from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.transitions import ODE
 from models.memory.architectures import architecture_of, meta_decoder, meta_denoiser, parameters
 from models.policies import POLICIES
-from models.policies.diffusion import DiffusionPolicy
+from models.policies.diffusion import DiffusionPolicy, Images
 from models.policies.nan_checks import finite
 from models.weights.lora import LoraSpec
 from models.weights.quantized import dequantizing_bytes, largest_layer, weight_bytes
@@ -37,19 +37,21 @@ if TYPE_CHECKING:
     from tasks.runtime.renderer import Renderer
 
 
-def draw(renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
+def draw(renderer: Renderer, texts: Sequence[str], seeds: Sequence[int], images: Images) -> np.ndarray:
     """Return (B, H, W, 3) uint8 images; batches are padded to a fixed size, so the same kernels run for any B.
 
     Args:
         renderer: the model.
         texts: at most ``execution.rollout_batch_size``.
         seeds: seeds of the initial noise, one each.
+        images: source images of each text's prompt, (H, W, 3) uint8; none where the model reads none.
     """
     config, size = renderer.config, renderer.config.execution.rollout_batch_size
     padding = [*range(len(texts)), *[len(texts) - 1] * (size - len(texts))]
     policy = cast(DiffusionPolicy, renderer.policy())
-    positive = _encoded(renderer, [texts[row] for row in padding])
-    negative = _encoded(renderer, [config.model.negative_prompt] * size) if uses_guidance(config) else None
+    started = [images[row] for row in padding]
+    positive = _encoded(renderer, [texts[row] for row in padding], started)
+    negative = _encoded(renderer, [config.model.negative_prompt] * size, started) if uses_guidance(config) else None
     conditioning = Conditioning(positive, negative)
     rollout = sample(
         policy,
@@ -67,10 +69,11 @@ def draw(renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.n
 
 
 @torch.no_grad()
-def _encoded(renderer: Renderer, texts: Sequence[str]) -> Mapping[str, Tensor]:
+def _encoded(renderer: Renderer, texts: Sequence[str], images: Images) -> Mapping[str, Tensor]:
     policy = cast(DiffusionPolicy, renderer.policy())
     # A language model wrote the texts: control tokens in them must not stop the run.
-    found: dict[str, Tensor] = policy.encode([policy.as_plain(text) for text in texts])
+    given = [images] if any(images) else []
+    found: dict[str, Tensor] = policy.encode([policy.as_plain(text) for text in texts], *given)
     for name, rows in found.items():
         finite(rows, f"embeddings '{name}'")
     # Positions, lengths and masks stay integers.

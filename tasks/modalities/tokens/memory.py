@@ -15,7 +15,7 @@ from models.library_loading import quiet_libraries
 from models.maths.tokens import Widths
 from models.memory.language_architectures import language_config, meta_language_model
 from models.memory.language_models import TextFootprints, encoding_bytes, text_footprints
-from models.policies import POLICIES
+from models.policies import POLICIES, most_images
 from models.policies.causal_lm import CausalLM
 from models.policies.critic_lm import block_lists
 from models.policies.language_model_folders import context_length
@@ -194,7 +194,8 @@ def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[s
     if folder.is_dir():
         return longest_prompt(folder, config, splits), ()
     room = () if context is None else (context - section.max_new,)
-    if any(prompt.images for prompts in splits.values() for prompt in prompts):
+    reads = most_images(config.model.policy, config.model.options)
+    if reads and any(prompt.images for prompts in splits.values() for prompt in prompts):
         found = min((*room, *(() if section.max_prompt is None else (section.max_prompt,))), default=_IMAGE_PROMPT)
         return found, (
             f"memory: prompts with images are assumed to have up to {found} tokens, and encoding images is not "

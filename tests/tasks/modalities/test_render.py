@@ -201,7 +201,7 @@ def test_the_model_that_draws_is_loaded_once_and_leaves_when_told(tiny_base: Pat
         (("rewards.0.reads=texts", "rewards.0.name=tests.support.language_models:coin"), "so nothing looks at them"),
         (("render.model.lora={rank: 2, alpha: 2}",), "render.model.lora is set, but that model is never trained"),
         (("render.model.frames=5",), "render.model.frames is set"),
-        (("render.model.policy=flux1_kontext",), "'flux1_kontext' starts from images"),
+        (("render.model.policy=flux1_kontext",), "render: .*'flux1_kontext' starts from images, but prompts.image is"),
         (("render.model.policy=causal_lm",), "'causal_lm' cannot draw texts"),
         (("render.model.height=15",), "render: .*height"),
         (("render.solver=nothing",), "render.solver 'nothing' does not exist"),

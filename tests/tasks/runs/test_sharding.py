@@ -20,7 +20,10 @@ from tests.conftest import ROOT
 SMALL = ("tiny_", "digit", "unified_", "words", "addition", "lexicon", "smollm")
 FULL = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not path.name.startswith(SMALL)]
 #: Whose rollouts leave a tenth or more idle on so many processes: they are too few, or in batches too large.
-ON_8 = ("flux1_enhancer", "janus_pro_1b_grpo", "qwen_05b_ppo", "qwen_image_enhancer", "reasoning_grpo")
+ON_8 = (
+    *("flux1_enhancer", "flux1_kontext_enhancer", "janus_pro_1b_grpo", "qwen_05b_ppo", "qwen_image_enhancer"),
+    "reasoning_grpo",
+)
 ON_32 = (
     *(
         *ON_8,
