@@ -62,7 +62,7 @@ class LookerBuilder(CharacterModelBuilder):
     def build(self, folder: Path, report: Report) -> None:
         """Write a transformers folder with model, tokenizer and processor."""
         model, processor, order = tiny_model(self.seed), image_processor(), random.Random(self.seed)
-        corpus = _Corpus(processor, self.seed)
+        corpus = _Looks(processor, self.seed)
         probe = [
             corpus.looked(number, corpus.asked(order, number), accepts=accepts)
             for number in range(_IMAGES - _PROBE, _IMAGES)
@@ -85,7 +85,7 @@ class LookerBuilder(CharacterModelBuilder):
         (folder / "chat_template.jinja").write_text(_TEMPLATE)
 
 
-class _Corpus:
+class _Looks:
     """Images of two digits, and conversations about them."""
 
     def __init__(self, processor: Any, seed: int) -> None:

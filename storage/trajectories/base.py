@@ -7,7 +7,6 @@ forward-process samples, which store their final latents. A causal LM's sample h
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -197,10 +196,6 @@ class TrajectoryShard:
         if self._stored.find(row, "text") is None:
             return None
         return bytes(self.array("text", row)).decode("utf-8", errors="replace")
-
-    def about(self, row: int) -> tuple[str, dict[str, Any]]:
-        """Return id and metadata of a row."""
-        return self.table.column("sample_id")[row].as_py(), json.loads(self.table.column("metadata")[row].as_py())
 
     def media(self, row: int) -> np.ndarray:
         """Return the (H, W, 3) image or (F, H, W, 3) clip of a row, uint8.

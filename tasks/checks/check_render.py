@@ -14,7 +14,7 @@ from tasks.inputs.model_settings import check_model, check_reference_images
 from tasks.inputs.renderer import SEEN_KEY, TURN_KEY, reads_images, render_of, renderer_config, sees_images
 from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.modality import make_kind
-from tasks.specs.turns import turns_of
+from tasks.specs.turns import returns_best, turns_of
 
 #: Execution settings of the image model, which have no effect without one.
 _OF_EXECUTION = ("render_rows", "render_device", "keep_renderer")
@@ -43,7 +43,12 @@ def check_render(config: RunConfig) -> None:
             "render draws images, but every reward, monitor and judge has reads 'texts', so nothing looks at them. "
             "Remove render, or one reward's 'reads'."
         )
-    _check_turns(config)
+    turns = turns_of(config)
+    if turns is not None:
+        _check_turns(config, turns)
+        _check_sight(config, turns)
+    if returns_best(config):
+        _check_best(config)
 
 
 def _check_drawer(config: RunConfig) -> None:
@@ -70,11 +75,8 @@ def _check_drawer(config: RunConfig) -> None:
         raise type(error)(f"render: {error}") from None
 
 
-def _check_turns(config: RunConfig) -> None:
+def _check_turns(config: RunConfig, turns: TurnsSection) -> None:
     """Check that a reward of images comments on them, and that nothing else has the place of a turn."""
-    turns = turns_of(config)
-    if turns is None:
-        return
     labels = [section.slot for section in config.scored if reads_images(config, section)]
     if not labels or turns.by not in (None, *labels):
         named = ", ".join(labels) or "none"
@@ -82,9 +84,6 @@ def _check_turns(config: RunConfig) -> None:
             f"render.turns.by is {turns.by!r}, but comments are on images, and the rewards and monitors of images are: "
             f"{named}. Name one of them, or add a reward."
         )
-    _check_sight(config, turns)
-    if turns.returns == "best":
-        _check_best(config)
     if config.optimize.shared_prompts:
         raise ConfigError(
             "optimize.shared_prompts is true, but with render.turns the texts of a group share only the beginning of "

@@ -194,6 +194,7 @@ LONG = {
 
 #: Tests of one process that take 4 s and more, by file: `make test` leaves them to `make test-slow`.
 SLOW = {
+    "tests/models/quickstart/test_looker.py": ("test_a_conversation_is_a_row_of_pre_training",),
     "tests/flows/test_tables.py": ("test_every_command_has_one_line_for_each_entry",),
     "tests/models/weights/test_pretrained_loading.py": (
         "test_a_value_of_another_type_is_followed_or_refused_in_one_sentence[text]",

@@ -52,11 +52,15 @@ class SeenImages:
         return [self._number(ref, name) for ref in metadata.get(SEEN_KEY, ()) for name in names]
 
     def _number(self, ref: str, name: str) -> int:
+        def pixels() -> np.ndarray:
+            shard, row = self._place(ref, name)
+            return shard.media(row)
+
         if (ref, name) not in self._numbers:
             shard, row = self._place(ref, name)
             # Equal images have one number.
             key = f"{shard.media_format(row)} {hash_data(bytes(shard.media_file(row)))}"
-            self._numbers[ref, name] = self._pictures.number(key, lambda: self._pixels(ref, name))
+            self._numbers[ref, name] = self._pictures.number(key, pixels)
         return self._numbers[ref, name]
 
     def _place(self, ref: str, name: str) -> tuple[TrajectoryShard, int]:
@@ -64,10 +68,6 @@ class SeenImages:
             ref, lambda: places_of(self._store, ArtifactRef.parse(ref), None)
         )
         return places[name]
-
-    def _pixels(self, ref: str, name: str) -> np.ndarray:
-        shard, row = self._place(ref, name)
-        return shard.media(row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from models.maths.tokens import Widths
 from models.policies.causal_lm import CausalLM, TrainableLM
 from storage.trajectories.base import Sample
 from tasks.inputs.components import tokens_of
-from tasks.inputs.renderer import SEEN_KEY, TURN_KEY
+from tasks.inputs.renderer import SEEN_KEY
 from tasks.inputs.weight_sources import Weights
 from tasks.modalities.samplers import SampleRequest, SamplingContext
 from tasks.modalities.tokens.exporting import write_model
@@ -259,12 +259,13 @@ class TextSampler:
         seed: int,
     ) -> Sample:
         known = None if job.before is None else job.before.sample.sampled_log_probs
+        turn = {} if job.before is None else job.before.metadata
         return Sample(
             sample_id=job.name,
             prompt_id=job.prompt.id,
             group_id=job.prompt.id,
             prompt=job.prompt.text,
-            metadata={**job.prompt.metadata, **_turn(job)},
+            metadata={**job.prompt.metadata, **turn},
             epoch=self._making.epoch,
             replica=job.replica,
             seed=seed,
@@ -281,14 +282,6 @@ class TextSampler:
 def _chosen(job: SampleRequest) -> int:
     """Return the number of tokens that the policy chose in the turns before, whose draws are not repeated."""
     return 0 if job.before is None else len(job.before.sample.log_probs)
-
-
-def _turn(job: SampleRequest) -> dict[str, Any]:
-    """Return the metadata of a turn after the first: its number, and where the images that it saw are."""
-    if job.before is None:
-        return {}
-    seen = [*job.before.sample.metadata.get(SEEN_KEY, ()), job.before.image]
-    return {TURN_KEY: job.before.turn, **({} if job.before.image is None else {SEEN_KEY: seen})}
 
 
 def _mask(job: SampleRequest, prompt: Sequence[int], found: Completion) -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.load import load_config
-from models.quickstart.looker import LookerBuilder, _Corpus
+from models.quickstart.looker import LookerBuilder, _Looks
 from models.quickstart.vision import image_processor
 from tasks.modalities.tokens.comments import Comments
 from tasks.modalities.tokens.run_prompts import prompts_in
@@ -22,7 +22,7 @@ def test_a_conversation_is_a_row_of_pre_training(tmp_path: Path) -> None:
     prompts = prompts_in(tmp_path, config)
     assert prompts.pictures is not None
     image = prompts.pictures.number("image", lambda: np.full((16, 32, 3), 255, np.uint8))
-    corpus = _Corpus(image_processor(), 0)
+    corpus = _Looks(image_processor(), 0)
     asked = corpus.asked(random.Random(0), 7)
     _, before, answer = corpus.looked(7, asked, accepts=True)
     first = prompts.tokenizer(f'("{asked}")<eos>', add_special_tokens=False).input_ids
