@@ -18,9 +18,9 @@ class TurnsSection(Section):
 
     count: int = Field(2, ge=2, le=16)
     """Most texts of a sample."""
-    comment: str = Field("{note} {score}", min_length=1)
+    comment: str = "{note} {score}"
     """The comment on an image: {note} is the remark and {score} the score, with two digits, of ``by``. With a chat
-    template it is a message of the user, else it follows the text before as it is."""
+    template it is a message of the user, else it follows the text before as it is. Empty only with ``sees: images``."""
     by: str | None = None
     """Label of the reward or monitor of images that comments. None: the first reward of images."""
     comment_tokens: int = Field(64, ge=1)
@@ -30,6 +30,12 @@ class TurnsSection(Section):
     before remains. None: all samples have ``count`` texts."""
     cost: float = Field(0.0, ge=0)
     """Subtracted from the weighted sum of rewards for every image after the first."""
+    returns: Annotated[Literal["last", "best"], Later()] = "last"
+    """The turn whose rewards are trained on: the last, or the first of those with the highest weighted sum. With best
+    all rewards and monitors score every turn; evaluations score the last image, with which a conversation ends."""
+
+    sees: Annotated[Literal["comments", "images"], Later()] = "comments"
+    """With images a vision-language model also sees the images of earlier turns, each before its comment."""
 
     def said(self, note: str, score: float | None) -> str:
         """Return the comment for a remark and a score; None: the image could not be scored."""
@@ -65,8 +71,8 @@ class RenderSection(Section):
     @field_validator("answer")
     @classmethod
     def _are_marks(cls, value: tuple[str, str] | None) -> tuple[str, str] | None:
-        if value is not None and not all(value):
-            raise ValueError("answer needs two marks that are not empty, before and after the rendered part")
+        if value is not None and (not all(value) or value[0] == value[1]):
+            raise ValueError("answer needs two different marks that are not empty, before and after the rendered part")
         return value
 
     def drawn(self, text: str) -> str:

@@ -14,6 +14,7 @@ BUILDERS = Table(
         "digit_enhancer": "models.quickstart.vision:DigitEnhancerBuilder",
         "digit_sums": "models.quickstart.vision:DigitSumsBuilder",
         "digits": "models.quickstart.build:DigitsBuilder",
+        "looker": "models.quickstart.looker:LookerBuilder",
         "reviser": "models.quickstart.rewriter:ReviserBuilder",
         "rewriter": "models.quickstart.rewriter:RewriterBuilder",
         "words": "models.quickstart.build:WordsBuilder",

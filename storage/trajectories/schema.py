@@ -174,6 +174,9 @@ MODALITY_ADVANTAGES = pa.schema(
     ]
 )
 
+#: In the same rows as advantages, if the best turn of a sample counts.
+RETURN_TURNS = pa.schema([_SAMPLE, column("turn", pa.int32(), "Turn that the rewards are of.")])
+
 #: Comparisons of two samples of one prompt, by people or programs. A page shows the first one left.
 PREFERENCES = pa.schema(
     [

@@ -24,6 +24,7 @@ TABLES: Mapping[str, str] = {
     "preferences": "PREFERENCES",
     "token_advantages": "TOKEN_ADVANTAGES",
     "modality_advantages": "MODALITY_ADVANTAGES",
+    "return_turns": "RETURN_TURNS",
 }
 #: Additional columns for other tools, by kind.
 LABELS: Mapping[str, str] = {"rewards": "OF_REWARD", "gradients": "OF_REWARD", "advantages": "OF_ARTIFACT"}

@@ -5,13 +5,16 @@ from __future__ import annotations
 from configs.errors import ConfigError, PromptError
 from configs.execution import ExecutionSection
 from configs.model import ModelSection
+from configs.render import TurnsSection
 from configs.schema import RunConfig
+from models.policies import most_images
+from models.rewards.factory import needs_of
 from tasks.inputs.components import make_solver
 from tasks.inputs.model_settings import check_model, check_reference_images
-from tasks.inputs.renderer import TURN_KEY, reads_images, render_of, renderer_config
+from tasks.inputs.renderer import SEEN_KEY, TURN_KEY, reads_images, render_of, renderer_config, sees_images
 from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.modality import make_kind
-from tasks.specs.turns import turns_of
+from tasks.specs.turns import returns_best, turns_of
 
 #: Execution settings of the image model, which have no effect without one.
 _OF_EXECUTION = ("render_rows", "render_device", "keep_renderer")
@@ -40,7 +43,12 @@ def check_render(config: RunConfig) -> None:
             "render draws images, but every reward, monitor and judge has reads 'texts', so nothing looks at them. "
             "Remove render, or one reward's 'reads'."
         )
-    _check_turns(config)
+    turns = turns_of(config)
+    if turns is not None:
+        _check_turns(config, turns)
+        _check_sight(config, turns)
+    if returns_best(config):
+        _check_best(config)
 
 
 def _check_drawer(config: RunConfig) -> None:
@@ -67,11 +75,8 @@ def _check_drawer(config: RunConfig) -> None:
         raise type(error)(f"render: {error}") from None
 
 
-def _check_turns(config: RunConfig) -> None:
+def _check_turns(config: RunConfig, turns: TurnsSection) -> None:
     """Check that a reward of images comments on them, and that nothing else has the place of a turn."""
-    turns = turns_of(config)
-    if turns is None:
-        return
     labels = [section.slot for section in config.scored if reads_images(config, section)]
     if not labels or turns.by not in (None, *labels):
         named = ", ".join(labels) or "none"
@@ -85,9 +90,48 @@ def _check_turns(config: RunConfig) -> None:
             "their conversations. Remove it."
         )
     for split, prompts in source_prompts(config).items():
-        if any(TURN_KEY in prompt.metadata for prompt in prompts):
+        for key, what in ((TURN_KEY, "turn of a sample goes"), (SEEN_KEY, "images that a sample saw go")):
+            if any(key in prompt.metadata for prompt in prompts):
+                raise ConfigError(f"prompts.{split} has a column '{key}', which is where the {what}. Rename it.")
+
+
+def _check_sight(config: RunConfig, turns: TurnsSection) -> None:
+    """Check that a model that is asked to see images can, and that another one reads comments."""
+    if not sees_images(config):
+        if not turns.comment:
             raise ConfigError(
-                f"prompts.{split} has a column '{TURN_KEY}', which is where the turn of a sample goes. Rename it."
+                "render.turns.comment is empty, so a next text could not depend on the image. Write a comment, or set "
+                "render.turns.sees to 'images'."
+            )
+        return
+    policy, most = config.model.policy, most_images(config.model.policy, config.model.options)
+    if most == 0:
+        raise ConfigError(
+            f"render.turns.sees is 'images', but model.policy '{policy}' reads texts alone. Choose vision_lm, or set "
+            "render.turns.sees to 'comments'."
+        )
+    prompts = [prompt for split in source_prompts(config).values() for prompt in split]
+    given, drawn = max(len(prompt.images) for prompt in prompts), (turns.count - 1) * render_of(config).images
+    if most is not None and given + drawn > most:
+        raise ConfigError(
+            f"render.turns: a conversation may have {given + drawn} images, {given} of the prompt and {drawn} drawn, "
+            f"but model.policy '{policy}' takes {most} as it is set. Raise model.options.images, or lower "
+            "render.turns.count or render.images."
+        )
+
+
+def _check_best(config: RunConfig) -> None:
+    """Check that the turns of a sample can be compared."""
+    if not any(reads_images(config, section) for section in config.rewards):
+        raise ConfigError(
+            "render.turns.returns is 'best', but no reward reads images, so their turns do not differ by what was "
+            "drawn. Add a reward of images, or set returns to 'last'."
+        )
+    for section in config.scored:
+        if section.server is None and needs_of(section.name, section.options).groupwise:
+            raise ConfigError(
+                f"render.turns.returns is 'best', but '{section.slot}' compares the samples of a group, of which later "
+                "turns have only some. Remove it, or set returns to 'last'."
             )
 
 

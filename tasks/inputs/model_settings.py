@@ -115,7 +115,7 @@ def _check_images(config: RunConfig) -> None:
             "so it starts from noise alone. Set model.options.references to the most images a prompt comes with, or "
             "remove prompts.image."
         )
-    if takes and not given:
+    if takes and not given and config.render is None:
         raise ConfigError(
             f"model.policy '{family}' starts from images, but prompts.image is not set. "
             "Name the column with their paths."

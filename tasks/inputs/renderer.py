@@ -12,6 +12,8 @@ from models.policies import REFERENCES, most_images
 
 #: Metadata key of the turn that a text was written in, or an image drawn in, after the first.
 TURN_KEY = "render_turn"
+#: Metadata key of the artifacts with the images that the texts of a sample saw, one for each turn before its last.
+SEEN_KEY = "render_seen"
 
 
 def render_of(config: RunConfig) -> RenderSection:
@@ -52,6 +54,11 @@ def renderer_config(config: RunConfig) -> RunConfig:
 def reads_images(config: RunConfig, section: RewardSection) -> bool:
     """Return whether a reward scores images drawn of texts."""
     return config.render is not None and section.reads != "texts"
+
+
+def sees_images(config: RunConfig) -> bool:
+    """Return whether the model sees the images of earlier turns."""
+    return config.render is not None and config.render.turns is not None and config.render.turns.sees == "images"
 
 
 def turn_in(metadata: Mapping[str, Any]) -> int:

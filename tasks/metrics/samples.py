@@ -83,6 +83,12 @@ def stored_sample(shard: TrajectoryShard, row: int) -> Sample:
     return Sample(**about, media=shard.media(row) if shard.media_format(row) else None)
 
 
+def about_sample(shard: TrajectoryShard, row: int) -> tuple[str, dict[str, Any]]:
+    """Return id and metadata of the sample of a row."""
+    name, metadata = (shard.table.column(column)[row].as_py() for column in ("sample_id", "metadata"))
+    return name, json.loads(metadata)
+
+
 def artifact_table(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
     """Return all rows of an artifact of samples, prompts, rewards or advantages, in shard order.
 

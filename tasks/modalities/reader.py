@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.trajectories.base import TrajectoryShard
+from tasks.metrics.samples import about_sample
 
 _COLUMNS = ("sample_id", "group_id", "epoch", "prompt_id", "steps", "states", "log_probs", "sigmas")
 
@@ -88,6 +89,11 @@ class SampleReader:
         if number != self._last:
             self._use(number)
         return self._shards[number].array(name, sample - self._starts[number])
+
+    def about(self, sample: int) -> tuple[str, dict[str, Any]]:
+        """Return id and metadata of a sample."""
+        number = bisect_right(self._starts, sample) - 1
+        return about_sample(self._shards[number], sample - self._starts[number])
 
     def shape(self, name: str, sample: int) -> tuple[int, ...]:
         """Return the shape of a stored array of a sample."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample
 from tasks.inputs.prompts import StoredPrompt
+from tasks.inputs.renderer import SEEN_KEY, TURN_KEY
 
 if TYPE_CHECKING:
     from tasks.runs.context import RunContext
@@ -27,6 +28,14 @@ class Said:
     """The comment on its newest image; None: the sample has ended."""
     turn: int
     """The turn that follows."""
+    image: str | None = None
+    """The artifact of its newest image, if the policy sees that."""
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the turn that follows: its number, and the artifacts of all images that it sees."""
+        seen = [*self.sample.metadata.get(SEEN_KEY, ()), self.image]
+        return {TURN_KEY: self.turn, **({} if self.image is None else {SEEN_KEY: seen})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +29,13 @@ from tasks.advantages.groups import (
     shape_advantages,
 )
 from tasks.advantages.tokens import overlong_penalty
+from tasks.advantages.turns import best_turns, of_turn
 from tasks.advantages.uncertainty import uncertain
 from tasks.algorithms.checks import check_advantage
-from tasks.inputs.renderer import image_name, render_of, turn_in
 from tasks.inputs.weight_sources import origin_of
 from tasks.metrics.reward_tables import group_numbers, optimized_parts
-from tasks.stages.sample_rewards import SampleRewards, figures_of_samples, history_of, routed, weighted
+from tasks.specs.turns import turns_of
+from tasks.stages.sample_rewards import SampleRewards, drawings_of, figures_of_samples, history_of, routed, weighted
 from tasks.stages.stage import Output, Stage
 from tasks.stages.token_tables import TokenTables
 
@@ -48,15 +48,16 @@ _IDENTITY = ("sample_id", "prompt_id", "group_id")
 class EpochAdvantages:
     """The tables of the advantage stage."""
 
-    def __init__(self, stage: Stage, *, scored: int, epochs: int) -> None:
+    def __init__(self, stage: Stage, *, scored: int, turns: int, epochs: int) -> None:
         """Bind to the stage.
 
         Args:
             stage: the stage.
-            scored: the number of rewards and monitors that are read of each epoch.
+            scored: the number of rewards and monitors that are read of each turn.
+            turns: the number of turns that are read of each epoch.
             epochs: the number of epochs whose rewards count.
         """
-        self._stage, self._scored, self._count = stage, scored, epochs
+        self._stage, self._scored, self._turns, self._count = stage, scored, turns, epochs
         self.config, self.context, self.epoch, self.inputs = stage.config, stage.context, stage.epoch, stage.inputs()
 
     def write(self, folder: Path) -> Output:
@@ -161,6 +162,9 @@ class EpochAdvantages:
             "advantage": _nullable(advantages, counted),
         }
         write_rows("advantages", folder, columns, {"artifact": self._rolled_out})
+        if everything.turns is not None:
+            turns = {"sample_id": columns["sample_id"], "turn": everything.turns.tolist()}
+            write_rows("return_turns", folder, turns)
 
     @property
     def _rolled_out(self) -> str:
@@ -250,7 +254,7 @@ class EpochAdvantages:
 
     def _epochs(self) -> list[SampleRewards]:
         """Return the rewards of each epoch's samples, this one first."""
-        count, refs = self._scored, self.inputs
+        count, refs = self._scored * self._turns, self.inputs
         scored = [ref for ref in refs if ref.kind == "rewards"]
         section = self.config.advantage
         rolled: Sequence[ArtifactRef | None] = [None] * self._count
@@ -269,16 +273,23 @@ class EpochAdvantages:
         for ref, table in zip(scored, tables, strict=True):
             if table.column("sample_id") != ids:
                 raise CorruptError(f"{ref} scores other samples than {scored[0]}. Run 'flowmill stage score' again.")
-        rewards = self.config.rewards
-        parts = optimized_parts(rewards, tables[: len(rewards)])
-        section, sample_ids = self.config.advantage, ids.to_pylist()
+        rewards, section, sample_ids = self.config.rewards, self.config.advantage, ids.to_pylist()
         penalty, weights = torch.zeros(len(ids), dtype=torch.float64), [reward.weight for reward in rewards]
+        drawings = None if drawn is None else drawings_of(self.context.store, drawn, self.config, sample_ids)
+        # Scores of all turns are composed together; NaN where one failed.
+        together = [pa.concat_tables(tables[number :: self._scored]) for number in range(self._scored)]
+        by_turn = [part.view(-1, len(ids)) for part in optimized_parts(rewards, together[: len(rewards)])]
+        best = None
+        if self._turns > 1 and drawings is not None:
+            best = best_turns(weighted(by_turn, weights, like=penalty), drawings)
+        parts = [of_turn(part, best) for part in by_turn]
         summed = weighted(parts, weights, like=penalty)
         if trajectories is not None and section.kl_coef > 0:
             # Mean over the trained steps.
             kl = self._of_samples(trajectories, sample_ids, "reference_kl", lambda kl: sum(kl) / len(kl))
             penalty = section.kl_coef * kl
-        watched = [_scores(table) for table in tables[len(rewards) :]]
+        scores = (torch.tensor(table.column("reward").to_numpy()) for table in together[len(rewards) :])
+        watched = [of_turn(each.view(-1, len(ids)), best) for each in scores]
         distances = None if section.diversity is None else watched.pop()
         if section.kl_gate is not None:
             penalty = torch.where(uncertain(summed, watched, section.kl_gate), penalty, 0.0)
@@ -289,11 +300,9 @@ class EpochAdvantages:
             lengths = self._of_samples(trajectories, sample_ids, "log_probs", len)
             penalty = penalty - overlong_penalty(lengths, longest=longest, buffer=over.buffer, factor=over.factor)
             cut = (lengths >= longest) & over.exclude
-        if drawn is not None:
-            render = render_of(self.config)
-            names = [image_name(each, 0, of=render.images) for each in sample_ids]
-            turns = self._of_samples(drawn, names, "metadata", lambda about: turn_in(json.loads(about)))
-            penalty = penalty + (0.0 if render.turns is None else render.turns.cost) * (turns - 1)
+        turns = turns_of(self.config)
+        if drawings is not None and turns is not None:
+            penalty = penalty + turns.cost * (drawings - 1)
         return SampleRewards(
             samples=tables[0],
             parts=parts,
@@ -302,15 +311,11 @@ class EpochAdvantages:
             total=summed - penalty,
             cut=cut,
             distances=distances,
+            turns=None if best is None else best + 1,
         )
 
     def _of_samples(self, ref: ArtifactRef, names: Sequence[str], column: str, of: Callable[[Any], float]) -> Tensor:
         return figures_of_samples(self.context.store, ref, self.config.rollout.store, names, column, of)
-
-
-def _scores(table: pa.Table) -> Tensor:
-    """Return (N,) scores, NaN where one failed."""
-    return torch.tensor(table.column("reward").to_numpy())
 
 
 def _nullable(values: Tensor, counted: Tensor) -> pa.Array:

@@ -45,9 +45,8 @@ class EvaluateStage(Sampling):
         return None if self.turn == 1 else turn_nodes(self.config, self.epoch, self.turn - 1, name, evaluation=True)
 
     def upstream(self) -> tuple[Node, ...]:
-        """The policy, the prompts, texts and comments of the turn before."""
-        said = () if self.before is None else (self.before.texts, self.before.comment)
-        return (policy_after(self.epoch), Node(0, "preprocess"), *said)
+        """The policy, the prompts, the turn before."""
+        return (policy_after(self.epoch), Node(0, "preprocess"), *self.heard())
 
     def plan(self) -> list[Shard]:
         """Return ranges of samples of each split that has prompts; one that holds all of a split has its name."""

@@ -39,12 +39,11 @@ class RolloutStage(Sampling):
         return None if self.turn == 1 else turn_nodes(self.config, self.epoch, self.turn - 1, evaluation=False)
 
     def upstream(self) -> tuple[Node, ...]:
-        """The policy, the prompts, texts and comments of the turn before, and the choice of prompts."""
+        """The policy, the prompts, the turn before, and the choice of prompts."""
         plan = self.facts.plan
         ahead = self.config.execution.ahead
         policy = plan.policy_of(self.epoch) if ahead else start_of(self.facts, self.epoch).policy
-        said = () if self.before is None else (self.before.texts, self.before.comment)
-        return (policy, Node(0, "preprocess"), *said, *plan.choices(self.epoch))
+        return (policy, Node(0, "preprocess"), *self.heard(), *plan.choices(self.epoch))
 
     def plan(self) -> list[Shard]:
         """Return ranges of groups, or of the samples of some."""

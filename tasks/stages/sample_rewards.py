@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +12,12 @@ import pyarrow as pa
 import torch
 
 from configs.rewards import RewardSection
+from configs.schema import RunConfig
 from models.policies import modalities_of
 from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.renderer import image_name, render_of, turn_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +42,8 @@ class SampleRewards:
     """(N,) bool: left out, as it ended where it had to."""
     distances: Tensor | None = None
     """(N,) float64: how unlike the others of its group a sample is, if advantages are weighed by it."""
+    turns: Tensor | None = None
+    """(N,) int64: the turn whose rewards count, if that is the best."""
 
     def take(self, kept: Tensor) -> SampleRewards:
         """Return some rows (N,) bool."""
@@ -50,6 +55,7 @@ class SampleRewards:
             total=self.total[kept],
             cut=self.cut[kept],
             distances=None if self.distances is None else self.distances[kept],
+            turns=None if self.turns is None else self.turns[kept],
         )
 
     def of(self, rewards: Sequence[RewardSection], modality: str) -> SampleRewards:
@@ -105,3 +111,11 @@ def figures_of_samples(
         columns = (table.column(each).to_pylist() for each in ("sample_id", column))
         found |= {sample: of(value) for sample, value in zip(*columns, strict=True)}
     return torch.tensor([found[name] for name in names], dtype=torch.float64)
+
+
+def drawings_of(store: ArtifactStore, ref: ArtifactRef, config: RunConfig, samples: Sequence[str]) -> Tensor:
+    """Return the turn that drew the newest image of each sample, (N,) float64."""
+    names = [image_name(each, 0, of=render_of(config).images) for each in samples]
+    return figures_of_samples(
+        store, ref, config.rollout.store, names, "metadata", lambda kept: turn_in(json.loads(kept))
+    )

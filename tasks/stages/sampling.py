@@ -13,7 +13,7 @@ from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
 from storage.trajectories.tables import read_rows
 from tasks.inputs.components import media_format, open_trajectory_store, sampling_sizes
-from tasks.inputs.renderer import turn_in
+from tasks.inputs.renderer import sees_images, turn_in
 from tasks.metrics.samples import places_of, stored_sample
 from tasks.modalities.samplers import Said, Sampler, SampleRequest, SamplingContext, WorksAhead
 from tasks.specs.graph import Node
@@ -129,7 +129,15 @@ class Sampling(Stage):
         if turns is None:
             return {}
         names = ("count", "comment_tokens", *(("comment", "done") if self.turn > 1 else ()))
+        names += ("sees",) if sees_images(self.config) else ()
         return {"turn": self.turn, "turns": {name: getattr(turns, name) for name in names}}
+
+    def heard(self) -> tuple[Node, ...]:
+        """Return the stages of the turn before that its texts, comments and, if they are seen, images come from."""
+        if self.before is None:
+            return ()
+        seen = (self.before.images,) if sees_images(self.config) else ()
+        return (self.before.texts, self.before.comment, *seen)
 
     def continued(self, jobs: Sequence[SampleRequest]) -> Sequence[SampleRequest]:
         """Return jobs with the turns before."""
@@ -137,13 +145,14 @@ class Sampling(Stage):
             return jobs
         turns, found = turns_of(self.config), list[SampleRequest]()
         assert turns is not None
+        image = str(self._input(self.before.images)) if sees_images(self.config) else None
         for job in jobs:
             shard, row = self._earlier[job.name]
             sample = stored_sample(shard, row)
             # A sample that has ended is kept as its last turn left it.
             ended = turn_in(sample.metadata) < self.turn - 1 or turns.ends(shard.text(row) or "")
             comment = None if ended else turns.said(*self._comments[job.name])
-            found.append(replace(job, before=Said(sample=sample, comment=comment, turn=self.turn)))
+            found.append(replace(job, before=Said(sample=sample, comment=comment, turn=self.turn, image=image)))
         for shard, _ in self._earlier.values():
             shard.close()
         return found

@@ -130,6 +130,7 @@ LONG = {
         "test_training_goes_on_from_its_files_as_from_memory[overrides2]",
     ),
     "tests/tasks/modalities/test_render.py": ("test_a_run_of_the_command_draws_two_turns_and_shows",),
+    "tests/tasks/modalities/test_turns.py": ("test_two_ranks_see_as_one",),
     "tests/tasks/training/test_training_stage.py": (
         "test_a_trainer_kept_in_memory_goes_on_as_one_that_was_read[adamw8bit]",
     ),
@@ -193,6 +194,7 @@ LONG = {
 
 #: Tests of one process that take 4 s and more, by file: `make test` leaves them to `make test-slow`.
 SLOW = {
+    "tests/models/quickstart/test_looker.py": ("test_a_conversation_is_a_row_of_pre_training",),
     "tests/flows/test_tables.py": ("test_every_command_has_one_line_for_each_entry",),
     "tests/models/weights/test_pretrained_loading.py": (
         "test_a_value_of_another_type_is_followed_or_refused_in_one_sentence[text]",

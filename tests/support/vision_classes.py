@@ -13,7 +13,7 @@ import transformers as t
 from PIL import Image
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.support.language_models import two_epochs
+from tests.support.language_models import drawn_texts_data, two_epochs
 
 _SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>", "<|user|>", "<|assistant|>"]
 _CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
@@ -196,3 +196,18 @@ def vision_data(folder: Path, kind: str = "qwen2_vl", **rollout: Any) -> dict[st
     data = two_epochs(folder, "vision", {"policy": "vision_lm", "path": str(folder / "vlm")}, **rollout)
     data["prompts"]["image"] = "image"
     return {**data, "evaluate": {**data["evaluate"], "samples": 3}}
+
+
+def drawn_vision_data(folder: Path, base: Path, kind: str = "qwen2_vl") -> dict[str, Any]:
+    """Return a config of texts in up to three turns by a model that sees its images, and no comments.
+
+    Args:
+        folder: of the model, prompts and store.
+        base: the pipeline of the image model.
+        kind: the class of the model.
+    """
+    data = drawn_texts_data(folder, base)
+    write_vision_model(folder / "vlm", kind)
+    data["model"] = {"policy": "vision_lm", "path": str(folder / "vlm")}
+    data["render"]["turns"] = {"count": 3, "comment": "", "done": "7", "cost": 0.1, "sees": "images"}
+    return data

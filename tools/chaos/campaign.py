@@ -24,7 +24,7 @@ from flows.environment import prepare_environment
 from tests.support.given import pairs, write_jsonl
 from tests.support.language_models import drawn_texts_data, texts_data
 from tests.support.small import small_data, write_small
-from tests.support.vision_classes import vision_data
+from tests.support.vision_classes import drawn_vision_data, vision_data
 from tools.chaos.judging import Fits, Ratings, write_fit, write_rated
 from tools.chaos.killing import RUN, Campaign
 
@@ -52,6 +52,7 @@ SHAPES: Mapping[str, Sequence[str]] = {
     ),
     "render": ("DRAWN", "execution.checkpoint_every=1"),
     "turns": ("DRAWN", "render.turns={count: 2, comment: '{score}', comment_tokens: 3, done: '1', cost: 0.1}"),
+    "seen turns": ("SEEN", "execution.checkpoint_every=1"),
     "given": ("GIVEN", "optimize.algorithm={name: dpo, options: {times: {count: 2}}}", "execution.checkpoint_every=1"),
     "sft": (
         "TEXTS",
@@ -106,6 +107,7 @@ def _write(name: str, folder: Path, base: Path) -> Path:
         else:
             made = texts_data(folder) if "TEXTS" in SHAPES[name] else small_data(folder, base)
             made = vision_data(folder) if "IMAGES" in SHAPES[name] else made
+            made = drawn_vision_data(folder, base) if "SEEN" in SHAPES[name] else made
         if "GIVEN" in SHAPES[name]:
             columns = {"sample": "answer"} if "TEXTS" in SHAPES[name] else {"chosen": "chosen", "rejected": "rejected"}
             rows = made["prompts"].pop("train")

@@ -24,19 +24,36 @@ class Comments:
         Raises:
             ConfigError: the template cannot go on after an answer.
         """
-        self._tokenizer, self._turns = prompts.tokenizer, turns
-        self._before, self._after = map(self._ids, _around(prompts) if prompts.chat else ("", ""))
+        self._prompts, self._tokenizer, self._turns = prompts, prompts.tokenizer, turns
+        self._known: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
+        self._around(())
 
-    @property
-    def most(self) -> int:
-        """Most tokens between two texts."""
-        return len(self._before) + self._turns.comment_tokens + len(self._after)
+    def most(self, images: Sequence[int] = ()) -> int:
+        """Return the most tokens between two texts with images by number."""
+        return sum(map(len, self._around(images))) + self._turns.comment_tokens
 
-    def after(self, text: Sequence[int], comment: str) -> list[int]:
-        """Return the ids that follow the ids of a text; the end token that closes it is not repeated."""
+    def after(self, text: Sequence[int], comment: str, images: Sequence[int] = ()) -> list[int]:
+        """Return the ids that follow the ids of a text; the end token that closes it is not repeated.
+
+        Args:
+            text: its ids.
+            comment: the comment on its images.
+            images: numbers of those that are seen, before the comment.
+        """
         said = self._ids(as_text(self._tokenizer, comment))[: self._turns.comment_tokens]
-        closed = self._before[:1] == [*text[-1:]]
-        return [*self._before[int(closed) :], *said, *self._after]
+        before, after = self._around(images)
+        closed = before[:1] == [*text[-1:]]
+        found, pictures = [*before[int(closed) :], *said, *after], self._prompts.pictures
+        return found if pictures is None else pictures.placed(found, images)
+
+    def _around(self, images: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the ids before and after a comment; those of images as the model's token for them."""
+        pictures = self._prompts.pictures
+        key = () if pictures is None else tuple(pictures.picture(number).text for number in images)
+        if key not in self._known:
+            before, after = _around(self._prompts, images) if self._prompts.chat else ("", "")
+            self._known[key] = self._ids(before), self._ids(after)
+        return self._known[key]
 
     def _ids(self, text: str) -> list[int]:
         found = chat_ids(self._tokenizer, text, _UNUSED, begins=False)
@@ -44,9 +61,10 @@ class Comments:
         return found
 
 
-def _around(prompts: Prompts) -> tuple[str, str]:
-    """Return the rendered text between an answer and a user's next message, and from there to the next answer."""
-    chat = prompts.render(_COMMENT, [*prompts.messages("."), ("assistant", _TEXT), ("user", _COMMENT)])
+def _around(prompts: Prompts, images: Sequence[int]) -> tuple[str, str]:
+    """Return the rendered text between an answer and the text of a user's next message, and from there to the next
+    answer."""
+    chat = prompts.render(_COMMENT, [*prompts.messages("."), ("assistant", _TEXT), ("user", _COMMENT)], images)
     before, found, after = chat.partition(_TEXT)[2].partition(_COMMENT)
     if not found:
         raise ConfigError(
@@ -61,6 +79,7 @@ def longest_context(
     turns: TurnsSection | None,
     context: int | None,
     splits: Mapping[str, Sequence[Prompt | StoredPrompt]],
+    images: Sequence[int],
 ) -> int:
     """Return the most tokens before a text: of the longest prompt and, with turns, of all texts and comments before.
 
@@ -69,6 +88,7 @@ def longest_context(
         turns: settings of turns, if there are several.
         context: maximum tokens of the model, if known.
         splits: prompts by split.
+        images: numbers of images of a text, if they are seen.
 
     Raises:
         ConfigError: a prompt is invalid, or a conversation may not fit.
@@ -76,7 +96,7 @@ def longest_context(
     longest, new = prompts.longest(splits), prompts.section.max_new
     if turns is None:
         return longest
-    longest += (turns.count - 1) * (new + Comments(prompts, turns).most)
+    longest += (turns.count - 1) * (new + Comments(prompts, turns).most(images))
     if context is not None and longest + new > context:
         raise ConfigError(
             f"render.turns: a conversation may have {longest + new} tokens, but the model takes {context} ({CONTEXT}). "

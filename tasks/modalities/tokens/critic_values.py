@@ -6,6 +6,7 @@ Legend: B rows, W positions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from models.policies.critic_lm import TrainableCritic
 from storage.trajectories.base import TrajectoryShard
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import Weights
+from tasks.metrics.samples import about_sample
 from tasks.modalities.tokens.forwards import forwards, spread
 from tasks.modalities.tokens.run_prompts import read_prompts
 
@@ -38,7 +40,10 @@ def values_of(valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, lis
     values: dict[int, np.ndarray] = {}
     reference: dict[int, np.ndarray] = {}
     read, names = read_prompts(valuing.context, policy.policy), shard.table.column("prompt_id").to_pylist()
-    rows = [read.with_images(name, shard.array("tokens", row)) for row, name in enumerate(names)]
+    rows = [
+        read.with_images(name, shard.array("tokens", row), partial(about_sample, shard, row))
+        for row, name in enumerate(names)
+    ]
     masks = [shard.array("token_mask", row).astype(bool) for row in range(len(rows))]
     prompts = [int(mask.argmax()) for mask in masks]
     parts = forwards(rows, prompts, host.device, size=size, widths=read.widths, shared=read.shared)

@@ -23,6 +23,7 @@ from models.weights.lora import within
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import decode_rows, lora_spec, tokens_of
+from tasks.inputs.renderer import sees_images
 from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.memory import BYTES, Memory, OptimizerSizes, Role, Sizes, host_memory
 from tasks.modalities.tokens.critic_memory import Apart, CriticMemory, frozen_bytes
@@ -175,13 +176,13 @@ def _lines(
 
 
 def _seeing(config: RunConfig, about: Any, *, trained: bool) -> int:
-    """Return the bytes of encoding the largest image of the prompts, and of features that are kept; 0 where no prompt
-    has images, or their processor is not here."""
+    """Return the bytes of encoding the largest image of the prompts and turns, and of features that are kept; 0 where
+    there are none, or their processor is not here."""
     folder = Path(str(config.model.path)).expanduser()
     if not folder.is_dir():
         return 0
     prompts = [prompt for split in source_prompts(config).values() for prompt in split if prompt.images]
-    found = largest_image(folder, config, prompts) if prompts else None
+    found = largest_image(folder, config, prompts) if prompts or sees_images(config) else None
     return 0 if found is None else encoding_bytes(about, found, trained=trained)
 
 

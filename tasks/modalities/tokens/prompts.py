@@ -123,10 +123,10 @@ class Prompts:
         """Return ids as they are stored, with the model's own token for images."""
         return ids if self.pictures is None else self.pictures.stored(ids)
 
-    def with_images(self, tokens: np.ndarray, images: Sequence[str]) -> list[int]:
-        """Return stored ids with those of images; see ``ids``."""
+    def with_images(self, tokens: np.ndarray, images: Sequence[str], seen: Sequence[int]) -> list[int]:
+        """Return stored ids with those of a prompt's images, see ``ids``, and of further ones by number."""
         assert self.pictures is not None
-        return self.pictures.placed(tokens.tolist(), self._numbers(images))
+        return self.pictures.placed(tokens.tolist(), [*self._numbers(images), *seen])
 
     def _numbers(self, images: Sequence[str]) -> list[int]:
         if self.pictures is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,7 +163,7 @@ class TextSet(Correctable):
 
     def _tokens(self, sample: int, read: RunPrompts) -> np.ndarray | Sequence[int]:
         prompt = self.reader.prompt_ids[self.reader.prompt_rows[sample]]
-        return read.with_images(prompt, self.reader.array("tokens", sample))
+        return read.with_images(prompt, self.reader.array("tokens", sample), partial(self.reader.about, sample))
 
     def _packed(
         self, ids: Tensor, samples: Sequence[int], masks: Sequence[np.ndarray], widths: SharedWidths

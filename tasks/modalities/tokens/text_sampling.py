@@ -27,7 +27,7 @@ from models.maths.tokens import Widths
 from models.policies.causal_lm import CausalLM, TrainableLM
 from storage.trajectories.base import Sample
 from tasks.inputs.components import tokens_of
-from tasks.inputs.renderer import TURN_KEY
+from tasks.inputs.renderer import SEEN_KEY
 from tasks.inputs.weight_sources import Weights
 from tasks.modalities.samplers import SampleRequest, SamplingContext
 from tasks.modalities.tokens.exporting import write_model
@@ -104,11 +104,14 @@ class TextSampler:
         """Return the ids before a job's next text."""
         if job.before is None:
             return self._read.prompts.of(job.prompt)
-        tokens, comments = job.before.sample.tokens, self._read.comments
+        before, read = job.before, self._read
+        tokens, comments, seen = before.sample.tokens, read.comments, read.seen
         assert tokens is not None
         assert comments is not None
-        assert job.before.comment is not None
-        return [*self._read.with_images(job.prompt.id, tokens), *comments.after(tokens.tolist(), job.before.comment)]
+        assert before.comment is not None
+        row = read.with_images(job.prompt.id, tokens, lambda: (job.name, before.sample.metadata))
+        images = [] if seen is None else seen.of(job.name, {SEEN_KEY: [before.image]})
+        return [*row, *comments.after(tokens.tolist(), before.comment, images)]
 
     def _contents(self, found: Sequence[Completion]) -> list[dict[str, Any]]:
         """Return the fields of samples that their completions decode to."""
@@ -255,8 +258,8 @@ class TextSampler:
         mask: np.ndarray,
         seed: int,
     ) -> Sample:
-        turn = {} if job.before is None else {TURN_KEY: job.before.turn}
         known = None if job.before is None else job.before.sample.sampled_log_probs
+        turn = {} if job.before is None else job.before.metadata
         return Sample(
             sample_id=job.name,
             prompt_id=job.prompt.id,

@@ -119,7 +119,7 @@ def test_an_interrupted_render_goes_on_without_the_files_of_images(klein: Path, 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["prompts.image=null"], "model.policy 'vision_lm' starts from images, but prompts.image is not set"),
+        (["prompts.image=null"], "render: model.policy 'flux2_klein' starts from images, but prompts.image is not set"),
         (["render.model.options={references: 1}"], "render: .* comes with 2 images, but .* 'flux2_klein' takes 1"),
         (["render.model.options={references: 0}"], "render: .* model.options.references of .* 'flux2_klein' is 0"),
         (["render.model.policy=wan21_v2v"], "render: .* makes clips"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from configs.errors import ConfigError, StoreError
@@ -17,24 +18,29 @@ from configs.schema import RunConfig
 from configs.tokens import TokensSection
 from models.quickstart.addition import character_tokenizer
 from models.rewards.base import declare
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.lineage import RunFolder
 from storage.trajectories.base import Sample
 from storage.trajectories.tables import read_rows
+from tasks.advantages.turns import best_turns, of_turn
 from tasks.checks.check import check_config
-from tasks.inputs.renderer import TURN_KEY, turn_in
+from tasks.inputs.renderer import SEEN_KEY, TURN_KEY, turn_in
 from tasks.metrics.evaluations import evaluated_epochs, evaluation_figures, named_evaluations
 from tasks.metrics.samples import rows_of, stored_sample
 from tasks.metrics.view import RunView
 from tasks.modalities.tokens.comments import Comments
 from tasks.modalities.tokens.prompts import Prompts
+from tasks.modalities.tokens.run_prompts import read_prompts
 from tasks.reports.report.reading import read_run
 from tasks.reports.trace import trace_sample
 from tasks.runs.context import RunContext
-from tasks.runs.staleness import side_results
+from tasks.runs.staleness import State, side_results, standings
 from tasks.specs.graph import Node
 from tasks.specs.plan import RunPlan
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tests.support.language_models import drawn_texts_data
+from tests.support.vision_classes import drawn_vision_data
 
 
 @declare(media="images")
@@ -105,6 +111,43 @@ def test_a_conversation_goes_on_until_a_text_ends_it(tiny_base: Path, tmp_path: 
     expected = {name: value - 0.5 * (drawn[name] - 1) for name, value in scored.items() if value is not None}
     assert {row["sample_id"]: row["reward"] for row in earned} == pytest.approx(expected, rel=1e-6)
     _check_shown(context, lengths)
+    _check_best(context, config_of(tmp_path, tiny_base, "render.turns.returns=best"), drawn)
+
+
+def _check_best(context: RunContext, config: RunConfig, drawn: Mapping[str, int]) -> None:
+    """Check that another return needs no other texts or images, and is that of the best turn, which is shown."""
+    best = RunContext(context.store, config, context.run)
+    states = {(each.node.stage, each.node.slot): each.state for each in standings(best.chain) if each.node.epoch == 1}
+    stages = ("rollout", "render", "score", "advantage")
+    remade = [node for node, state in states.items() if state is not State.FRESH and node[0] in stages]
+    assert remade == [("score", "digits#1"), ("score", "digits#2"), ("advantage", "")]
+    for slot in ("digits#1", "digits#2"):
+        StageRun(make_stage(best, "score", 1, slot)).execute()
+    StageRun(make_stage(best, "advantage", 1, "")).execute()
+    by_turn = {slot: scores_of(best, f"level{slot}") for slot in ("#1", "#2", "")}
+    rows, view = RunView(best).samples(1).to_pylist(), RunView(best)
+    counted = {row["sample_id"]: row["turn"] for row in view.turns(1).to_pylist() if row["counts"]}
+    assert len(counted) == len(rows)
+    pictures = view.pictures(1)
+    for row in rows:
+        name = row["sample_id"]
+        known = {slot: each[name] for slot, each in by_turn.items() if each[name] is not None}
+        slot = max(known, key=lambda slot: (known[slot], -len(slot)))
+        assert row["reward.level"] == max(known.values())
+        assert row["reward"] == pytest.approx(row["reward.level"] - 0.5 * (drawn[name] - 1))
+        assert counted[name] == int(slot[1:] or 3) or (slot == "" and counted[name] <= 3)
+        image = samples(best, "render", counted[name])[name].media
+        np.testing.assert_array_equal(pictures[name], image)
+    assert set(counted.values()) == {1, 2, 3}
+
+
+def test_the_best_turn_is_the_first_with_the_highest_reward_of_those_that_drew() -> None:
+    failed = float("nan")
+    totals = torch.tensor([[1.0, 0.5, 0.5, failed, 0.0], [2.0, 9.0, 0.7, 0.1, 0.0], [2.0, 0.4, 0.8, 0.2, failed]])
+    # The second sample drew once, so that its second row is not of it; of equal ones the first, which cost less.
+    found = best_turns(totals.double(), torch.tensor([3, 1, 3, 3, 2]))
+    assert found.tolist() == [1, 2, 2, 0, 2]
+    np.testing.assert_allclose(of_turn(totals, found), [2.0, 0.4, 0.8, failed, failed])
 
 
 def _check_equal(now: Sample, before: Sample) -> None:
@@ -177,12 +220,77 @@ def test_turns_depend_on_no_shard_and_an_interrupted_one_goes_on(tiny_base: Path
         assert (nodes[0] == nodes[1]) is same
 
 
+def test_a_model_sees_the_images_of_earlier_turns(tiny_base: Path, tmp_path: Path) -> None:
+    path = tmp_path / "seen.yaml"
+    path.write_text(yaml.safe_dump(drawn_vision_data(tmp_path, tiny_base)))
+    with pytest.raises(ConfigError, match=r"may have 2 images, 0 of the prompt and 2 drawn, but .* takes 1"):
+        check_config(load_config(path, ["model.options.images=1"]))
+    # With a critic, whose stage reads the images too.
+    config = load_config(path, ["optimize.algorithm=ppo"])
+    check_config(config)
+    context = prepare(config)
+    run_epoch(context, 1)
+    (first, *_) = context.store.require(context.chain.require(1, "optimize").ref).summary["updates"]
+    assert first["replay_gap_max"] == first["ratio_std"] == 0.0
+    read = read_prompts(context)
+    pictures = read.prompts.pictures
+    assert pictures is not None
+    assert read.seen is not None
+    texts, images = ({turn: samples(context, stage, turn) for turn in (1, 2, 3)} for stage in ("rollout", "render"))
+    went_on = [name for name, sample in texts[3].items() if turn_in(sample.metadata) == 3]
+    assert went_on
+    for name in went_on:
+        sample = texts[3][name]
+        assert sample.tokens is not None
+        row = read.with_images(sample.prompt_id, sample.tokens, lambda each=sample: (each.sample_id, each.metadata))  # type: ignore[misc]
+        # The processor's inputs of both images, in order; stored rows have the model's own token.
+        numbers = pictures.of_row(list(row))
+        for number, turn in zip(numbers, (1, 2), strict=True):
+            media = images[turn][name].media
+            assert media is not None
+            wanted = pictures.inputs(pictures.number(f"again {turn} {name}", lambda media=media: media))  # type: ignore[misc]
+            assert all(torch.equal(value, wanted[key]) for key, value in pictures.inputs(number).items())
+        assert list(sample.tokens) == pictures.stored(row)
+        assert sample.token_mask is not None
+        assert not any(token < 0 and chosen for token, chosen in zip(row, sample.token_mask, strict=True))
+        # Without a comment, the text differs by what is seen alone.
+        assert sample.metadata[SEEN_KEY] == [str(context.chain.require(1, "render", slot).ref) for slot in ("#1", "#2")]
+
+
+@pytest.mark.slow
+def test_two_ranks_see_as_one(tiny_base: Path, tmp_path: Path, flowmill: Callable[..., Any]) -> None:
+    path, made = tmp_path / "seen.yaml", []
+    path.write_text(yaml.safe_dump(drawn_vision_data(tmp_path, tiny_base)))
+    for ranks in (1, 2):
+        settings = ["run.epochs=1", f"store.root={tmp_path / str(ranks)}", f"execution.processes={ranks}"]
+        done = flowmill("run", str(path), "--quiet", *(part for each in settings for part in ("--set", each)))
+        assert done.returncode == 0, done.stderr
+        config = load_config(path, settings)
+        store = ArtifactStore(config.store)
+        context = RunContext(store, config, RunFolder(store, config.run.name))
+        refs = [context.chain.require(*node).ref for node in [*context.plan.scored(1), Node(1, "optimize")]]
+        made.append([store.require(ref).content for ref in refs[:-1]])
+        (first, *_) = store.require(refs[-1]).summary["updates"]
+        assert first["replay_gap_max"] == 0.0
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (("render.turns.by=digits",), "the rewards and monitors of images are: level"),
         (("optimize.shared_prompts=true",), "optimize.shared_prompts is true, but with render.turns"),
         (("render.turns.comment_tokens=64",), r"a conversation may have \d+ tokens, but the model takes 64"),
+        (
+            ("render.turns.returns=best", "monitors=[{{name: diversity, label: unlike}}]"),
+            "'unlike' compares the samples of a group",
+        ),
+        (
+            ("render.turns.returns=best", "rewards.0.reads=texts", "monitors=[{{name: jpeg_compressibility}}]"),
+            "'best', but no reward reads images",
+        ),
+        (("render.turns.comment=''",), "render.turns.comment is empty"),
+        (("render.turns.sees=images",), "model.policy 'causal_lm' reads texts alone"),
         (("prompts.train={folder}/turned.jsonl",), "prompts.train has a column 'render_turn'"),
     ],
 )
@@ -207,7 +315,7 @@ def test_a_stage_has_the_turns_of_its_run(tiny_base: Path, tmp_path: Path) -> No
 def test_a_comment_is_a_message_of_the_user_and_cannot_end_it() -> None:
     tokenizer = character_tokenizer()
     plain = Comments(Prompts(tokenizer, TokensSection(), None), TurnsSection(comment_tokens=3))
-    assert (plain.after([5, 2], "1+2+3"), plain.most) == (tokenizer("1+2", add_special_tokens=False).input_ids, 3)
+    assert (plain.after([5, 2], "1+2+3"), plain.most()) == (tokenizer("1+2", add_special_tokens=False).input_ids, 3)
     # An answer ends with <eos>, a message with '='.
     tokenizer.chat_template = (
         "{% for each in messages %}{% if each.role == 'user' %}+{{ each.content }}={% else %}{{ each.content }}<eos>"
@@ -218,7 +326,7 @@ def test_a_comment_is_a_message_of_the_user_and_cannot_end_it() -> None:
     assert chat.after([5], "12") == goes_on
     assert chat.after([5, tokenizer.eos_token_id], "12") == goes_on[1:]
     assert tokenizer.eos_token_id not in chat.after([tokenizer.eos_token_id], "1<eos>2")
-    assert chat.most == 3 + 3
+    assert chat.most() == 3 + 3
     tokenizer.chat_template = "{{ messages[-1].content }}"
     with pytest.raises(ConfigError, match="cannot go on after an answer"):
         Comments(Prompts(tokenizer, TokensSection(), None), TurnsSection())
