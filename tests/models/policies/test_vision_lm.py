@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from configs.errors import ConfigError
-from models.maths.generation import Completion, Sampling, generate, reading_once
-from models.maths.tokens import token_log_probs
 from models.policies.base import PolicySettings
 from models.policies.parts import Part
 from models.policies.pictures import load_processor, pictures_of
 from models.policies.vision_lm import VisionLM
-from models.text.chat_templates import render_chat
 from models.weights.lora import LoraSpec
-from tests.support.vision_classes import CLASSES, write_vision_model
-
-NEW = 10
-#: Heights and widths of images, and the images of each prompt.
-SIZES = ((40, 24), (17, 90), (64, 64), (40, 24), (8, 50))
-CHOICES = ((1,), (4,), (2, 3), (3, 2, 1), (2, 2), (5, 1, 5), (1,))
+from tests.support.vision_classes import CLASSES
+from tests.support.vision_gaps import (
+    CHOICES,
+    NEW,
+    drawn,
+    gaps_of,
+    loaded,
+    prompts_of,
+    replayed,
+    rounding_of,
+    theirs,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,84 +34,28 @@ def _without_num2words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", str)
 
 
-def images() -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    return [rng.integers(0, 255, (*size, 3), dtype=np.uint8) for size in SIZES]
-
-
-def loaded(folder: Path, kind: str, **settings: Any) -> VisionLM:
-    if not folder.exists():
-        folder.mkdir()
-        write_vision_model(folder, kind)
-    return VisionLM.load(folder, PolicySettings(**settings), frozenset({Part.DENOISER}), {})
-
-
-def chat_of(policy: VisionLM, numbers: tuple[int, ...]) -> str:
-    content = [*[{"type": "image"}] * len(numbers), {"type": "text", "text": "What is it?"}]
-    return render_chat(policy.pictures.processor, [{"role": "user", "content": content}], setting="", generate=True)
-
-
-def prompts_of(policy: VisionLM) -> list[list[int]]:
-    pixels, pictures, found = images(), policy.pictures, []
-    for number, each in enumerate(pixels, 1):
-        assert pictures.number(f"image {number}", lambda each=each: each) == number
-    for numbers in CHOICES:
-        chat = pictures.expanded(chat_of(policy, numbers), numbers)
-        ids = pictures.processor.tokenizer(chat, add_special_tokens=False).input_ids
-        found.append(pictures.placed(ids, numbers))
-        assert pictures.of_row(found[-1]) == list(numbers)
-    return found
-
-
-def drawn(policy: VisionLM, prompts: list[list[int]], **options: Any) -> list[Completion]:
-    uniforms = torch.rand(len(prompts), NEW, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return generate(
-        reading_once(policy.next_logits, len(prompts) - 1),
-        prompts,
-        Sampling(max_new=NEW, temperature=1.0, eos=frozenset()),
-        **{
-            "width": max(map(len, prompts)) + 3,
-            "uniforms": lambda position: uniforms[:, position],
-            "device": torch.device("cpu"),
-            "starts": [policy.first_position(prompt) for prompt in prompts],
-            **options,
-        },
-    )
-
-
-def theirs(policy: VisionLM, numbers: tuple[int, ...], prompt: list[int]) -> dict[str, Any]:
-    """Return the output of the class's processor for a prompt with all its images at once."""
-    seen = [Image.fromarray(images()[number - 1]) for number in numbers]
-    processor = policy.pictures.processor
-    found = processor(text=[chat_of(policy, numbers)], images=[seen], return_tensors="pt", add_special_tokens=False)
-    assert found.input_ids[0].tolist() == policy.pictures.stored(prompt)
-    return dict(found)
-
-
 @pytest.mark.parametrize("kind", CLASSES)
 def test_drawn_and_replayed_log_probs_are_those_of_the_class(kind: str, tmp_path: Path) -> None:
     policy = loaded(tmp_path / kind, kind)
     prompts = prompts_of(policy)
     found = drawn(policy, prompts)
-    width = -(-max(len(prompt) + NEW for prompt in prompts) // 16) * 16
-    rows = torch.full((len(prompts), width), 5)
-    for row, (prompt, each) in enumerate(zip(prompts, found, strict=True)):
-        rows[row, : len(prompt) + NEW] = torch.tensor([*prompt, *each.ids])
+    rows = replayed(prompts, found)
     with torch.no_grad():
-        logits = policy.logits(rows)
         alone = torch.cat([policy.logits(rows[row : row + 1]) for row in range(len(rows))])
-        assert torch.equal(alone, logits), "a row depends on no other, whatever images it has"
-        whole = token_log_probs(logits, rows, 1.0)
-        for row, (numbers, prompt, each) in enumerate(zip(CHOICES, prompts, found, strict=True)):
-            said = whole[row, len(prompt) : len(prompt) + NEW]
-            assert float((torch.tensor(each.log_probs) - said).abs().max()) < 1e-5
-            given, ids = theirs(policy, numbers, prompt), [*policy.pictures.stored(prompt), *each.ids]
-            for name in {"mm_token_type_ids", "token_type_ids"} & set(given):
-                given[name] = torch.nn.functional.pad(given[name], (0, NEW))
-            given |= {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
-            own = policy.allowed(policy.model(**given, use_cache=False).logits)[0]
-            assert float((own - logits[row, : len(ids)]).abs().max()) < 1e-5
+        assert torch.equal(alone, policy.logits(rows)), "a row depends on no other, whatever images it has"
+    gaps = gaps_of(policy, prompts, found)
+    assert max(gaps.sampler, gaps.replay) < 1e-5
     assert found[0].log_probs != found[1].log_probs, "equal texts with other images of the same size differ"
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])
+def test_in_half_precision_a_replay_differs_from_the_class_by_no_more_than_rounding(kind: str, tmp_path: Path) -> None:
+    policy = loaded(tmp_path / kind, kind, dtype=torch.bfloat16)
+    prompts = prompts_of(policy)
+    found = drawn(policy, prompts)
+    gaps = gaps_of(policy, prompts, found)
+    rounding = rounding_of(policy, loaded(tmp_path / kind, kind), prompts, found)
+    assert max(gaps.sampler, gaps.replay) <= rounding
 
 
 @pytest.mark.parametrize("kind", CLASSES)
