@@ -41,6 +41,7 @@ CASES = {
     "fsdp": ("execution.strategy=fsdp",),
     "fsdp, adapters": ("execution.strategy=fsdp", "model.lora={rank: 2, alpha: 4}"),
     "fsdp, shared backbone": ("execution.strategy=fsdp", "critic.backbone=policy"),
+    "fsdp, log-probs": ("execution.strategy=fsdp", "critic.log_probs=true"),
     "images, ddp": (),
     "images, fsdp": ("execution.strategy=fsdp",),
     "images, fsdp, adapters": ("execution.strategy=fsdp", "model.lora={rank: 2, alpha: 4}"),

@@ -67,6 +67,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     return context
 
 
+def test_replay_is_exact_on_a_quantized_base(tmp_path: Path) -> None:
+    lora, quantize = "model.lora={rank: 2, targets: [q_proj, down_proj]}", "model.quantize={name: int8}"
+    context = prepare(config_of(tmp_path, lora, quantize))
+    run_epoch(context, 1)
+    first, *_ = updates_of(context, 1)
+    assert first["replay_gap_max"] == 0.0
+    assert first["ratio_mean"] == 1.0
+    assert first["grad_norm"] > 0
+
+
 def test_replay_is_exact_in_float32(trained: RunContext) -> None:
     for epoch in (1, 2):
         first, *_ = updates_of(trained, epoch)
