@@ -282,7 +282,7 @@ class RunView:
         node = self.chain.plan.media_of(epoch, evaluation=evaluation)
         count = 1 if self.config.render is None else self.config.render.images
         for slot, some in ({"": samples} if evaluation else self._by_turn(epoch, samples)).items():
-            ref = self.chain.require(epoch, node.stage, node.slot + slot).ref
+            ref = self.chain.require(node.epoch, node.stage, node.slot + slot).ref
             wanted = None if some is None else {image_name(each, n, of=count) for each in some for n in range(count)}
             for name, shard, row in rows_of(self.store, ref, wanted):
                 yield name if count == 1 else sample_name(name), shard, row

@@ -162,5 +162,5 @@ def test_prompts_of_image_models_with_a_control_token_are_refused(
     assert plain.replace(" ", "") == text.replace(" ", "")
     assert policy.first_mark(plain) is None
     renderer: Any = SimpleNamespace(policy=lambda: policy, device=torch.device("cpu"), dtype=torch.float32)
-    found, expected = (_encoded(renderer, [each]) for each in (text, plain))
+    found, expected = (_encoded(renderer, [each], [[]]) for each in (text, plain))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
