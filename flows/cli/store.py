@@ -218,16 +218,19 @@ def cp(
     from flows.console import console
     from storage.artifacts.commit import ArtifactStore
     from storage.maintenance.transfer import copy_run
-    from tasks.runs.opening import require_run
+    from tasks.inputs.fits import named_fits
+    from tasks.runs.opening import open_run, require_run
 
     store = _open(root)
     require_run(store, run)
+    fits = named_fits(open_run(existing_root(root), run, reads=True).config)
     with _progress() as bar:
         task = bar.add_task("artifacts")
         counts = copy_run(
             store,
             ArtifactStore(target),
             run,
+            fits=fits,
             progress=lambda artifact, n, of: bar.update(task, completed=n, total=of, description=artifact[:24]),
         )
     console.print(f"{counts['artifacts']} artifacts; {counts['shards']} shards, {size(counts['bytes'])} copied")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from configs.errors import CommitLostError, RunConflictError
 from storage import layout
 from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.fit_names import fits_of
 from storage.artifacts.lineage import RunFolder, records_of
 from storage.artifacts.records import ShardRecord
 from storage.backends.base import PART
@@ -16,7 +17,12 @@ _PIECE = 4 * PART
 
 
 def copy_run(
-    source: ArtifactStore, target: ArtifactStore, run: str, *, progress: Callable[[str, int, int], None]
+    source: ArtifactStore,
+    target: ArtifactStore,
+    run: str,
+    *,
+    fits: Collection[str] = (),
+    progress: Callable[[str, int, int], None],
 ) -> dict[str, int]:
     """Copy a run's artifacts, checked byte by byte, then its records. Existing files are not copied again.
 
@@ -26,20 +32,22 @@ def copy_run(
         source: store of the run.
         target: store of the copy.
         run: name of the run.
+        fits: names of fitted rewards, of which every finished fit is copied.
         progress: called with (artifact, done, total) after each artifact.
 
     Returns:
         Counts of artifacts, shards and bytes copied.
 
     Raises:
-        RunConflictError: the target has another run of this name.
+        RunConflictError: the target has another run of this name, or another fit.
         CorruptError: the source is damaged.
         CommitLostError: the target has different content under the same name.
     """
     _check_same(source, target, run)
+    fitted = _fits(source, target, fits)
     # Records are read first: all artifacts that they name are committed, and are copied below.
     records = records_of(source, run)
-    refs = list(dict.fromkeys(RunFolder(source, run).named()))
+    refs = list(dict.fromkeys([*RunFolder(source, run).named(), *fitted.values()]))
     counts = {"artifacts": len(refs), "shards": 0, "bytes": 0}
     for number, ref in enumerate(refs, 1):
         # The manifest is read before the shards, as a later one could name shards that are not copied.
@@ -54,9 +62,27 @@ def copy_run(
         if manifest is not None:
             target.root.create(layout.manifest(ref), manifest)
         progress(str(ref), number, len(refs))
+    for path in fitted:
+        _copy_object(source, target, path)
     for path, data in records.items():
         target.root.create(path, data)
     return counts
+
+
+def _fits(source: ArtifactStore, target: ArtifactStore, names: Collection[str]) -> dict[str, ArtifactRef]:
+    """Return finished fits by the paths of their records; raise RunConflictError if the target has another there."""
+    found = {}
+    for name in names:
+        present = fits_of(target, name)
+        for number, ref in fits_of(source, name).items():
+            if present.get(number, ref) != ref:
+                raise RunConflictError(
+                    f"{target.root.uri} has another fit '{name}@{number}', so scores of the copied run would be stale. "
+                    "Copy to another root."
+                )
+            if source.manifest(ref) is not None:
+                found[layout.fit(name, number)] = ref
+    return found
 
 
 def _check_same(source: ArtifactStore, target: ArtifactStore, run: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.rewards import RewardSection
-from configs.schema import StoreSection
+from configs.schema import RunConfig, StoreSection
 from configs.suggestions import did_you_mean
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.fit_names import fits_of, list_fits
@@ -110,3 +110,10 @@ def _placed(options: Mapping[str, Any], keys: list[str], folder: str) -> dict[st
         return {**options, key: _placed(options[key], below, folder)}
     others = {name: value for name, value in options.items() if name != key}
     return dict(options) if "path" in options else {**others, "path": folder}
+
+
+def named_fits(config: RunConfig) -> list[str]:
+    """Return the names of the fits that rewards, monitors and judges of a config use."""
+    sections = (*config.scored, *config.evaluate.judges)
+    places = (place for section in sections for place in reward_places(section))
+    return sorted({place.path.partition("@")[0] for place in places if place.is_fit})

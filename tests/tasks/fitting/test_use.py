@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from configs.errors import ConfigError, CorruptError, RewardError
+from configs.errors import ConfigError, CorruptError, RewardError, RunConflictError
 from configs.schema import RunConfig
 from models.rewards.backbones import TextLikelihood
 from models.rewards.base import Batch
@@ -20,6 +20,7 @@ from models.rewards.factory import make_reward
 from models.rewards.invocation import Handling, score
 from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from storage.maintenance.transfer import copy_run
 from storage.trajectories.tables import read_rows, write_rows
 from tasks.checks.check import check_config
 from tasks.checks.names import check_names
@@ -27,7 +28,7 @@ from tasks.checks.try_rewards import try_rewards
 from tasks.fitting import fit
 from tasks.fitting.fit import FittedModel, copy_model, fit_reward
 from tasks.inputs.components import open_trajectory_store
-from tasks.inputs.fits import Fits
+from tasks.inputs.fits import Fits, named_fits
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
 from tasks.runs.staleness import explain
@@ -87,6 +88,24 @@ def test_a_refit_makes_scores_stale_and_rollouts_are_scored_again(
     assert np.array(read_rows(other.store, second).column("reward").to_pylist()).tolist() != scores.tolist()
     refit(pairs, tmp_path, 5)
     assert pending(begin_run(config), SCORE) == 0, "the first model's scores are found again"
+
+
+def test_a_copied_run_is_scored_with_the_fits_that_it_names(pairs: Path, make_config: Make, tmp_path: Path) -> None:
+    refit(pairs, tmp_path, 5)
+    rewards = "rewards=[{name: fitted, options: {run: taste@1, unproven: true}}]"
+    config = make_config(rewards, f"store.root={tmp_path / 'store'}")
+    context = prepare(config)
+    make(context, ROLLOUT)
+    assert named_fits(config) == ["taste"]
+    target, taken = (str(tmp_path / name) for name in ("copy", "taken"))
+    copy_run(context.store, ArtifactStore(target), "small", fits=named_fits(config), progress=lambda *_: None)
+    copied = begin_run(make_config(rewards, f"store.root={target}"))
+    assert pending(copied, ROLLOUT) == 0
+    scored = make(copied, SCORE)
+    assert scored == make(context, SCORE)
+    fit_reward(fit_config(tmp_path, pairs, name="taste", updates=6, store={"root": taken}))
+    with pytest.raises(RunConflictError, match="has another fit 'taste@1'"):
+        copy_run(context.store, ArtifactStore(taken), "small", fits=["taste"], progress=lambda *_: None)
 
 
 def test_fits_that_rewards_cannot_name(
