@@ -7,10 +7,17 @@ from collections.abc import Mapping
 
 #: By file, the tests as pytest names them, with all their parameters where none are named.
 LONG = {
+    "tests/tasks/fitting/test_use.py": ("test_a_refit_makes_scores_stale_and_rollouts_are_scored_again[path]",),
     "tests/tasks/training/test_early_stop.py": ("test_a_kill_changes_nothing_of_it[1]",),
-    "tests/tasks/stages/test_given.py": ("test_training_on_given_samples_changes_the_policy_and_resumes[kto]",),
+    "tests/tasks/stages/test_given.py": (
+        "test_training_on_given_samples_changes_the_policy_and_resumes[dpo]",
+        "test_training_on_given_samples_changes_the_policy_and_resumes[kto]",
+    ),
     "tests/tasks/stages/test_start.py": ("test_the_start_is_part_of_the_policys_identity_and_outlives_its_run[full]",),
-    "tests/tasks/fitting/test_fit.py": ("test_which_of_two_images_is_better_depends_on_the_prompt[characters]",),
+    "tests/tasks/fitting/test_fit.py": (
+        "test_which_of_two_images_is_better_depends_on_the_prompt[none]",
+        "test_which_of_two_images_is_better_depends_on_the_prompt[characters]",
+    ),
     "tests/benchmarks/test_given_rows.py": ("test_all_figures_are_measured", "test_memory_does_not_grow_with_rows"),
     "tests/gpu/test_simulated.py": (
         "test_the_one_command_finds_all_as_it_must_be",
@@ -208,11 +215,7 @@ SLOW = {
         "test_a_value_of_another_type_is_followed_or_refused_in_one_sentence[text]",
     ),
     "tests/storage/maintenance/test_losses.py": ("test_every_lost_record_is_seen_and_put_back",),
-    "tests/tasks/fitting/test_fit.py": (
-        "test_which_of_two_images_is_better_depends_on_the_prompt[none]",
-        "test_which_of_two_images_is_better_depends_on_the_prompt[words]",
-    ),
-    "tests/tasks/fitting/test_use.py": ("test_a_refit_makes_scores_stale_and_rollouts_are_scored_again[path]",),
+    "tests/tasks/fitting/test_fit.py": ("test_which_of_two_images_is_better_depends_on_the_prompt[words]",),
     "tests/tasks/modalities/test_chain_engines.py": (
         "test_a_server_that_lost_its_weights_gets_them_again",
         "test_another_server_takes_over_from_one_that_is_gone_slow_cut_or_lies",
@@ -230,7 +233,6 @@ SLOW = {
     "tests/tasks/stages/test_given.py": (
         "test_a_file_that_cannot_be_decoded_is_named_or_left_out[half a JPEG]",
         "test_images_of_several_sizes_train_in_buckets",
-        "test_training_on_given_samples_changes_the_policy_and_resumes[dpo]",
         "test_training_on_given_samples_changes_the_policy_and_resumes[sft]",
     ),
     "tests/tasks/stages/test_last_frame.py": ("test_a_whole_run_exports_a_call_that_ends_with_the_last_image",),
