@@ -46,13 +46,14 @@ class Fits:
     def _found(self, named: str) -> ArtifactRef:
         (name, at, number), root = named.partition("@"), self._given.root
         where = f"in '{root if isinstance(root, str) else root.uri}'"
+        try:
+            part(name)
+        except ValueError as error:
+            raise ConfigError(f"'{named}' names no fit: {error}. Name one as NAME or NAME@NUMBER.") from None
         if isinstance(self._given, StoreSection) and not may_exist(self._given):
             raise ConfigError(f"there is no fit '{name}' {where}: the store does not exist yet. {_REMEDY}")
         store = self._store
-        try:
-            made = fits_of(store, part(name))
-        except ValueError as error:
-            raise ConfigError(f"'{named}' names no fit: {error}. Name one as NAME or NAME@NUMBER.") from None
+        made = fits_of(store, name)
         if not made:
             known = list_fits(store)
             raise ConfigError(f"there is no fit '{name}' {where}. {did_you_mean(name, known) if known else _REMEDY}")
