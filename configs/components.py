@@ -1,10 +1,11 @@
-"""Lists the components that a config names."""
+"""Lists the components that a config names, and its rewards of all kinds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from configs.base import Component
+from configs.rewards import RewardSection
 from configs.schema import RunConfig
 
 
@@ -41,3 +42,8 @@ def components(config: RunConfig) -> Iterator[tuple[str, Component]]:
     for setting, sections in lists.items():
         for number, section in enumerate(sections):
             yield f"{setting}.{number}", section
+
+
+def reward_sections(config: RunConfig) -> tuple[RewardSection, ...]:
+    """Return the rewards, monitors and judges of a config."""
+    return (*config.scored, *config.evaluate.judges)

@@ -33,7 +33,6 @@ class TurnsSection(Section):
     returns: Annotated[Literal["last", "best"], Later()] = "last"
     """The turn whose rewards are trained on: the last, or the first of those with the highest weighted sum. With best
     all rewards and monitors score every turn; evaluations score the last image, with which a conversation ends."""
-
     sees: Annotated[Literal["comments", "images"], Later()] = "comments"
     """With images a vision-language model also sees the images of earlier turns, each before its comment."""
 

@@ -47,8 +47,7 @@ def _measured(pinned: Benchmark, subject: Subject, request: BenchmarkRequest) ->
             stage.adopt(stage.work(inputs), inputs)
             if name == "evaluate" and context.store.manifest(stage.ref) is None:
                 # Report a missing requirement of a reward before sampling.
-                tried = try_rewards(context.config)
-                tried.locate, execution.host.rewards = execution.host.rewards.locate, tried
+                try_rewards(context.config, made=execution.host.rewards)
             return stages.run(name, 0, slot, stage=stage)
 
         named = str(policy).replace("/", ".")

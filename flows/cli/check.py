@@ -70,6 +70,7 @@ def _estimate(
     config: RunConfig, totals: dict[str, int], *, gpu_memory: float | None, deep: bool, as_json: bool
 ) -> dict[str, Any]:
     """Print the estimate of a run and return it as plain data; add its cost to the totals of the runs before it."""
+    from configs.components import reward_sections
     from tasks.checks.check import check_config
     from tasks.checks.idle_time import idle_notes, idle_shares
     from tasks.checks.memory import memory_advice, memory_and_notes
@@ -86,7 +87,7 @@ def _estimate(
         *cut_notes(config),
         *(
             f"reward '{section.slot}' was not tried, as it loads a model; 'flowmill run' tries it before it samples."
-            for section in (*config.scored, *config.evaluate.judges)
+            for section in reward_sections(config)
             if loads_model(section)
         ),
     ]

@@ -105,7 +105,9 @@ def _train(due: Sequence[Asked], api: LocalApi | None, *, quiet: bool) -> None:
                 remember_length(context.run, asked.config.run.epochs)
             with process_state.opened(context) as execution, _progress_noted(context):
                 if asked is due[0]:
-                    rewards.locate, execution.host.rewards = execution.host.rewards.locate, rewards
+                    # From here on they are the fits that the run's fingerprints name.
+                    rewards.locate = execution.host.rewards.locate
+                    execution.host.rewards = rewards
                 # The overrides already contain the number of epochs.
                 run_flow(pipeline, api, asked.request.model_copy(update={"advance": None}))
         print_summary(context, describe_result(context), quiet=quiet)

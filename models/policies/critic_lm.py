@@ -77,7 +77,7 @@ class ValueModel(nn.Module):
 
     @contextmanager
     def _added(self, log_probs: Tensor | None) -> Iterator[None]:
-        """Add to the embeddings of tokens, within the context, what is read of their log-probs."""
+        """Add vectors computed from log-probs to the embeddings of tokens, within the context."""
         layer = self.surprise
         if layer is None:
             yield

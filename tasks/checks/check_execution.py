@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from configs.components import reward_sections
 from configs.errors import ConfigError
 from configs.execution import ExecutionSection
 from configs.schema import RunConfig
@@ -42,7 +43,7 @@ def check_devices(config: RunConfig) -> None:
         chosen_device(str(execution.render_device), label="execution.render_device")
     if config.critic.device not in (None, "cpu"):
         chosen_device(str(config.critic.device), label="critic.device")
-    for section in (*config.scored, *config.evaluate.judges):
+    for section in reward_sections(config):
         if section.server is None and section.device not in (None, "cpu"):
             chosen_device(str(section.device), label=f"rewards: device of '{section.slot}'")
 

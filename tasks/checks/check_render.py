@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from configs.components import reward_sections
 from configs.errors import ConfigError, PromptError
 from configs.execution import ExecutionSection
 from configs.model import ModelSection
@@ -38,7 +39,7 @@ def check_render(config: RunConfig) -> None:
             "as causal_lm."
         )
     _check_drawer(config)
-    if not any(reads_images(config, section) for section in (*config.scored, *config.evaluate.judges)):
+    if not any(reads_images(config, section) for section in reward_sections(config)):
         raise ConfigError(
             "render draws images, but every reward, monitor and judge has reads 'texts', so nothing looks at them. "
             "Remove render, or one reward's 'reads'."
@@ -90,9 +91,9 @@ def _check_turns(config: RunConfig, turns: TurnsSection) -> None:
             "their conversations. Remove it."
         )
     for split, prompts in source_prompts(config).items():
-        for key, what in ((TURN_KEY, "turn of a sample goes"), (SEEN_KEY, "images that a sample saw go")):
+        for key, use in ((TURN_KEY, "the turn of a sample"), (SEEN_KEY, "the images that a sample saw")):
             if any(key in prompt.metadata for prompt in prompts):
-                raise ConfigError(f"prompts.{split} has a column '{key}', which is where the {what}. Rename it.")
+                raise ConfigError(f"prompts.{split} has a column '{key}', which the store uses for {use}. Rename it.")
 
 
 def _check_sight(config: RunConfig, turns: TurnsSection) -> None:
@@ -124,8 +125,8 @@ def _check_best(config: RunConfig) -> None:
     """Check that the turns of a sample can be compared."""
     if not any(reads_images(config, section) for section in config.rewards):
         raise ConfigError(
-            "render.turns.returns is 'best', but no reward reads images, so their turns do not differ by what was "
-            "drawn. Add a reward of images, or set returns to 'last'."
+            "render.turns.returns is 'best', but no reward reads images, so scores do not depend on the turn's "
+            "images. Add a reward of images, or set returns to 'last'."
         )
     for section in config.scored:
         if section.server is None and needs_of(section.name, section.options).groupwise:
@@ -136,7 +137,7 @@ def _check_best(config: RunConfig) -> None:
 
 
 def _check_absent(config: RunConfig) -> None:
-    for section in (*config.scored, *config.evaluate.judges):
+    for section in reward_sections(config):
         if section.reads is not None:
             raise ConfigError(
                 f"rewards: '{section.slot}' has reads '{section.reads}', which chooses between texts and images drawn "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from configs.components import reward_sections
 from configs.errors import ConfigError
 from configs.registry import resolve
 from configs.rewards import RewardSection
@@ -44,7 +45,7 @@ def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *,
     Raises:
         ConfigError: a reward cannot work.
     """
-    sections = [*config.scored, *config.evaluate.judges]
+    sections = reward_sections(config)
     _check_labels(sections)
     _check_watched(config)
     _check_every_source(config)

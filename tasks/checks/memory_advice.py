@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from configs.components import reward_sections
 from configs.model import LoraSection, QuantizeSection
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
@@ -110,7 +111,7 @@ def _switched(config: RunConfig, phase: str, phases: Phases) -> Iterator[tuple[s
         if phases(changed)[phase] < phases(config)[phase]:
             config = changed
             yield "set " + ", ".join(f"{setting}={_text(value)}" for setting, value in new.items()), config
-    able = [section.slot for section in (*config.scored, *config.evaluate.judges) if _could_be_spread(section)]
+    able = [section.slot for section in reward_sections(config) if _could_be_spread(section)]
     if phase == SCORE and able and config.execution.ranks > 1:
         rewards = (
             section.model_copy(update={"spread": True}) if _could_be_spread(section) else section

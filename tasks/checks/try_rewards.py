@@ -29,7 +29,13 @@ from tasks.modalities.modality import make_kind
 _TRIED = 2
 
 
-def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float], None] = time.sleep) -> MadeRewards:
+def try_rewards(
+    config: RunConfig,
+    *,
+    load: bool = True,
+    made: MadeRewards | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> MadeRewards:
     """Build every reward and judge, score made-up samples of the first two prompts with each, and return them.
 
     With a single sample, a reward that returns one score for the whole batch would pass. A reward that compares the
@@ -41,6 +47,7 @@ def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float]
     Args:
         config: the config.
         load: also try rewards that load or download a model; otherwise only their options are checked.
+        made: makes the rewards, and keeps them; a new cache when absent.
         sleep: waits the given seconds before a retry.
 
     Raises:
@@ -48,7 +55,7 @@ def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float]
         RewardError: a reward fails, or returns invalid scores.
         PromptError: a prompt source cannot be used.
     """
-    made = MadeRewards(Fits(config.store).located)
+    made = MadeRewards(Fits(config.store).located) if made is None else made
     for section, prompts in _tried(config):
         # The launching process must not use the devices of the ranks.
         if (config.execution.ranks > 1 and works_on_accelerator(section)) or (not load and loads_model(section)):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from configs.components import reward_sections
 from configs.errors import ConfigError
 from configs.escaping import in_code, in_markdown
 from configs.rewards import RewardSection
@@ -23,7 +24,7 @@ _MODELS = "reward_models"
 
 def fitted_rewards(context: RunContext) -> Iterator[tuple[RewardSection, Path, dict[str, Any]]]:
     """Yield each fitted reward, monitor or judge with its description and the file of that, if it is here."""
-    for section in (*context.config.scored, *context.config.evaluate.judges):
+    for section in reward_sections(context.config):
         if section.name != "fitted":
             continue
         # It imports torch, and reports of other runs need none.

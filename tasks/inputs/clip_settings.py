@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from configs.components import reward_sections
 from configs.errors import ConfigError
 from configs.registry import option_names, resolve
 from configs.schema import RunConfig
@@ -30,7 +31,7 @@ def check_clips(config: RunConfig) -> None:
             f"rollout.media.format is '{media}', but model.policy '{family}' makes {kind}, which that cannot hold. "
             "Set it to 'auto'."
         )
-    for section in (*config.scored, *config.evaluate.judges):
+    for section in reward_sections(config):
         if not clips and section.frames != 1:
             raise ConfigError(
                 f"rewards: 'frames' of '{section.slot}' is {section.frames!r}, but model.policy '{family}' makes "

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from configs.components import reward_sections
 from configs.errors import ConfigError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig, StoreSection
@@ -115,6 +116,5 @@ def _placed(options: Mapping[str, Any], keys: list[str], folder: str) -> dict[st
 
 def named_fits(config: RunConfig) -> list[str]:
     """Return the names of the fits that rewards, monitors and judges of a config use."""
-    sections = (*config.scored, *config.evaluate.judges)
-    places = (place for section in sections for place in reward_places(section))
+    places = (place for section in reward_sections(config) for place in reward_places(section))
     return sorted({place.path.partition("@")[0] for place in places if place.is_fit})

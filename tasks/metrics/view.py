@@ -155,16 +155,17 @@ class RunView:
         return table
 
     def _counted(self, node: Node, rows: pa.Table) -> pa.Table:
-        """Return the rows of a stage, of scores each sample's of the turn that counts."""
-        turns = self._by_turn(node.epoch, None) if node.stage == "score" else {"": None}
-        if turns == {"": None}:
+        """Return the rows of a stage, of scores each sample's of the turn that counts; ``rows`` are the last turn's."""
+        turns = self._by_turn(node.epoch, None) if node.stage == "score" else {}
+        if not any(turns):
             return rows
         # Imported late: status needs no Arrow.
         import pyarrow.compute as pc
 
         parts = []
         for slot, samples in turns.items():
-            table = read_rows(self.store, self.chain.require(node.epoch, node.stage, node.slot + slot).ref)
+            earlier = self.chain.require(node.epoch, node.stage, node.slot + slot).ref if slot else None
+            table = rows if earlier is None else read_rows(self.store, earlier)
             parts.append(table.filter(pc.is_in(table["sample_id"], value_set=pa.array(samples))))
         return pa.concat_tables(parts)
 

@@ -67,7 +67,7 @@ def returns_best(config: RunConfig) -> bool:
 
 
 def turn_slot(config: RunConfig, number: int) -> str:
-    """Return what the slots of a turn end with, empty for the last."""
+    """Return the suffix of a turn's slots, empty for the last turn."""
     return "" if number == last_turn(config) else f"{TURN}{number}"
 
 

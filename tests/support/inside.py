@@ -51,6 +51,16 @@ def evaluate(context: RunContext, epoch: int, name: str = "") -> None:
         StageRun(make_stage(context, node.stage, node.epoch, node.slot)).execute()
 
 
+def train(config: RunConfig) -> RunContext:
+    """Carry out the epochs of a run, with evaluations before and after them."""
+    context = prepare(config)
+    evaluate(context, 0)
+    for epoch in range(1, config.run.epochs + 1):
+        run_epoch(context, epoch)
+    evaluate(context, config.run.epochs)
+    return context
+
+
 def cpu() -> float:
     """Return the CPU seconds of this process so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)

@@ -18,7 +18,7 @@ from storage.trajectories.base import TrajectoryShard
 from tasks.inputs.components import tokens_of
 from tasks.inputs.weight_sources import Weights
 from tasks.metrics.samples import about_sample
-from tasks.modalities.tokens.forwards import forwards, spread
+from tasks.modalities.tokens.forwards import chosen_rows, forwards
 from tasks.modalities.tokens.run_prompts import read_prompts
 
 if TYPE_CHECKING:
@@ -50,7 +50,10 @@ def values_of(valuing: ValueRequest, shard: TrajectoryShard) -> Mapping[str, lis
     for numbers, ids, packed in parts:
         if critic is not None:
             hidden = policy.log_probs_and_hidden(ids, temperature, packed)[2] if critic.reads_policy else None
-            sampled = _sampled(shard, numbers, masks, ids) if critic.reads_log_probs else None
+            sampled = None
+            if critic.reads_log_probs:
+                drawn = [shard.array("sampled_log_probs", number) for number in numbers]
+                sampled = chosen_rows(ids.shape[1], [masks[number] for number in numbers], drawn, ids.device)
             values |= _chosen(critic.values(ids, hidden, packed, sampled), numbers, masks)
         if valuing.reference:
             reference |= _chosen(policy.reference_log_probs(ids, temperature, packed), numbers, masks)
@@ -65,10 +68,3 @@ def _chosen(found: torch.Tensor, numbers: list[int], masks: list[np.ndarray]) ->
     """Return the values of chosen tokens, by number of the row."""
     table = found.float().cpu().numpy()
     return {number: table[place, : len(masks[number])][masks[number]] for place, number in enumerate(numbers)}
-
-
-def _sampled(shard: TrajectoryShard, numbers: list[int], masks: list[np.ndarray], ids: torch.Tensor) -> torch.Tensor:
-    """Return the (B, W) log-probs with which tokens of rows were sampled, 0 elsewhere."""
-    found = [shard.array("sampled_log_probs", number) for number in numbers]
-    full = spread((ids.shape[0], ids.shape[1]), [masks[number] for number in numbers], found, np.float32, chosen=True)
-    return torch.from_numpy(full).to(ids.device)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -77,17 +77,16 @@ def forwards(
         yield numbers, ids, packed
 
 
-def spread(
-    shape: tuple[int, int],
-    masks: Sequence[np.ndarray],
-    values: Sequence[np.ndarray],
-    kind: Any,
-    *,
-    chosen: bool = False,
-) -> np.ndarray:
-    """Return padded (B, W) values, one per token, or with ``chosen`` one per token of the mask."""
-    full = np.zeros(shape, kind)
-    for number, (mask, row) in enumerate(zip(masks, values, strict=True)):
-        places = np.flatnonzero(mask) if chosen else np.arange(len(row))
-        full[number, places] = row
-    return full
+def chosen_rows(width: int, masks: Sequence[np.ndarray], values: Sequence[np.ndarray], device: torch.device) -> Tensor:
+    """Return values of the tokens of a mask as rows, (B, W) float32, 0 elsewhere.
+
+    Args:
+        width: W.
+        masks: bool, one value per token of each row.
+        values: one value per token of each row's mask.
+        device: target device.
+    """
+    full = np.zeros((len(masks), width), np.float32)
+    for row, mask, each in zip(full, masks, values, strict=True):
+        row[np.flatnonzero(mask)] = each
+    return moved(torch.from_numpy(full), device)

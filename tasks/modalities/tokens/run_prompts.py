@@ -16,58 +16,20 @@ from configs.schema import RunConfig
 from models.maths.shared_prompts import SharedWidths
 from models.maths.tokens import Widths
 from models.policies import POLICIES
-from models.policies.kept import Kept
 from models.policies.language_model_folders import add_template, context_length_of, frame_of, load_tokenizer
-from storage.backends.checksums import hash_data
-from storage.layout import ArtifactRef
 from tasks.inputs.components import tokens_of
 from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import HELD_OUT_ROWS, IMAGE, Prompt, image_files, image_keys
-from tasks.inputs.renderer import SEEN_KEY, image_name, render_of, sees_images
-from tasks.metrics.samples import places_of
+from tasks.inputs.renderer import sees_images
 from tasks.modalities.tokens.comments import Comments, longest_context
 from tasks.modalities.tokens.prompts import Look, Prompts, no_images
+from tasks.modalities.tokens.seen_images import SeenImages, drawn_images
 from tasks.specs.turns import turns_of
 
 if TYPE_CHECKING:
     from models.policies.causal_lm import CausalLM
-    from models.policies.pictures import Inputs, Pictures
-    from storage.trajectories.base import TrajectoryShard
+    from models.policies.pictures import Inputs
     from tasks.runs.context import RunContext
-
-
-class SeenImages:
-    """Images of earlier turns, as numbers of a model's ``Pictures``; they are read from where they were stored."""
-
-    def __init__(self, context: RunContext, pictures: Pictures) -> None:
-        """Bind to a run, and the images of its model."""
-        self._store, self._pictures = context.store, pictures
-        self._count = render_of(context.config).images
-        self._numbers: dict[tuple[str, str], int] = {}
-        self._places = Kept(_KEPT_ARTIFACTS)
-
-    def of(self, sample: str, metadata: Mapping[str, Any]) -> list[int]:
-        """Return the numbers of the images that the texts of a sample saw, in order."""
-        names = [image_name(sample, number, of=self._count) for number in range(self._count)]
-        return [self._number(ref, name) for ref in metadata.get(SEEN_KEY, ()) for name in names]
-
-    def _number(self, ref: str, name: str) -> int:
-        def pixels() -> np.ndarray:
-            shard, row = self._place(ref, name)
-            return shard.media(row)
-
-        if (ref, name) not in self._numbers:
-            shard, row = self._place(ref, name)
-            # Equal images have one number.
-            key = f"{shard.media_format(row)} {hash_data(bytes(shard.media_file(row)))}"
-            self._numbers[ref, name] = self._pictures.number(key, pixels)
-        return self._numbers[ref, name]
-
-    def _place(self, ref: str, name: str) -> tuple[TrajectoryShard, int]:
-        places: Mapping[str, tuple[TrajectoryShard, int]] = self._places.of(
-            ref, lambda: places_of(self._store, ArtifactRef.parse(ref), None)
-        )
-        return places[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +87,6 @@ def shared_members(config: RunConfig) -> int | None:
 
 #: Returns id and metadata of a sample.
 Drawn = Callable[[], tuple[str, Mapping[str, Any]]]
-#: Artifacts of seen images that stay open.
-_KEPT_ARTIFACTS = 8
 #: Caches of each run in this process.
 _READ: WeakKeyDictionary[RunContext, RunPrompts] = WeakKeyDictionary()
 _PROMPTS: WeakKeyDictionary[RunContext, Prompts] = WeakKeyDictionary()
@@ -160,7 +120,7 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
         prompts = prompts_of(context, policy)
         everything = {split: context.prompts[split] for split in ("train", "heldout", HELD_OUT_ROWS)}
         turns, limit = turns_of(context.config), context_length_of(context.base_folder)
-        longest = longest_context(prompts, turns, limit, everything, _drawn_images(prompts.pictures, context.config))
+        longest = longest_context(prompts, turns, limit, everything, drawn_images(prompts.pictures, context.config))
         keys = {each.id: image_keys(each.metadata) for split in everything.values() for each in split}
         images = keys if prompts.pictures is not None else {}
         comments = None if turns is None else Comments(prompts, turns)
@@ -197,7 +157,7 @@ def largest_image(folder: Path, config: RunConfig, prompts: Sequence[Prompt]) ->
         return None
     files = image_files(prompts)
     numbers = [pictures.number(key, partial(read_picture, file)) for key, file in files.items()]
-    numbers += _drawn_images(pictures, config)
+    numbers += drawn_images(pictures, config)
     return pictures.inputs(max(numbers, key=lambda number: pictures.picture(number).tokens))
 
 
@@ -205,15 +165,5 @@ def longest_prompt(folder: Path, config: RunConfig, splits: Mapping[str, Sequenc
     """Return the most tokens before a text, with a local model; raise ConfigError if a prompt is invalid."""
     files = image_files(prompt for prompts in splits.values() for prompt in prompts)
     prompts = prompts_in(folder, config, look=lambda key: read_picture(files[key]))
-    drawn = _drawn_images(prompts.pictures, config)
+    drawn = drawn_images(prompts.pictures, config)
     return longest_context(prompts, turns_of(config), context_length_of(folder), splits, drawn)
-
-
-def _drawn_images(pictures: Pictures | None, config: RunConfig) -> list[int]:
-    """Return numbers of blank images, as many and of the size as a text has that are seen."""
-    if pictures is None or not sees_images(config):
-        return []
-    section = render_of(config)
-    height, width = section.model.height, section.model.width
-    blank = pictures.number(f"blank {height} x {width}", lambda: np.full((height, width, 3), 255, np.uint8))
-    return [blank] * section.images

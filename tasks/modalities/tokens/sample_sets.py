@@ -24,7 +24,7 @@ from tasks.modalities.proximal import Proximal, importance_weights
 from tasks.modalities.reader import RaggedArray
 from tasks.modalities.rows import Units, joint_rows, micro_batches, padded, single_rows
 from tasks.modalities.sample_set import Correctable
-from tasks.modalities.tokens.forwards import padded_rows, spread
+from tasks.modalities.tokens.forwards import chosen_rows, padded_rows
 from tasks.modalities.tokens.run_prompts import RunPrompts
 
 if TYPE_CHECKING:
@@ -137,14 +137,12 @@ class TextSet(Correctable):
         assert self._read is not None
         ids = padded_rows([self._tokens(sample, self._read) for sample in samples], device, self._read.widths)
         masks = [self.reader.array("token_mask", sample).astype(bool) for sample in samples]
-        shape = (len(samples), ids.shape[1])
+        numbers = partial(chosen_rows, ids.shape[1], masks, device=device)
         old = [self._recomputed.get(sample, self.reader.log_probs[sample]) for sample in samples]
         sampled = [self.reader.array("sampled_log_probs", sample) for sample in samples]
         known = {field: self._by_token.get(name) for name, field in _BY_TOKEN.items()}
         by_token = {
-            field: self._numbers(shape, masks, [table[sample] for sample in samples])
-            for field, table in known.items()
-            if table is not None
+            field: numbers([table[sample] for sample in samples]) for field, table in known.items() if table is not None
         }
         about: dict[str, Any] = {**by_token, **common}
         if self._read.shared is not None:
@@ -153,9 +151,9 @@ class TextSet(Correctable):
             about["shared"] = self._packed(ids, samples[: common["count"]], masks, widths)
         return TokenBatch(
             ids=ids,
-            mask=moved(torch.from_numpy(spread(shape, masks, masks, bool)), device),
-            old_log_probs=self._numbers(shape, masks, old),
-            sampled_log_probs=self._numbers(shape, masks, sampled),
+            mask=numbers([each[each] for each in masks]).bool(),
+            old_log_probs=numbers(old),
+            sampled_log_probs=numbers(sampled),
             share=torch.full((len(samples),), self._share, device=device),
             own=moved(torch.from_numpy(self._unchanged & ((self.ages[samples] == 0) | corrected)), device),
             **about,
@@ -172,6 +170,3 @@ class TextSet(Correctable):
         count, groups = len(samples), [int(self.reader.groups[sample]) for sample in samples]
         prompts, texts = ([int(length(mask)) for mask in masks[:count]] for length in (np.argmax, len))
         return share_prompts(ids[:count], prompts, texts, groups, widths).filled(len(ids))
-
-    def _numbers(self, shape: tuple[int, int], masks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> Tensor:
-        return moved(torch.from_numpy(spread(shape, masks, values, np.float32, chosen=True)), self.device)

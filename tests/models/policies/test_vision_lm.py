@@ -114,14 +114,19 @@ def test_what_sees_can_be_trained(tmp_path: Path) -> None:
 def test_a_critic_sees_the_images(own: bool, lora: bool, tmp_path: Path) -> None:
     policy = loaded(tmp_path / "vlm", "qwen2_vl")
     spec = LoraSpec(rank=2, alpha=4, targets=policy.lora_targets, untrained=policy.untrained) if lora else None
-    critic = VisionLM.load_critic(tmp_path / "vlm", PolicySettings(), own=own, lora=spec, seed=0)
+    critic = VisionLM.load_critic(tmp_path / "vlm", PolicySettings(), own=own, lora=spec, seed=0, log_probs=own)
     assert any(".lora_" in name for name, _ in critic.named_parameters()) == lora
     assert not any("visual" in name for name, _ in critic.named_parameters())
     critic.policy.model.head.weight.data.fill_(0.1)
     first, other = (torch.tensor([prompt]) for prompt in prompts_of(policy)[:2])
     hidden = [None if own else policy.forward(ids, hidden=True).hidden_states[-1] for ids in (first, other)]
-    found = [critic.values(ids, each) for ids, each in zip((first, other), hidden, strict=True)]
+    log_probs = torch.zeros(first.shape) if own else None
+    found = [critic.values(ids, each, None, log_probs) for ids, each in zip((first, other), hidden, strict=True)]
     assert not torch.equal(*found), "the same text about another image"
+    if own:
+        critic.policy.model.surprise.weight.data.fill_(1.0)
+        unlikely = torch.zeros(first.shape).index_fill_(1, torch.tensor([first.shape[1] - 2]), -1.0)
+        assert not torch.equal(critic.values(first, log_probs=unlikely), found[0]), "the same text, drawn less often"
 
 
 def test_tokens_of_images_are_never_drawn(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The quickstart's edit model and the model that writes its texts: what they are pre-trained on."""
+"""The data that the quickstart's edit model, and the model that writes its texts, are pre-trained on."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_what_to_change_comes_in_an_order_that_helps() -> None:
     assert first(20, ranks)[0].startswith(both)
     assert first(20, ranks, "execution.strategy=fsdp")[0].startswith("rollout: set execution.sampling=spread")
     two = ("execution.processes=2", "execution.rollout_batch_size=1", "execution.decode_batch_size=1")
-    assert first(28.5, *two) == ["optimize: set execution.micro_batch_size=1"]
+    assert first(29, *two) == ["optimize: set execution.micro_batch_size=2"]
 
 
 def test_quantized_weights_are_counted_and_advised() -> None:

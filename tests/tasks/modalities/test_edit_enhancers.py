@@ -1,4 +1,4 @@
-"""Language models whose texts a frozen model edits the prompts' images by: what the edit model reads, and refusals."""
+"""Language models that write edits of the prompts' images for a frozen edit model: its inputs, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.metrics.view import RunView
 from tasks.modalities.tokens.memory import _prompt_tokens
 from tasks.reports.report import run_report
 from tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, train
 from tests.support.language_models import texts_data
 from tests.support.vision_classes import vision_data
 
@@ -151,11 +151,7 @@ def test_one_of_policy_and_image_model_must_read_the_images(tiny_base: Path, kle
 @pytest.mark.campaign
 @pytest.mark.timeout(900)
 def test_the_tiny_edit_enhancer_learns_to_read_and_how_its_edit_model_is_asked(tmp_path: Path) -> None:
-    context = prepare(load_config("tiny_edit_enhancer", ["run.epochs=10", f"store.root={tmp_path}"]))
-    evaluate(context, 0)
-    for epoch in range(1, 11):
-        run_epoch(context, epoch)
-    evaluate(context, 10)
+    context = train(load_config("tiny_edit_enhancer", ["run.epochs=10", f"store.root={tmp_path}"]))
     before, after = (evaluation_figures(context.chain, epoch)["heldout"]["digits"]["exact"] for epoch in (0, 10))
     assert before < 0.25
     assert after > before + 0.25

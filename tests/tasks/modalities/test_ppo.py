@@ -122,6 +122,8 @@ def test_training_goes_on_from_its_files_as_from_memory(tmp_path: Path, override
         run_epoch(context, 2)
         found.append({path.name: path.read_bytes() for path in files_of(context, 2).iterdir()})
     assert found[0] == found[1]
+    critic = load_file(files_of(context, 2) / "critic.safetensors")
+    assert any("surprise" in name and value.any() for name, value in critic.items()) == (overrides == READS)
 
 
 def test_a_critic_begins_fresh_beside_a_policy_that_was_trained_alone(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from tasks.runs.staleness import side_results
 from tasks.specs.graph import RENDERER, Node
 from tasks.specs.plan import RunPlan
 from tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch, train
 from tests.support.language_models import drawn_texts_data
 
 REWARD = "jpeg_compressibility"
@@ -307,11 +307,7 @@ def test_a_run_of_the_command_draws_two_turns_and_shows(
 @pytest.mark.campaign
 @pytest.mark.timeout(900)
 def test_the_tiny_enhancer_learns_how_its_image_model_is_asked(tmp_path: Path) -> None:
-    context = prepare(load_config("tiny_enhancer", ["run.epochs=10", f"store.root={tmp_path}"]))
-    evaluate(context, 0)
-    for epoch in range(1, 11):
-        run_epoch(context, epoch)
-    evaluate(context, 10)
+    context = train(load_config("tiny_enhancer", ["run.epochs=10", f"store.root={tmp_path}"]))
     before, after = (evaluation_figures(context.chain, epoch)["heldout"]["digits"]["mean"] for epoch in (0, 10))
     assert before < 0.45
     assert after > before + 0.25

@@ -253,7 +253,7 @@ def test_a_model_sees_the_images_of_earlier_turns(tiny_base: Path, tmp_path: Pat
         assert list(sample.tokens) == pictures.stored(row)
         assert sample.token_mask is not None
         assert not any(token < 0 and chosen for token, chosen in zip(row, sample.token_mask, strict=True))
-        # Without a comment, the text differs by what is seen alone.
+        # Without a comment, texts differ by the seen images alone.
         assert sample.metadata[SEEN_KEY] == [str(context.chain.require(1, "render", slot).ref) for slot in ("#1", "#2")]
 
 
