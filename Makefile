@@ -51,9 +51,10 @@ $(VENV)/.torch: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	touch $@
 
-# The first run would compile torch; here another core does it while pip installs the rest.
+# The first run would compile these on one core. Torch is compiled while pip installs the rest, then one part per core.
 $(VENV)/.installed: $(VENV)/.torch
 	$(BIN)/python -c 'import torch._dynamo, torch.distributed.checkpoint' >/dev/null 2>&1 & $(INSTALL) -e . && wait
+	$(BIN)/python -c 'import prefect.server.api.server' & $(BIN)/python -c 'import diffusers, mlflow, peft, transformers.models.clip'; wait
 	touch $@
 
 # uv installs the test dependencies in a tenth of pip's time. It ignores the indexes of pip's settings: pip is the fallback.
