@@ -27,7 +27,7 @@ class ServeRolloutRequest(BaseModel):
     overrides: Annotated[list[str], CommandLine("--set", "KEY=VALUE")] = Field(default_factory=list)
     """Settings laid over the config, 'section.key=value' each, such as 'execution.device=cuda:1'."""
     root: Annotated[str | None, CommandLine(metavar="URI")] = None
-    """Store with the base model, if the run builds one; the config's when absent."""
+    """Store for a base model that the config builds or converts; the config's when absent."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=8700, ge=0, le=65535)
@@ -41,7 +41,6 @@ def rollout_app(request: ServeRolloutRequest) -> App:
 
     Raises:
         ConfigError: the config has no policy that an engine can draw, or other machines could use it without a token.
-        NotCommittedError: the run has not built its base model yet.
     """
     require_extra("reward-server", *_MODULES, label="'flowmill serve-rollout'")
     from models.engines.chain_wire import TOKEN
@@ -54,16 +53,22 @@ def rollout_app(request: ServeRolloutRequest) -> App:
 
 
 def served_policy(request: ServeRolloutRequest) -> DrawsChains:
-    """Load the models of a config; see ``rollout_app``."""
+    """Load the models of a config, after building or converting its base model where needed; see ``rollout_app``."""
     from storage.artifacts.commit import ArtifactStore
     from storage.artifacts.lineage import RunFolder
+    from tasks.execution.execution import Execution
     from tasks.modalities.modality import make_kind
     from tasks.runs.context import RunContext
     from tasks.runs.locks import run_name
-    from tasks.runtime.host import ModelHost
+    from tasks.runs.opening import begin_run
+    from tasks.stages.stage_run import StageRun
 
     root = [] if request.root is None else [f"store.root={request.root}"]
     config = load_config(request.config, [*request.overrides, *root])
     store = ArtifactStore(config.store)
-    context = RunContext(store, config, RunFolder(store, run_name(config)))
-    return make_kind(config).served(ModelHost(context))
+    execution = Execution(RunContext(store, config, RunFolder(store, run_name(config))))
+    base = execution.stage("base", 0)
+    if base.on_ranks and execution.context.chain.find(0, "base") is None:
+        execution = Execution(begin_run(config))
+        StageRun(execution.stage("base", 0)).execute()
+    return make_kind(config).served(execution.host)

@@ -17,6 +17,7 @@ from configs.errors import ConfigError, EngineError
 from models.engines.chains import Chain
 from tasks.checks.check import check_config
 from tasks.runs.context import RunContext
+from tasks.runs.opening import open_run
 from tasks.specs.modalities import modality_spec
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
@@ -27,6 +28,8 @@ from tests.support.serving import Server, spoiling
 FOUR = "execution.rollout_batch_size=4"
 #: The steps that a server's check draws.
 PROOF = [0, 1]
+#: A base model that a run builds.
+BUILT = ("model.path=null", "model.build={name: digits, options: {vae_steps: 2, steps: 2, images: 256}}")
 
 
 @pytest.fixture
@@ -72,6 +75,20 @@ def test_servers_draw_the_files_of_the_local_sampler(
         assert drawn(server) > 0 < drawn(second)
         assert server.brought == second.brought
         assert len(server.brought) == 1, "the base model of the first epoch is theirs already"
+
+
+def test_a_server_with_a_store_of_its_own_builds_the_base_model(
+    make_config: ConfigFactory, config_file: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    with chain_server(config_file, *BUILT, f"store.root={elsewhere}") as server:
+        local = prepare(make_config(f"store.root={tmp_path}/local", *BUILT))
+        context = prepare(make_config(served_by(server.url), *BUILT))
+        rollout(local)
+        rollout(context)
+        assert digests(context, 1) == digests(local, 1)
+    state = open_run(str(elsewhere), context.run.name)
+    assert [entry.stage for entry in state.chain.entries()] == ["base"]
 
 
 @pytest.mark.parametrize(
