@@ -17,13 +17,15 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flows.environment import prepare_environment
 from tests.support.given import pairs, write_jsonl
 from tests.support.language_models import drawn_texts_data, texts_data
 from tests.support.small import small_data, write_small
+from tests.support.unified_models import unified_data
 from tests.support.vision_classes import drawn_vision_data, vision_data
 from tools.chaos.judging import Fits, Ratings, write_fit, write_rated
 from tools.chaos.killing import RUN, Campaign
@@ -53,6 +55,7 @@ SHAPES: Mapping[str, Sequence[str]] = {
     "render": ("DRAWN", "execution.checkpoint_every=1"),
     "turns": ("DRAWN", "render.turns={count: 2, comment: '{score}', comment_tokens: 3, done: '1', cost: 0.1}"),
     "seen turns": ("SEEN", "execution.checkpoint_every=1"),
+    "unified": ("UNIFIED", "optimize.algorithm=grpo", "execution.checkpoint_every=1"),
     "given": ("GIVEN", "optimize.algorithm={name: dpo, options: {times: {count: 2}}}", "execution.checkpoint_every=1"),
     "sft": (
         "TEXTS",
@@ -80,6 +83,14 @@ SHAPES: Mapping[str, Sequence[str]] = {
     "addition_ppo": ("PRESET", "run.epochs=3", "evaluate.every=3", "critic.alone_epochs=1"),
     "addition_grpo": ("PRESET", "run.epochs=3", "evaluate.every=3"),
 }
+#: Makes models and prompts of runs that are not of small images: given a folder, and a base model of images.
+_DATA: Mapping[str, Callable[[Path, Path], dict[str, Any]]] = {
+    "TEXTS": lambda folder, base: texts_data(folder),
+    "IMAGES": lambda folder, base: vision_data(folder),
+    "UNIFIED": lambda folder, base: unified_data(folder),
+    "DRAWN": drawn_texts_data,
+    "SEEN": drawn_vision_data,
+}
 _LINE = "{:13} {:>5}  {:50} {:>4}  {}\n"
 
 
@@ -102,12 +113,7 @@ def _write(name: str, folder: Path, base: Path) -> Path:
         own = f"model={{policy: causal_lm, path: {model}}}"
         config = load_config(Path(f"configs/{name}.yaml"), [*settings, own, *given])
     else:
-        if "DRAWN" in SHAPES[name]:
-            made = drawn_texts_data(folder, base)
-        else:
-            made = texts_data(folder) if "TEXTS" in SHAPES[name] else small_data(folder, base)
-            made = vision_data(folder) if "IMAGES" in SHAPES[name] else made
-            made = drawn_vision_data(folder, base) if "SEEN" in SHAPES[name] else made
+        made = next((make for kind, make in _DATA.items() if kind in SHAPES[name]), small_data)(folder, base)
         if "GIVEN" in SHAPES[name]:
             columns = {"sample": "answer"} if "TEXTS" in SHAPES[name] else {"chosen": "chosen", "rejected": "rejected"}
             rows = made["prompts"].pop("train")
