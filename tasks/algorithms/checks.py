@@ -1,14 +1,16 @@
 """Refuses settings of advantages and replay that have no effect, or another effect than they name. Pure.
 
-There is one function per config section; ``tasks.checks.check`` calls them before any work.
+There is one list of rules per config section; ``tasks.checks.check`` applies them before any work.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from configs.advantages import AdvantageSection, ReplaySection
 from configs.errors import ConfigError
+from configs.refusals import Rule, Unused, refuse
 from configs.schema import RunConfig
 from configs.suggestions import did_you_mean
 from tasks.advantages.estimators import make_estimator
@@ -17,6 +19,113 @@ if TYPE_CHECKING:
     from models.maths.transitions import Kernel
     from tasks.algorithms.base import Requirements
 
+#: Settings of advantages of samples, which those of tokens do not have.
+_OF_SAMPLES = [name for name in AdvantageSection.model_fields if name not in ("estimator", "overlong", "informative")]
+
+ADVANTAGE: tuple[Rule[RunConfig], ...] = (
+    Unused(" ".join(f"advantage.{name}" for name in _OF_SAMPLES), lambda c, _: make_estimator(c).per_token,
+           "advantage.estimator '{advantage.estimator.name}' gives every token an advantage of its own, for which it "
+           "means nothing",
+           "Remove {setting}, or the estimator"),
+    Rule("advantage.std", lambda c, std: c.advantage.aggregation == "gdpo" and std != "group",
+         "advantage.aggregation 'gdpo' divides every reward by the std of its group and their sum by that of the "
+         "epoch, as Flow-Factory does for either value of global_std",
+         "Set advantage.std to 'group', or the aggregation to 'sum'"),
+    Rule("advantage.min_count", lambda c, count: c.advantage.std == "running" and count > c.advantage.buffer,
+         "no prompt would ever have enough rewards for its own statistics",
+         "Lower min_count to buffer or less", "{setting} is {value} and advantage.buffer {advantage.buffer}, so"),
+    Unused("advantage.buffer advantage.min_count", lambda c, _: c.advantage.std != "running",
+           "it only acts on advantage.std 'running', and that is '{advantage.std}'",
+           "Remove it, or set advantage.std to 'running'"),
+    Rule("advantage.mean", lambda c, mean: mean == "leave_one_out" and c.advantage.std != "none",
+         "advantage.std is '{advantage.std}', so the leave-one-out mean would only change the scale",
+         "Set advantage.std to 'none', or mean to 'group'"),
+    Unused("advantage.epsilon advantage.floor advantage.unbiased", lambda c, _: c.advantage.std == "none",
+           "with advantage.std 'none' there is no divisor",
+           "Remove it"),
+    Rule("advantage.mean", lambda c, mean: mean == "global" and c.advantage.std != "global",
+         "advantage.std is '{advantage.std}': rewards centered on the mean of all samples need the std of all samples",
+         "Set advantage.std to 'global', or mean to 'group'"),
+    Unused("advantage.below", lambda c, _: c.advantage.threshold is None,
+           "it only acts on samples below advantage.threshold, which is not set",
+           "Set advantage.threshold, or remove advantage.below"),
+    Rule("advantage.informative", lambda c, wanted: wanted > c.rollout.prompts_per_epoch,
+         "an epoch has rollout.prompts_per_epoch {rollout.prompts_per_epoch} groups",
+         "Raise it, best to twice that or more, or lower advantage.informative"),
+    Rule("advantage.informative", lambda c, _: c.rollout.group_size == 1,
+         "rollout.group_size is 1, and one reward equals itself",
+         "Raise group_size, or remove advantage.informative"),
+    Rule("advantage.diversity", lambda c, label: did_you_mean(label, _monitors(c)) if label not in _monitors(c) else "",
+         "no monitor has this name",
+         "{found} Add one to monitors, {{name: diversity, options: {{to: nearest}}}} for instance, or remove "
+         "advantage.diversity"),
+    Rule("advantage.diversity", lambda c, _: c.advantage.mode == "binary",
+         "advantage.mode 'binary' keeps the sign of an advantage alone, which it does not change",
+         "Remove one of the two"),
+    Rule("advantage.kl_gate", lambda c, _: c.advantage.kl_coef == 0,
+         "advantage.kl_coef is 0, so there is nothing to gate",
+         "Set it, or remove advantage.kl_gate"),
+    Rule("advantage.kl_gate", lambda c, _: set(_monitors(c)) <= {c.advantage.diversity},
+         "there are no monitors to doubt a reward by, so there is nothing to gate",
+         "Set it, or remove advantage.kl_gate"),
+    Rule("advantage.best_of", lambda c, _: c.advantage.mode == "best_worst",
+         "advantage.mode 'best_worst' always keeps one sample on either side",
+         "Remove one of the two"),
+    Unused("advantage.clip", lambda c, _: c.advantage.soft_clip is not None,
+           "advantage.soft_clip {advantage.soft_clip} already bounds advantages",
+           "Remove one of the two"),
+    Rule("advantage.soft_clip", lambda c, _: c.advantage.mode in ("binary", "best_worst"),
+         "advantage.mode '{advantage.mode}' makes every advantage 1, 0 or -1 regardless of its size",
+         "Remove one of the two"),
+    Rule("advantage.group_mean_min",
+         lambda c, low: c.advantage.group_mean_max is not None and low > c.advantage.group_mean_max,
+         "no group could be trained on",
+         "Swap them", "{setting} is {value} and advantage.group_mean_max {advantage.group_mean_max}, so"),
+)  # fmt: skip
+
+
+def _monitors(config: RunConfig) -> list[str]:
+    return [monitor.slot for monitor in config.monitors]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A config with ``optimize.replay``, the requirements of its algorithm, and the stochastic step of its rollouts."""
+
+    config: RunConfig
+    replay: ReplaySection
+    requires: Requirements
+    kernel: Kernel | None
+
+
+REPLAY: tuple[Rule[Replayed], ...] = (
+    Rule("optimize.replay.epochs", lambda f, epochs: not epochs and not f.config.execution.ahead,
+         "every row is of the policy its epoch starts from and optimize.replay does nothing",
+         "Remove it, or raise one of the two", "{setting} is 0 and execution.ahead is 0, so"),
+    Unused("optimize.replay.share optimize.replay.steps", lambda f, _: not f.replay.epochs,
+           "optimize.replay.epochs is 0, so there is no earlier epoch to choose from",
+           "Raise epochs, or remove {setting}"),
+    Rule("optimize.replay.steps", lambda f, _: f.requires.data == "forward",
+         "optimize.algorithm '{optimize.algorithm.name}' noises final latents again and trains no steps",
+         "Remove optimize.replay.steps"),
+    Rule("optimize.replay.steps", lambda f, steps: steps >= f.config.rollout.steps,
+         "rollout.steps is {rollout.steps}, so no step would be left out",
+         "Lower it, or remove optimize.replay.steps"),
+    Unused("optimize.replay.weight optimize.replay.max_importance optimize.replay.level optimize.replay.proximal",
+           lambda f, _: f.requires.data != "transitions",
+           "optimize.algorithm '{optimize.algorithm.name}' does not use the log-probs of the policy that made the "
+           "samples",
+           "Remove {setting}", "{setting} is set, but"),
+    Unused("optimize.replay.weight optimize.replay.max_importance optimize.replay.level",
+           lambda f, _: not f.replay.proximal,
+           "it shapes importance weights, and there are none while optimize.replay.proximal is false",
+           "Remove {setting}", "{setting} is set, but"),
+    Rule("optimize.replay.weight",
+         lambda f, weight: weight == "density" and f.kernel is not None and not _has_densities(f.kernel),
+         "the log-probs of rollout.sampler '{rollout.sampler.name}' are squared distances, no densities",
+         "Set its log_prob to 'gaussian', or the weight to 'tempered'"),
+)  # fmt: skip
+
 
 def check_advantage(config: RunConfig) -> None:
     """Check that every setting of ``advantage`` has the effect it names.
@@ -24,146 +133,7 @@ def check_advantage(config: RunConfig) -> None:
     Raises:
         ConfigError: two exclude each other, or one needs another to act.
     """
-    section = config.advantage
-    _check_estimated(config)
-    _check_gdpo(section)
-    _check_running(section)
-    _check_undivided(section)
-    if section.mean == "global" and section.std != "global":
-        raise ConfigError(
-            f"advantage.mean is 'global', but advantage.std is '{section.std}': rewards centered on the mean of all "
-            "samples need the std of all samples. Set advantage.std to 'global', or mean to 'group'."
-        )
-    if section.threshold is None and section.below != 0:
-        raise ConfigError(
-            f"advantage.below is {section.below}, but it only acts on samples below advantage.threshold, which is not "
-            "set. Set advantage.threshold, or remove advantage.below."
-        )
-    _check_informative(config)
-    _check_diversity(config)
-    doubting = [monitor for monitor in config.monitors if monitor.slot != section.diversity]
-    if section.kl_gate is not None and (section.kl_coef == 0 or not doubting):
-        missing = "advantage.kl_coef is 0" if section.kl_coef == 0 else "there are no monitors to doubt a reward by"
-        raise ConfigError(
-            f"advantage.kl_gate is {section.kl_gate}, but {missing}, so there is nothing to gate. Set it, or remove "
-            "advantage.kl_gate."
-        )
-    if section.mode == "best_worst" and section.best_of is not None:
-        raise ConfigError(
-            f"advantage.best_of is {section.best_of}, but advantage.mode 'best_worst' always keeps one sample on "
-            "either side. Remove one of the two."
-        )
-    _check_soft_clip(section)
-    low, high = section.group_mean_min, section.group_mean_max
-    if low is not None and high is not None and low > high:
-        raise ConfigError(
-            f"advantage.group_mean_min is {low} and advantage.group_mean_max {high}, so no group could be trained on. "
-            "Swap them."
-        )
-
-
-def _check_estimated(config: RunConfig) -> None:
-    """Check that no setting for advantages of samples is used with advantages of tokens."""
-    section = config.advantage
-    if not make_estimator(config).per_token:
-        return
-    for name, field in AdvantageSection.model_fields.items():
-        value = getattr(section, name)
-        if name not in ("estimator", "overlong", "informative") and value != field.get_default():
-            raise ConfigError(
-                f"advantage.{name} is {value!r}, but advantage.estimator '{section.estimator.name}' gives every token "
-                f"an advantage of its own, for which it means nothing. Remove advantage.{name}, or the estimator."
-            )
-
-
-def _check_soft_clip(section: AdvantageSection) -> None:
-    if section.soft_clip is None:
-        return
-    if section.clip != AdvantageSection.model_fields["clip"].default:
-        raise ConfigError(
-            f"advantage.clip is {section.clip}, but advantage.soft_clip {section.soft_clip} already bounds advantages. "
-            "Remove one of the two."
-        )
-    if section.mode in ("binary", "best_worst"):
-        raise ConfigError(
-            f"advantage.soft_clip is {section.soft_clip}, but advantage.mode '{section.mode}' makes every advantage 1, "
-            "0 or -1 regardless of its size. Remove one of the two."
-        )
-
-
-def _check_informative(config: RunConfig) -> None:
-    wanted, rollout = config.advantage.informative, config.rollout
-    if wanted is None:
-        return
-    if wanted > rollout.prompts_per_epoch:
-        raise ConfigError(
-            f"advantage.informative is {wanted}, but an epoch has rollout.prompts_per_epoch "
-            f"{rollout.prompts_per_epoch} groups. Raise it, best to twice that or more, or lower "
-            "advantage.informative."
-        )
-    if rollout.group_size == 1:
-        raise ConfigError(
-            f"advantage.informative is {wanted}, but rollout.group_size is 1, and one reward equals itself. Raise "
-            "group_size, or remove advantage.informative."
-        )
-
-
-def _check_diversity(config: RunConfig) -> None:
-    section, labels = config.advantage, [monitor.slot for monitor in config.monitors]
-    if section.diversity is None:
-        return
-    if section.diversity not in labels:
-        raise ConfigError(
-            f"advantage.diversity is '{section.diversity}', but no monitor has this name. "
-            f"{did_you_mean(section.diversity, labels)} Add one to monitors, {{name: diversity, options: "
-            "{to: nearest}} for instance, or remove advantage.diversity."
-        )
-    if section.mode == "binary":
-        raise ConfigError(
-            f"advantage.diversity is '{section.diversity}', but advantage.mode 'binary' keeps the sign of an advantage "
-            "alone, which it does not change. Remove one of the two."
-        )
-
-
-def _check_gdpo(section: AdvantageSection) -> None:
-    if section.aggregation == "gdpo" and section.std != "group":
-        raise ConfigError(
-            f"advantage.std is '{section.std}', but advantage.aggregation 'gdpo' divides every reward by the std of "
-            "its group and their sum by that of the epoch, as Flow-Factory does for either value of global_std. Set "
-            "advantage.std to 'group', or the aggregation to 'sum'."
-        )
-
-
-def _check_undivided(section: AdvantageSection) -> None:
-    if section.std != "none":
-        if section.mean == "leave_one_out":
-            raise ConfigError(
-                f"advantage.mean is 'leave_one_out', but advantage.std is '{section.std}', so the leave-one-out mean "
-                "would only change the scale. Set advantage.std to 'none', or mean to 'group'."
-            )
-        return
-    for name in ("epsilon", "floor", "unbiased"):
-        value = getattr(section, name)
-        if value != AdvantageSection.model_fields[name].default:
-            raise ConfigError(
-                f"advantage.{name} is {value!r}, but with advantage.std 'none' there is no divisor. Remove it."
-            )
-
-
-def _check_running(section: AdvantageSection) -> None:
-    if section.std == "running":
-        if section.min_count > section.buffer:
-            raise ConfigError(
-                f"advantage.min_count is {section.min_count} and advantage.buffer {section.buffer}, so no prompt would "
-                "ever have enough rewards for its own statistics. Lower min_count to buffer or less."
-            )
-        return
-    for name, value in (("buffer", section.buffer), ("min_count", section.min_count)):
-        if value != AdvantageSection.model_fields[name].default:
-            raise ConfigError(
-                f"advantage.{name} is {value}, but it only acts on advantage.std 'running', and that is "
-                f"'{section.std}'. Remove it, or set advantage.std to 'running'."
-            )
+    refuse(ADVANTAGE, config)
 
 
 def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | None) -> None:
@@ -177,32 +147,8 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
     Raises:
         ConfigError: the algorithm or another setting leaves one without effect, or a weight has no meaning.
     """
-    section, algorithm = config.optimize.replay, config.optimize.algorithm.name
-    if section is None:
-        return
-    if not section.epochs and not config.execution.ahead:
-        raise ConfigError(
-            "optimize.replay.epochs is 0 and execution.ahead is 0, so every row is of the policy its epoch starts from "
-            "and optimize.replay does nothing. Remove it, or raise one of the two."
-        )
-    _check_choice(section, requires, algorithm, config.rollout.steps)
-    weights = {"weight": section.weight, "max_importance": section.max_importance, "level": section.level}
-    changed = [name for name, value in weights.items() if value != ReplaySection.model_fields[name].default]
-    if requires.data != "transitions":
-        changed = [*changed, *(() if section.proximal else ("proximal",))]
-        reason = f"optimize.algorithm '{algorithm}' does not use the log-probs of the policy that made the samples"
-    else:
-        changed = [] if section.proximal else changed
-        reason = "it shapes importance weights, and there are none while optimize.replay.proximal is false"
-    if changed:
-        name = changed[0]
-        raise ConfigError(f"optimize.replay.{name} is set, but {reason}. Remove optimize.replay.{name}.")
-    sampler = config.rollout.sampler.name
-    if section.weight == "density" and section.proximal and kernel is not None and not _has_densities(kernel):
-        raise ConfigError(
-            f"optimize.replay.weight is 'density', but the log-probs of rollout.sampler '{sampler}' are squared "
-            "distances, no densities. Set its log_prob to 'gaussian', or the weight to 'tempered'."
-        )
+    if config.optimize.replay is not None:
+        refuse(REPLAY, Replayed(config, config.optimize.replay, requires, kernel))
 
 
 def check_units(config: RunConfig, requires: Requirements, group: int) -> None:
@@ -230,27 +176,6 @@ def check_units(config: RunConfig, requires: Requirements, group: int) -> None:
         f"optimize.algorithm '{config.optimize.algorithm.name}' compares {label}, but execution.micro_batch_size is "
         f"{size}. Set execution.micro_batch_size to {needed} or more."
     )
-
-
-def _check_choice(section: ReplaySection, requires: Requirements, algorithm: str, steps: int) -> None:
-    if not section.epochs and (section.share != 1 or section.steps is not None):
-        name, value = ("share", section.share) if section.share != 1 else ("steps", section.steps)
-        raise ConfigError(
-            f"optimize.replay.{name} is {value}, but optimize.replay.epochs is 0, so there is no earlier epoch to "
-            f"choose from. Raise epochs, or remove optimize.replay.{name}."
-        )
-    if section.steps is None:
-        return
-    if requires.data == "forward":
-        raise ConfigError(
-            f"optimize.replay.steps is {section.steps}, but optimize.algorithm '{algorithm}' noises final latents "
-            "again and trains no steps. Remove optimize.replay.steps."
-        )
-    if section.steps >= steps:
-        raise ConfigError(
-            f"optimize.replay.steps is {section.steps}, but rollout.steps is {steps}, so no step would be left out. "
-            "Lower it, or remove optimize.replay.steps."
-        )
 
 
 def _has_densities(kernel: Kernel) -> bool:
