@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from configs.errors import ConfigError
@@ -19,11 +19,11 @@ class Facts(Protocol):
         ...
 
 
-F = TypeVar("F", bound=RunConfig | Facts)
+F_contra = TypeVar("F_contra", bound=RunConfig | Facts, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[F]):
+class Rule(Generic[F_contra]):
     """A setting that cannot work next to others.
 
     The message is ``where why. remedy.`` In these, ``{setting}`` and ``{value}`` are those refused, ``{found}`` is the
@@ -32,24 +32,24 @@ class Rule(Generic[F]):
 
     setting: str
     """A setting, or several, separated by spaces, of which each is refused; one that is None is not."""
-    when: Callable[[F, Any], object]
+    when: Callable[[F_contra, Any], object]
     """Gets the facts, or the config in a room without facts, and the setting's value; the rule applies if the result is
     true."""
     why: str
     """Why that cannot work."""
     remedy: str
     """How to change it."""
-    where: str = "{setting} is {value!r}, but"
+    where: str = field(default="{setting} is {value!r}, but", kw_only=True)
     """Place and finding."""
 
 
-class Unused(Rule[F]):
+class Unused(Rule[F_contra]):
     """Settings that have no effect next to others, and are refused unless they have their defaults."""
 
     __slots__ = ()
 
 
-def refuse(rules: Iterable[Rule[F]], facts: F) -> None:
+def refuse(rules: Iterable[Rule[F_contra]], facts: F_contra) -> None:
     """Apply rules in their order.
 
     Raises:

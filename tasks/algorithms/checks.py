@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from configs.advantages import AdvantageSection, ReplaySection
-from configs.errors import ConfigError
 from configs.refusals import Rule, Unused, refuse
 from configs.schema import RunConfig
 from configs.suggestions import did_you_mean
@@ -33,7 +32,7 @@ ADVANTAGE: tuple[Rule[RunConfig], ...] = (
          "Set advantage.std to 'group', or the aggregation to 'sum'"),
     Rule("advantage.min_count", lambda c, count: c.advantage.std == "running" and count > c.advantage.buffer,
          "no prompt would ever have enough rewards for its own statistics",
-         "Lower min_count to buffer or less", "{setting} is {value} and advantage.buffer {advantage.buffer}, so"),
+         "Lower min_count to buffer or less", where="{setting} is {value} and advantage.buffer {advantage.buffer}, so"),
     Unused("advantage.buffer advantage.min_count", lambda c, _: c.advantage.std != "running",
            "it only acts on advantage.std 'running', and that is '{advantage.std}'",
            "Remove it, or set advantage.std to 'running'"),
@@ -80,7 +79,7 @@ ADVANTAGE: tuple[Rule[RunConfig], ...] = (
     Rule("advantage.group_mean_min",
          lambda c, low: c.advantage.group_mean_max is not None and low > c.advantage.group_mean_max,
          "no group could be trained on",
-         "Swap them", "{setting} is {value} and advantage.group_mean_max {advantage.group_mean_max}, so"),
+         "Swap them", where="{setting} is {value} and advantage.group_mean_max {advantage.group_mean_max}, so"),
 )  # fmt: skip
 
 
@@ -88,38 +87,68 @@ def _monitors(config: RunConfig) -> list[str]:
     return [monitor.slot for monitor in config.monitors]
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """A config with ``optimize.replay``, the requirements of its algorithm, and the stochastic step of its rollouts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A config and the requirements of its algorithm."""
 
     config: RunConfig
-    replay: ReplaySection
     requires: Requirements
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm with its config key, for messages."""
+        return f"optimize.algorithm '{self.config.optimize.algorithm.name}'"
+
+    @property
+    def group(self) -> int:
+        """Number of samples that are compared."""
+        return self.config.samples_per_group
+
+
+#: The rows that an algorithm compares fit in a micro-batch.
+UNITS: tuple[Rule[Trained], ...] = (
+    Rule("execution.micro_batch_size", lambda f, size: f.requires.unit == "pair" and size < 2,
+         "{setting} is {value}",
+         "Set {setting} to 2 or more",
+         where="{facts.algorithm} compares a group's best and worst sample in one forward, but"),
+    Rule("execution.micro_batch_size",
+         lambda f, size: f.requires.unit == "group" and size < f.group and
+         "rollout.group_size" + " times the plan's branches" * (f.group // f.config.rollout.group_size > 1),
+         "{setting} is {value}",
+         "Set {setting} to {facts.group} or more",
+         where="{facts.algorithm} compares whole groups in one forward, here of {facts.group} samples ({found}), but"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed(Trained):
+    """A config with ``optimize.replay``, and the stochastic step of its rollouts."""
+
+    replay: ReplaySection
     kernel: Kernel | None
 
 
 REPLAY: tuple[Rule[Replayed], ...] = (
     Rule("optimize.replay.epochs", lambda f, epochs: not epochs and not f.config.execution.ahead,
          "every row is of the policy its epoch starts from and optimize.replay does nothing",
-         "Remove it, or raise one of the two", "{setting} is 0 and execution.ahead is 0, so"),
+         "Remove it, or raise one of the two", where="{setting} is 0 and execution.ahead is 0, so"),
     Unused("optimize.replay.share optimize.replay.steps", lambda f, _: not f.replay.epochs,
            "optimize.replay.epochs is 0, so there is no earlier epoch to choose from",
            "Raise epochs, or remove {setting}"),
     Rule("optimize.replay.steps", lambda f, _: f.requires.data == "forward",
-         "optimize.algorithm '{optimize.algorithm.name}' noises final latents again and trains no steps",
+         "{facts.algorithm} noises final latents again and trains no steps",
          "Remove optimize.replay.steps"),
     Rule("optimize.replay.steps", lambda f, steps: steps >= f.config.rollout.steps,
          "rollout.steps is {rollout.steps}, so no step would be left out",
          "Lower it, or remove optimize.replay.steps"),
     Unused("optimize.replay.weight optimize.replay.max_importance optimize.replay.level optimize.replay.proximal",
            lambda f, _: f.requires.data != "transitions",
-           "optimize.algorithm '{optimize.algorithm.name}' does not use the log-probs of the policy that made the "
-           "samples",
-           "Remove {setting}", "{setting} is set, but"),
+           "{facts.algorithm} does not use the log-probs of the policy that made the samples",
+           "Remove {setting}", where="{setting} is set, but"),
     Unused("optimize.replay.weight optimize.replay.max_importance optimize.replay.level",
            lambda f, _: not f.replay.proximal,
            "it shapes importance weights, and there are none while optimize.replay.proximal is false",
-           "Remove {setting}", "{setting} is set, but"),
+           "Remove {setting}", where="{setting} is set, but"),
     Rule("optimize.replay.weight",
          lambda f, weight: weight == "density" and f.kernel is not None and not _has_densities(f.kernel),
          "the log-probs of rollout.sampler '{rollout.sampler.name}' are squared distances, no densities",
@@ -147,35 +176,9 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
     Raises:
         ConfigError: the algorithm or another setting leaves one without effect, or a weight has no meaning.
     """
-    if config.optimize.replay is not None:
-        refuse(REPLAY, Replayed(config, config.optimize.replay, requires, kernel))
-
-
-def check_units(config: RunConfig, requires: Requirements, group: int) -> None:
-    """Check that the rows an algorithm compares fit in a micro-batch.
-
-    Args:
-        config: the config.
-        requires: requirements of its algorithm.
-        group: rows of a whole group.
-
-    Raises:
-        ConfigError: execution.micro_batch_size is too small.
-    """
-    size = config.execution.micro_batch_size
-    needed = {"row": 1, "pair": 2, "group": group}[requires.unit]
-    if size >= needed:
-        return
-    if requires.unit == "pair":
-        label = "a group's best and worst sample in one forward"
-    else:
-        branches = group // config.rollout.group_size
-        times = " times the plan's branches" if branches > 1 else ""
-        label = f"whole groups in one forward, here of {needed} samples (rollout.group_size{times})"
-    raise ConfigError(
-        f"optimize.algorithm '{config.optimize.algorithm.name}' compares {label}, but execution.micro_batch_size is "
-        f"{size}. Set execution.micro_batch_size to {needed} or more."
-    )
+    replay = config.optimize.replay
+    if replay is not None:
+        refuse(REPLAY, Replayed(config=config, requires=requires, replay=replay, kernel=kernel))
 
 
 def _has_densities(kernel: Kernel) -> bool:

@@ -5,32 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from configs.errors import ConfigError
+from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.maths.schedules import Plan, Steps
 from models.maths.transitions import Kernel
-from tasks.algorithms.base import Requirements
+from models.policies import modalities_of
+from tasks.algorithms.checks import Trained
 
 #: Group seeds and epochs whose steps are checked.
 _SEEDS, _EPOCHS = 64, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Combination:
+class Combination(Trained):
     """The parts of a config that must fit together."""
 
-    config: RunConfig
-    """The whole config."""
     kernel: Kernel
     """The sampler."""
-    requires: Requirements
-    """The algorithm's needs."""
     draws: tuple[Steps, ...]
     """Distinct plans of groups and epochs; most plans have one."""
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm with its config key, for messages."""
-        return f"optimize.algorithm '{self.config.optimize.algorithm.name}'"
 
     @property
     def plan(self) -> str:
@@ -46,6 +39,28 @@ class Combination:
     def trained(self) -> list[int]:
         """Steps that any group trains."""
         return sorted({step for steps in self.draws for step in steps.trained})
+
+    @property
+    def ends_kept(self) -> list[bool]:
+        """Whether final latents are stored, by plan."""
+        last = self.config.rollout.steps
+        # A branch stores only its own step, so each must be the last step.
+        return [min(each.trained) + 1 == last if each.branches else last in each.states for each in self.draws]
+
+    @property
+    def by_modality(self) -> list[RewardSection]:
+        """Rewards that judge one modality."""
+        return [reward for reward in self.config.rewards if reward.modality is not None]
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """The modalities of the model's samples; empty if there is one."""
+        return modalities_of(self.config.model.policy)
+
+    @property
+    def modalities_in_words(self) -> str:
+        """The same, for messages."""
+        return " and ".join(self.modalities) or "one modality"
 
 
 def draw_plans(config: RunConfig, plan: Plan) -> tuple[Steps, ...]:

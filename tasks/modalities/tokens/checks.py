@@ -12,6 +12,7 @@ from configs.algorithm_defaults import FORWARD
 from configs.base import Section
 from configs.errors import ConfigError
 from configs.model import ModelSection
+from configs.refusals import refuse
 from configs.registry import resolve
 from configs.rewards import RewardSection
 from configs.schema import EvaluateSection, OptimizeSection, RolloutSection, RunConfig
@@ -23,7 +24,7 @@ from models.policies.language_model_folders import check_critic, check_folder, c
 from models.rewards.base import Needs
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
-from tasks.algorithms.checks import check_advantage, check_replay, check_units
+from tasks.algorithms.checks import UNITS, Trained, check_advantage, check_replay
 from tasks.inputs.components import tokens_of
 from tasks.inputs.given_data import given_heldout, given_per_epoch
 from tasks.inputs.prompts import uses_guidance
@@ -105,7 +106,7 @@ def check_tokens(
                 f"with '{value}'. Set advantage.{name} to '{value}', or choose 'grpo', which takes any."
             )
     check_advantage(config)
-    check_units(config, requires, config.samples_per_group)
+    refuse(UNITS, Trained(config=config, requires=requires))
     _check_rows(config)
     check_replay(config, requires, None)
 

@@ -85,6 +85,14 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
                 yield file, node
 
 
+def lists() -> Iterator[tuple[str, str, ast.AST]]:
+    """Yield the annotated constants of each file, such as its list of rules."""
+    for file, tree in trees().items():
+        for node in tree.body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+                yield file, node.target.id, node.value
+
+
 def imported() -> dict[str, dict[str, tuple[str, str]]]:
     """Return what each file imports: name -> file and name there."""
     found: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)
@@ -106,6 +114,8 @@ def reached() -> set[tuple[str, str]]:
         made = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name.startswith("__")]
         bodies[file, node.name] += [node] if isinstance(node, ast.FunctionDef) else made
         where[node.name].add(file)
+    for file, name, value in lists():
+        bodies[file, name].append(value)
     imports, seen, todo = imported(), set(), [("tasks/checks/check.py", "check_config")]
     while todo:
         place = todo.pop()
