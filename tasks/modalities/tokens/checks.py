@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from configs.advantages import ReplaySection
 from configs.algorithm_defaults import FORWARD
-from configs.base import Section
+from configs.base import Component
 from configs.errors import ConfigError
-from configs.model import ModelSection
-from configs.refusals import refuse
+from configs.execution import ExecutionSection
+from configs.refusals import Rule, Unused, refuse
 from configs.registry import resolve
 from configs.rewards import RewardSection
-from configs.schema import EvaluateSection, OptimizeSection, RolloutSection, RunConfig
+from configs.schema import RunConfig
 from models.engines import LOCAL, make_engine
 from models.memory.language_architectures import check_class
 from models.policies import POLICIES
 from models.policies.causal_lm import CausalLM
 from models.policies.language_model_folders import check_critic, check_folder, check_vocabulary
 from models.rewards.base import Needs
-from tasks.advantages.estimators import make_estimator
+from tasks.advantages.estimators import Estimator, make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import UNITS, Trained, check_advantage, check_replay
 from tasks.inputs.components import tokens_of
@@ -37,24 +37,109 @@ from tasks.runs.sharding import rollout_cuts
 from tasks.specs.plan import RunPlan
 from tasks.specs.turns import last_turn
 
-Foreign = Mapping[str, tuple[type[Section], tuple[str, ...]]]
-#: Settings without a meaning for texts, by section; each must have its default.
-FOREIGN: Foreign = {
-    "model": (
-        ModelSection,
-        ("height", "width", "frames", "guidance_scale", "negative_prompt", "vae_tiling", "device_map", "compile"),
-    ),
-    "rollout": (
-        RolloutSection,
-        tuple("steps sampler solver plan same_noise own_noise latents_dtype unconditional media engine".split()),
-    ),
-    "optimize": (OptimizeSection, ("guidance_gradient",)),
-    "evaluate": (EvaluateSection, ("steps", "solver", "height", "width", "frames")),
+#: Settings without a meaning for texts, by section.
+_FOREIGN = {
+    "model": "height width frames guidance_scale negative_prompt vae_tiling device_map compile",
+    "rollout": "steps sampler solver plan same_noise own_noise latents_dtype unconditional media engine",
+    "optimize": "guidance_gradient",
+    "evaluate": "steps solver height width frames",
 }
+FOREIGN = tuple(f"{section}.{name}" for section, names in _FOREIGN.items() for name in names.split())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts(Trained):
+    """A config of samples of tokens."""
+
+    makes: str
+    """The samples, in the plural."""
+
+    @property
+    def estimator(self) -> Estimator:
+        """The estimator of advantages."""
+        return make_estimator(self.config)
+
+
+#: Texts of several rules.
+_ESTIMATOR = "{setting} is '{value.name}', but"
+_HEAD = "with critic.backbone 'policy' the critic is a head on the policy's hidden states"
+
+TOKENS: tuple[Rule[Texts], ...] = (
+    Rule("execution.sampling", lambda f, sampling: sampling == "spread" or f.config.execution.context_parallel > 1,
+         "split denoisers",
+         "Remove them", where="execution.context_parallel and execution.sampling 'spread'"),
+    Unused("advantage.kl_coef", lambda f, _: True,
+           "which texts' do not",
+           "Use the algorithm's kl_coef", where="{setting} is for KLs that rollouts store,"),
+    Rule("rollout.group_size", lambda f, _: f.group < f.requires.min_group_size,
+         "{facts.algorithm} compares {facts.requires.min_group_size} completions or more",
+         "Raise it"),
+    Unused("optimize.shared_prompts", lambda f, _: f.group == 1,
+           "a group has one text, whose prompt no other shares",
+           "Remove it", where="{setting} is true, but"),
+    Rule("advantage.estimator", lambda f, _: f.requires.critic and not f.estimator.needs_values,
+         "{facts.algorithm} trains a critic, and only 'gae' reads one's values",
+         "Set advantage.estimator to 'gae'", where=_ESTIMATOR),
+    Rule("advantage.estimator", lambda f, _: f.estimator.needs_values and not f.requires.critic,
+         "{facts.algorithm} trains no critic, and only 'gae' reads one's values",
+         "Set advantage.estimator to 'group', or choose the algorithm 'ppo'", where=_ESTIMATOR),
+    Rule("advantage.estimator", lambda f, _: f.requires.per_token and not f.estimator.per_token,
+         "{facts.algorithm} takes advantages of tokens",
+         "Remove it to use the algorithm's own", where=_ESTIMATOR),
+    Rule("advantage.estimator", lambda f, _: f.estimator.per_token and f.requires.normalization,
+         "{facts.algorithm} is defined with advantages of samples",
+         "Set advantage.estimator to 'group', or choose 'grpo', which takes any", where=_ESTIMATOR),
+    Rule("advantage.estimator", lambda f, _: f.estimator.per_token and f.requires.unit != "row",
+         "{facts.algorithm} compares whole samples",
+         "Set advantage.estimator to 'group'", where=_ESTIMATOR),
+    Rule("optimize.algorithm",
+         lambda f, algorithm: algorithm.options.get("kl_coef", 0.0) and getattr(f.estimator, "kl_coef", 0.0),
+         "{facts.algorithm} has {value.options[kl_coef]}: the KL would count twice, in the reward and in the loss",
+         "Set one of them to 0",
+         where="advantage.estimator '{advantage.estimator.name}' has kl_coef {found} and"),
+    Rule("rollout.tokens.engine",
+         lambda f, engine: make_engine(engine).reloads and _processes_apart(f.config.execution),
+         "rollouts are made by several independent processes, and one would change the weights that another draws "
+         "with",
+         "Set execution.processes to 1 and execution.runner to 'threads', or execution.strategy to 'fsdp'",
+         where="{setting} brings weights to a server (option 'folder'), but"),
+    Unused("rollout.tokens.rescore", lambda f, _: tokens_of(f.config).engine.name != LOCAL,
+           "rollout.tokens.engine '{rollout.tokens.engine.name}' draws with kernels of its own, from which ratios "
+           "would be biased",
+           "Remove rollout.tokens.rescore", where="{setting} is false, but"),
+    Unused("rollout.tokens.rescore", lambda f, _: f.config.model.dtype != "float32",
+           "with model.dtype '{model.dtype}' log-probs with a KV cache differ from those of training by up to 1e-2",
+           "Remove rollout.tokens.rescore, or set model.dtype to 'float32'", where="{setting} is false, but"),
+)  # fmt: skip
+
+CRITIC: tuple[Rule[Texts], ...] = (
+    Unused("critic.log_probs", lambda f, _: f.config.critic.backbone == "policy",
+           f"{_HEAD}, and reads no tokens",
+           "Set critic.backbone to 'own', or remove critic.log_probs", where="{setting} is true, but"),
+    Rule("critic.path critic.device", lambda f, _: f.config.critic.backbone == "policy",
+         f"{_HEAD}, where those are",
+         "Set critic.backbone to 'own', or remove it"),
+    Rule("critic.device", lambda f, _: f.config.execution.ranks > 1,
+         "execution has {execution.ranks} processes, each with its own device",
+         "Remove it, or set execution.processes to 1"),
+    Rule("advantage",
+         lambda f, own: [(at, value, getattr(own, at)) for at, value in f.requires.normalization
+                         if getattr(own, at) != value],
+         "{facts.algorithm} is defined with '{found[0][1]}'",
+         "Set advantage.{found[0][0]} to '{found[0][1]}', or choose 'grpo', which takes any",
+         where="advantage.{found[0][0]} is '{found[0][2]}', but"),
+)  # fmt: skip
+
+ROWS: tuple[Rule[Texts], ...] = (
+    *UNITS,
+    Unused("optimize.replay.steps optimize.replay.level", lambda f, _: True,
+           "a text is one row of training, without steps",
+           "Remove {setting}"),
+)  # fmt: skip
 
 
 def check_tokens(
-    config: RunConfig, requires: Requirements, *, foreign: Foreign = FOREIGN, makes: str = "texts"
+    config: RunConfig, requires: Requirements, *, foreign: Iterable[str] = FOREIGN, makes: str = "texts"
 ) -> None:
     """Check the settings of samples of tokens, and that settings of other kinds are not used.
 
@@ -67,90 +152,29 @@ def check_tokens(
     Raises:
         ConfigError: a setting or combination is invalid.
     """
-    for name, (section, fields) in foreign.items():
-        for field in fields:
-            value, default = getattr(getattr(config, name), field), section.model_fields[field].get_default()
-            # The default may come from the image algorithm with the same name.
-            followed = field == "plan" and config.optimize.algorithm.name in FORWARD and value.name == "final"
-            if value != default and not followed:
-                raise ConfigError(
-                    f"{name}.{field} is {value!r}, but model.policy '{config.model.policy}' makes {makes}, for which "
-                    f"it means nothing. Remove it; rollout.tokens says how {makes} are sampled."
-                )
-    if config.execution.context_parallel > 1 or config.execution.sampling == "spread":
-        raise ConfigError("execution.context_parallel and execution.sampling 'spread' split denoisers. Remove them.")
-    if config.advantage.kl_coef > 0:
-        raise ConfigError(
-            "advantage.kl_coef is for KLs that rollouts store, which texts' do not. Use the algorithm's kl_coef."
-        )
-    if config.samples_per_group < requires.min_group_size:
-        raise ConfigError(
-            f"rollout.group_size is {config.rollout.group_size}, but optimize.algorithm "
-            f"'{config.optimize.algorithm.name}' compares {requires.min_group_size} completions or more. Raise it."
-        )
-    if config.optimize.shared_prompts and config.samples_per_group == 1:
-        raise ConfigError(
-            "optimize.shared_prompts is true, but a group has one text, whose prompt no other shares. Remove it."
-        )
-    _check_estimator(config, requires)
-    _check_engine(config)
-    _check_rescore(config)
+    facts = Texts(config=config, requires=requires, makes=makes)
+    unknown: Unused[Texts] = Unused(
+        " ".join(foreign),
+        # The plan may come from the image algorithm with the same name.
+        lambda f, value: value != Component(name="final") or f.config.optimize.algorithm.name not in FORWARD,
+        "model.policy '{model.policy}' makes {facts.makes}, for which it means nothing",
+        "Remove it; rollout.tokens says how {facts.makes} are sampled",
+    )
+    refuse((unknown, *TOKENS), facts)
     _check_base(config)
     _check_prompts(config)
-    _check_critic(config)
-    for name, value in requires.normalization:
-        found = getattr(config.advantage, name)
-        if found != value:
-            raise ConfigError(
-                f"advantage.{name} is '{found}', but optimize.algorithm '{config.optimize.algorithm.name}' is defined "
-                f"with '{value}'. Set advantage.{name} to '{value}', or choose 'grpo', which takes any."
-            )
+    refuse(CRITIC, facts)
+    if config.critic.path is not None:
+        _check_critic(config, config.critic.path)
     check_advantage(config)
-    refuse(UNITS, Trained(config=config, requires=requires))
-    _check_rows(config)
+    refuse(ROWS, facts)
     check_replay(config, requires, None)
 
 
-def _check_rows(config: RunConfig) -> None:
-    """Check that no setting of a sample's steps is used: a text is one row."""
-    replay = config.optimize.replay
-    for name in ("steps", "level") if replay is not None else ():
-        value = getattr(replay, name)
-        if value != ReplaySection.model_fields[name].default:
-            raise ConfigError(
-                f"optimize.replay.{name} is {value!r}, but a text is one row of training, without steps. Remove "
-                f"optimize.replay.{name}."
-            )
-
-
-def _check_engine(config: RunConfig) -> None:
-    """Check the engine, and that only one process sends it weights."""
-    engine = make_engine(tokens_of(config).engine)
-    execution = config.execution
-    apart = execution.processes * execution.nodes > 1 and execution.strategy != "fsdp"
-    if engine.reloads and (apart or execution.runner.name != "threads"):
-        raise ConfigError(
-            "rollout.tokens.engine brings weights to a server (option 'folder'), but rollouts are made by several "
-            "independent processes, and one would change the weights that another draws with. Set "
-            "execution.processes to 1 and execution.runner to 'threads', or execution.strategy to 'fsdp'."
-        )
-
-
-def _check_rescore(config: RunConfig) -> None:
-    """Check that ``rescore`` is only off where the engine's log-probs are accurate enough for training."""
-    section, dtype = tokens_of(config), config.model.dtype
-    if section.rescore:
-        return
-    if section.engine.name != LOCAL:
-        raise ConfigError(
-            f"rollout.tokens.rescore is false, but rollout.tokens.engine '{section.engine.name}' draws with kernels of "
-            "its own, from which ratios would be biased. Remove rollout.tokens.rescore."
-        )
-    if dtype != "float32":
-        raise ConfigError(
-            f"rollout.tokens.rescore is false, but with model.dtype '{dtype}' log-probs with a KV cache differ from "
-            "those of training by up to 1e-2. Remove rollout.tokens.rescore, or set model.dtype to 'float32'."
-        )
+def _processes_apart(execution: ExecutionSection) -> bool:
+    """Return whether several processes sample independently."""
+    several = execution.processes * execution.nodes > 1 and execution.strategy != "fsdp"
+    return several or execution.runner.name != "threads"
 
 
 def _check_base(config: RunConfig) -> None:
@@ -175,69 +199,14 @@ def _check_prompts(config: RunConfig) -> None:
         longest_prompt(folder, config, source_prompts(config))
 
 
-def _check_critic(config: RunConfig) -> None:
-    """Check the critic's inputs, its initial model and its device."""
-    section, execution = config.critic, config.execution
-    if section.log_probs and section.backbone == "policy":
-        raise ConfigError(
-            "critic.log_probs is true, but with critic.backbone 'policy' the critic is a head on the policy's hidden "
-            "states, and reads no tokens. Set critic.backbone to 'own', or remove critic.log_probs."
-        )
-    elsewhere = next((name for name in ("path", "device") if getattr(section, name) is not None), None)
-    if elsewhere is None:
-        return
-    if section.backbone == "policy":
-        raise ConfigError(
-            f"critic.{elsewhere} is '{getattr(section, elsewhere)}', but with critic.backbone 'policy' the critic is a "
-            f"head on the policy's hidden states, where those are. Set critic.backbone to 'own', or remove it."
-        )
-    if section.device is not None and execution.ranks > 1:
-        raise ConfigError(
-            f"critic.device is '{section.device}', but execution has {execution.ranks} processes, each with its own "
-            "device. Remove it, or set execution.processes to 1."
-        )
-    if section.path is not None:
-        folder, base = critic_folder(section.path), Path(str(config.model.path)).expanduser()
-        family, shared = _family(config), config.optimize.shared_prompts
-        check_folder(folder, family.models, label="critic.path")
-        check_class(folder, config.model.attention, family, critic=True, shared=shared)
-        if config.model.path is not None and base.is_dir():
-            check_critic(folder, base, family.models)
-
-
-def _check_estimator(config: RunConfig, requires: Requirements) -> None:
-    """Check that the estimator fits the algorithm: a critic, and advantages of tokens or samples."""
-    algorithm, estimator = config.optimize.algorithm.name, config.advantage.estimator.name
-    made = make_estimator(config)
-    if made.needs_values != requires.critic:
-        needs = "trains a critic" if requires.critic else "trains no critic"
-        other = "'gae'" if requires.critic else "'group', or choose the algorithm 'ppo'"
-        raise ConfigError(
-            f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' {needs}, and only 'gae' reads "
-            f"one's values. Set advantage.estimator to {other}."
-        )
-    if requires.per_token and not made.per_token:
-        raise ConfigError(
-            f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' takes advantages of tokens. "
-            "Remove it to use the algorithm's own."
-        )
-    if made.per_token and requires.normalization:
-        raise ConfigError(
-            f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' is defined with advantages of "
-            "samples. Set advantage.estimator to 'group', or choose 'grpo', which takes any."
-        )
-    if made.per_token and requires.unit != "row":
-        raise ConfigError(
-            f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' compares whole samples. Set "
-            "advantage.estimator to 'group'."
-        )
-    reward_kl = getattr(made, "kl_coef", 0.0)
-    loss_kl = config.optimize.algorithm.options.get("kl_coef", 0.0)
-    if reward_kl and loss_kl:
-        raise ConfigError(
-            f"advantage.estimator '{estimator}' has kl_coef {reward_kl} and optimize.algorithm '{algorithm}' has "
-            f"{loss_kl}: the KL would count twice, in the reward and in the loss. Set one of them to 0."
-        )
+def _check_critic(config: RunConfig, path: str) -> None:
+    """Check the critic's initial model."""
+    folder, base = critic_folder(path), Path(str(config.model.path)).expanduser()
+    family, shared = _family(config), config.optimize.shared_prompts
+    check_folder(folder, family.models, label="critic.path")
+    check_class(folder, config.model.attention, family, critic=True, shared=shared)
+    if config.model.path is not None and base.is_dir():
+        check_critic(folder, base, family.models)
 
 
 def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> None:

@@ -6,15 +6,30 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.refusals import Rule, Unused, refuse
 from configs.schema import RunConfig
 from models.memory.language_architectures import language_config
 from tasks.algorithms.base import Requirements
+from tasks.algorithms.checks import Trained
 from tasks.inputs.components import tokens_of
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.tokens.checks import FOREIGN, check_tokens
 
 #: Settings of other kinds that these models have.
-_OWN = {"model": {"height", "width", "guidance_scale"}, "rollout": {"media"}}
+_OWN = ("model.height", "model.width", "model.guidance_scale", "rollout.media")
+_LACKS = "model.policy '{model.policy}', a model that draws images token by token, does not have"
+_OTHER = "Remove it, or choose another"
+
+IMAGE_TOKENS: tuple[Rule[Trained], ...] = (
+    Rule("optimize.algorithm", lambda f, _: f.requires.critic,
+         _LACKS, _OTHER, where="{setting} is '{value.name}', which trains a critic, which"),
+    Unused("rollout.tokens.stop", lambda f, _: True,
+           _LACKS, _OTHER, where="{setting} is set: texts that end a sample, which"),
+    Unused("rollout.media.latents", lambda f, _: True,
+           _LACKS, _OTHER, where="{setting} is true: latents, which"),
+    Rule("rollout.media.format", lambda f, _: not f.config.rollout.media.decodes,
+         _LACKS, _OTHER, where="{setting} is 'none': samples without images, which"),
+)  # fmt: skip
 
 
 def check_image_tokens(config: RunConfig, requires: Requirements) -> None:
@@ -23,23 +38,8 @@ def check_image_tokens(config: RunConfig, requires: Requirements) -> None:
     Raises:
         ConfigError: a setting or combination is invalid.
     """
-    algorithm, tokens, media = config.optimize.algorithm.name, tokens_of(config), config.rollout.media
-    refused = {
-        f"optimize.algorithm is '{algorithm}', which trains a critic": requires.critic,
-        "rollout.tokens.stop is set: texts that end a sample": bool(tokens.stop),
-        "rollout.media.latents is true: latents": media.latents,
-        "rollout.media.format is 'none': samples without images": not media.decodes,
-    }
-    for found, present in refused.items():
-        if present:
-            raise ConfigError(
-                f"{found}, which model.policy '{config.model.policy}', a model that draws images token by token, does "
-                "not have. Remove it, or choose another."
-            )
-    foreign = {
-        name: (section, tuple(field for field in fields if field not in _OWN.get(name, ())))
-        for name, (section, fields) in FOREIGN.items()
-    }
+    refuse(IMAGE_TOKENS, Trained(config=config, requires=requires))
+    foreign = [setting for setting in FOREIGN if setting not in _OWN]
     check_tokens(config, requires, foreign=foreign, makes="images of tokens")
     about = None if config.model.path is None else language_config(config.model.path)
     if about is not None:
