@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from configs.components import reward_sections
 from configs.errors import ConfigError
-from configs.execution import ExecutionSection
+from configs.refusals import Rule, Unused, refuse
 from configs.schema import RunConfig
 from models.devices import chosen_device
 from models.memory.architectures import architecture_of, meta_denoiser
@@ -16,6 +16,44 @@ from tasks.execution.runners import check_runner
 from tasks.inputs.components import as_evaluated
 from tasks.inputs.row_tokens import image_tokens, text_tokens
 
+EXECUTION: tuple[Rule[RunConfig], ...] = (
+    Rule("execution.strategy", lambda c, strategy: strategy == "fsdp" and c.execution.ranks == 1,
+         "there is one process, which has no other to share weights with",
+         "Set execution.processes to 2 or more, or strategy to 'ddp'"),
+    Rule("execution.fsdp_size", lambda c, _: c.execution.strategy != "fsdp",
+         "execution.strategy '{execution.strategy}' keeps whole weights on every rank",
+         "Set strategy to 'fsdp', or remove fsdp_size"),
+    Rule("execution.fsdp_size", lambda c, size: c.execution.ranks % size,
+         "there are {execution.ranks} processes, which cannot be put in groups of {value} that each hold all weights",
+         "Set execution.processes times execution.nodes to a multiple of {value}, or remove it"),
+    Rule("execution.fsdp_size", lambda c, size: size % c.execution.context_parallel,
+         "{execution.context_parallel} processes share the tokens of each row (execution.context_parallel), which must "
+         "be in one group",
+         "Set fsdp_size to a multiple of that"),
+    Rule("execution.offload",
+         lambda c, offload: c.execution.parameters_in_host and c.execution.strategy != "fsdp" and
+         ("true" if offload is True else repr(offload)),
+         "execution.strategy '{execution.strategy}' keeps weights on devices",
+         "Set strategy to 'fsdp', offload to 'optimizer', which moves the moments alone, or offload to false",
+         where="{setting} is {found}, but"),
+    Rule("execution.sampling", lambda c, sampling: sampling == "spread" and c.execution.strategy != "fsdp",
+         "execution.strategy '{execution.strategy}' keeps whole weights on every rank",
+         "Set strategy to 'fsdp', or sampling to 'whole'"),
+    Unused("model.compile model.device_map", lambda c, _: c.execution.strategy == "fsdp",
+           "execution.strategy 'fsdp' places and wraps the blocks itself",
+           "Remove one of them", where="{setting} is set, but"),
+    Rule("execution.context_parallel", lambda c, degree: c.execution.ranks % degree,
+         "there are {execution.ranks} processes, which cannot be put in groups of {value}",
+         "Set execution.processes times execution.nodes to a multiple of {value}"),
+    Rule("execution.context_parallel", lambda c, degree: degree > 1 and c.model.policy in UNSPLIT,
+         "diffusers does not say how the tokens of model.policy '{model.policy}' are split over processes",
+         "Set it to 1"),
+    Rule("execution.context_parallel",
+         lambda c, degree: degree > 1 and ("compile" if c.model.compile else c.model.device_map and "device_map"),
+         "model.{found} is set, which does not go with it",
+         "Remove one of them"),
+)  # fmt: skip
+
 
 def check_execution(config: RunConfig) -> None:
     """Check launcher, runner, devices, and the sharding of weights and tokens over processes.
@@ -26,9 +64,8 @@ def check_execution(config: RunConfig) -> None:
     check_launcher(config.execution)
     check_runner(config.execution)
     check_devices(config)
-    _check_strategy(config)
+    refuse(EXECUTION, config)
     if config.execution.context_parallel > 1:
-        _check_shares(config)
         _check_tokens(config)
 
 
@@ -46,70 +83,6 @@ def check_devices(config: RunConfig) -> None:
     for section in reward_sections(config):
         if section.server is None and section.device not in (None, "cpu"):
             chosen_device(str(section.device), label=f"rewards: device of '{section.slot}'")
-
-
-def _check_strategy(config: RunConfig) -> None:
-    execution, model = config.execution, config.model
-    if execution.strategy == "fsdp" and execution.ranks == 1:
-        raise ConfigError(
-            "execution.strategy is 'fsdp', but there is one process, which has no other to share weights with. Set "
-            "execution.processes to 2 or more, or strategy to 'ddp'."
-        )
-    if execution.fsdp_size is not None:
-        _check_groups(execution, execution.fsdp_size)
-    if execution.parameters_in_host and execution.strategy != "fsdp":
-        value = "true" if execution.offload is True else f"'{execution.offload}'"
-        raise ConfigError(
-            f"execution.offload is {value}, but execution.strategy '{execution.strategy}' keeps weights on devices. "
-            "Set strategy to 'fsdp', offload to 'optimizer', which moves the moments alone, or offload to false."
-        )
-    if execution.sampling == "spread" and execution.strategy != "fsdp":
-        raise ConfigError(
-            f"execution.sampling is 'spread', but execution.strategy '{execution.strategy}' keeps whole weights on "
-            "every rank. Set strategy to 'fsdp', or sampling to 'whole'."
-        )
-    if execution.strategy == "fsdp" and (model.compile or model.device_map):
-        odd = "compile" if model.compile else "device_map"
-        raise ConfigError(
-            f"model.{odd} is set, but execution.strategy 'fsdp' places and wraps the blocks itself. Remove one of them."
-        )
-
-
-def _check_groups(execution: ExecutionSection, size: int) -> None:
-    where = f"execution.fsdp_size is {size}"
-    if execution.strategy != "fsdp":
-        raise ConfigError(
-            f"{where}, but execution.strategy '{execution.strategy}' keeps whole weights on every rank. Set strategy "
-            "to 'fsdp', or remove fsdp_size."
-        )
-    if execution.ranks % size:
-        raise ConfigError(
-            f"{where}, but there are {execution.ranks} processes, which cannot be put in groups of {size} that each "
-            f"hold all weights. Set execution.processes times execution.nodes to a multiple of {size}, or remove it."
-        )
-    if size % execution.context_parallel:
-        raise ConfigError(
-            f"{where}, but {execution.context_parallel} processes share the tokens of each row "
-            "(execution.context_parallel), which must be in one group. Set fsdp_size to a multiple of that."
-        )
-
-
-def _check_shares(config: RunConfig) -> None:
-    execution, model = config.execution, config.model
-    degree, where = execution.context_parallel, f"execution.context_parallel is {execution.context_parallel}"
-    if execution.ranks % degree:
-        raise ConfigError(
-            f"{where}, but there are {execution.ranks} processes, which cannot be put in groups of {degree}. Set "
-            f"execution.processes times execution.nodes to a multiple of {degree}."
-        )
-    if model.policy in UNSPLIT:
-        raise ConfigError(
-            f"{where}, but diffusers does not say how the tokens of model.policy '{model.policy}' are split over "
-            "processes. Set it to 1."
-        )
-    if model.compile or model.device_map:
-        odd = "compile" if model.compile else "device_map"
-        raise ConfigError(f"{where}, but model.{odd} is set, which does not go with it. Remove one of them.")
 
 
 def _check_tokens(config: RunConfig) -> None:
