@@ -1,0 +1,204 @@
+"""The lists of rules on combinations of settings: each rule names settings that exist, and refuses a config here.
+
+To add a rule, add a line to ``CASES``: settings of a preset that only this rule refuses, separated by semicolons.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from configs.errors import ConfigError
+from configs.load import load_config
+from configs.refusals import Rule, refuse
+from configs.schema import RunConfig
+from tasks.algorithms.base import Requirements
+from tasks.algorithms.checks import Trained
+from tasks.checks.check import check_config
+from tasks.checks.check_data import DATA
+from tests.conftest import ROOT
+from tests.support import rooms
+
+LISTS: dict[str, tuple[Rule[Any], ...]] = {
+    f"{name}.{constant}": value
+    for name, path in rooms.modules().items()
+    if name.startswith("tasks.") and "tuple[Rule[" in path.read_text()
+    for constant, value in vars(import_module(name)).items()
+    if isinstance(value, tuple) and value and isinstance(value[0], Rule)
+}
+RULES = {id(rule): rule for rules in LISTS.values() for rule in rules}
+CASES = {
+    "addition_sft": """
+        optimize.algorithm={name: grpo}
+        optimize.algorithm={name: kto}
+        monitors=[{name: jpeg_compressibility, label: watch}]
+        prompts.sampler=least_solved
+        execution.ahead=1
+        advantage.std=none
+        data.buckets=[[16,16],[16,32]]
+        data.prompt_image=image
+    """,
+    "digits_given_dpo": """
+        optimize.algorithm={name: refl}
+        optimize.algorithm={name: nft}
+        optimize.algorithm={name: reward_gradient}
+        data.buckets=[[16,16],[16,32]]; data.chosen=null; data.rejected=null; data.rating=taste
+    """,
+    "tiny_edit_sft": """
+        data.prompt_image=null
+    """,
+    "digits": """
+        execution.strategy=fsdp
+        execution.fsdp_size=2
+        execution.processes=3; execution.fsdp_size=2; execution.strategy=fsdp
+        execution.processes=4; execution.fsdp_size=2; execution.strategy=fsdp; execution.context_parallel=4
+        execution.offload=true
+        execution.sampling=spread
+        execution.processes=2; execution.strategy=fsdp; model.compile=true
+        execution.context_parallel=2
+        execution.processes=2; execution.context_parallel=2
+        optimize.algorithm={name: dpo}; execution.micro_batch_size=1
+        execution.micro_batch_size=1; optimize.algorithm={name: crd}
+        rollout.plan=final
+        optimize.algorithm={name: awm}; rollout.plan=late
+        optimize.algorithm={name: refl, options: {steps: 2}}
+        optimize.algorithm={name: fdfo}
+        rollout.own_noise=0.2
+        rollout.plan={name: all, options: {keep_final: true}}; optimize.algorithm={name: fdfo}
+        optimize.algorithm={name: opd, options: {teachers: {a: x, b: y}}}
+        rollout.plan={name: all, options: {last: train}}; rollout.sampler={name: cps, options: {log_prob: squared}}
+        optimize.algorithm={name: grpo_guard}; rollout.sampler={name: cps, options: {log_prob: squared}}
+        optimize.algorithm={name: nft}; advantage.kl_coef=0.1
+        optimize.algorithm={name: grpo, options: {kl_coef: 0.1, kl_reference: average}}
+        rollout.solver=dpm2
+        rollout.group_size=1
+        optimize.algorithm={name: sft}; advantage.soft_clip=3
+        rewards.0.weight=0
+        advantage.best_of=60
+        optimize.shared_prompts=true
+        rollout.unconditional=true
+        rollout.unconditional=true; model.guidance_scale=4.5; optimize={guidance_gradient: conditional, algorithm: nft}
+        rollout.unconditional=true; model.guidance_scale=4.5; optimize.guidance_gradient=conditional; optimize.replay={}
+        rollout.unconditional=true; model.guidance_scale=4.5; optimize.guidance_gradient=conditional; execution.ahead=1
+        optimize.algorithm={name: dgpo, options: {guided: false}}
+        optimize.inner_epochs=2; optimize.algorithm={name: reward_gradient, options: {target: linear}}
+        optimize.replay={proximal: false}; optimize.algorithm={name: reward_gradient, options: {target: linear}}
+        rewards.0.modality=sound
+        advantage.aggregation=gdpo
+        advantage.std=running; advantage.buffer=8
+        advantage.buffer=8
+        advantage.mean=leave_one_out
+        advantage.floor=max; advantage.std=none
+        advantage.below=0.5
+        advantage.informative=1000
+        advantage.informative=1; rollout.group_size=1; advantage.mean=global
+        advantage.diversity=doubt
+        advantage.kl_gate=0.5
+        advantage.kl_gate=0.5; advantage.kl_coef=0.1
+        advantage.soft_clip=3; advantage.clip=4
+        advantage.group_mean_min=2; advantage.group_mean_max=1
+        optimize.replay={epochs: 0}
+        execution.ahead=1; optimize.replay={epochs: 0, steps: 2}
+        optimize.replay={steps: 50}; optimize.algorithm={name: dpo}
+        optimize.replay={steps: 50}
+        optimize.algorithm={name: v_grpo}; optimize.replay={proximal: false}
+        optimize.replay={proximal: false, level: sequence}
+        rollout.sampler={name: cps, options: {log_prob: squared}}; optimize.replay={weight: density}
+    """,
+    "tiny_flux1": """
+        execution.processes=2; execution.context_parallel=2; model.compile=true
+    """,
+    "tiny_ltx2": """
+        rollout.sampler.name=ode
+        rollout.unconditional=true
+        optimize.algorithm={name: nft}; rewards.0.modality=video
+        rewards.0.modality=video; optimize.replay={}
+        rewards.0.modality=video; execution.ahead=1
+    """,
+    "tiny_sd15": """
+        optimize.algorithm={name: awm}
+    """,
+    "janus_pro_1b_grpo": """
+        optimize.algorithm={name: ppo}
+        rollout.tokens.stop=[a]
+        rollout.media.latents=true
+        rollout.media.format=none
+        advantage.estimator={name: reinforce, options: {kl_coef: 0.1}}
+    """,
+    "addition_grpo": """
+        execution.sampling=spread; execution.processes=2; execution.strategy=fsdp
+        advantage.kl_coef=0.1
+        rollout.group_size=1
+        advantage.estimator=gae
+        optimize.algorithm={name: reinforce_plus_plus}; advantage={estimator: group}
+        optimize.algorithm={name: rloo}; advantage={estimator: rloo}
+        optimize.algorithm={name: dpo}; advantage={estimator: reinforce}
+        execution.processes=2; rollout.tokens.engine={name: openai, options: {endpoint: 'http://h:1', model: x, folder: /t}}
+        rollout.tokens.engine={name: openai, options: {endpoint: 'http://127.0.0.1:1', model: x}}
+        model.dtype=bfloat16
+        optimize.algorithm={name: rloo}
+        optimize.replay={epochs: 0, steps: 2}
+        advantage.mean=global
+        advantage.mode=best_worst; advantage.best_of=4
+        advantage.soft_clip=3; advantage.mode=binary
+    """,
+    "addition_ppo": """
+        rollout.group_size=1
+        advantage.estimator=rloo
+        critic.backbone=policy
+        critic={backbone: policy, log_probs: false, device: cpu}
+        critic.device=cpu; execution.processes=2
+        advantage.std=none
+    """,
+    "digits_gardo": """
+        advantage.mode=binary
+    """,
+}
+#: Of given samples: what only an algorithm of one's own needs, and families that other checks refuse before.
+GIVEN: list[tuple[dict[str, Any], str]] = [
+    ({"per_token": True}, "model.policy=sd3"),
+    ({"same_noise": True}, "model.policy=sd3"),
+    ({}, "model.policy=wan21_v2v"),
+    ({}, "model.policy=ltx2"),
+]
+
+
+def refused_by(error: ConfigError) -> Rule[Any] | None:
+    """Return the rule that refused: the last frame of its error is the runner's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    found = None if trace is None else trace.tb_frame.f_locals.get("rule")
+    return found if isinstance(found, Rule) else None
+
+
+def test_each_rule_refuses_a_config() -> None:
+    refused: dict[int, str] = {}
+    for preset, lines in CASES.items():
+        for line in lines.strip().splitlines():
+            config = load_config(ROOT / "configs" / f"{preset}.yaml", line.strip().split("; "))
+            with pytest.raises(ConfigError) as error:
+                check_config(config, rewards=False)
+            refused[id(refused_by(error.value))] = str(error.value)
+    for needs, override in GIVEN:
+        config = load_config(ROOT / "configs" / "digits_given_dpo.yaml", [override])
+        with pytest.raises(ConfigError) as error:
+            refuse(DATA, Trained(config=config, requires=Requirements(data="forward", **needs)))
+        refused[id(refused_by(error.value))] = str(error.value)
+    assert len(RULES) > 100
+    assert [RULES[each].setting + ": " + RULES[each].why for each in RULES.keys() - refused.keys()] == []
+    assert [text for text in refused.values() if not text.endswith(".") or "facts." in text] == []
+
+
+def test_each_setting_of_a_rule_exists() -> None:
+    for rule in RULES.values():
+        for setting in rule.setting.split():
+            section: Any = RunConfig
+            for name in setting.split("."):
+                assert name in getattr(section, "model_fields", ()), setting
+                annotation = section.model_fields[name].annotation
+                sections = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
+                section = next((each for each in sections if issubclass(each, BaseModel)), None)
