@@ -55,6 +55,7 @@ LONG = {
         "test_every_option_is_the_pipelines_or_refused_by_name[sdxl-EulerDiscreteScheduler]",
         "test_every_option_is_the_pipelines_or_refused_by_name[sdxl-PNDMScheduler]",
     ),
+    "tests/flows/test_deployments.py": ("test_prefects_own_ways_to_deploy_replace_what_was_set_by_hand[deploy_file]",),
     "tests/flows/test_cli.py": (
         "test_two_processes_under_torchrun",
         "test_what_became_due_is_said_and_done",
