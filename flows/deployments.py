@@ -17,7 +17,7 @@ import yaml
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
-from prefect.deployments.runner import RunnerDeployment
+from prefect.deployments.runner import DeploymentApplyError, RunnerDeployment
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runner.storage import LocalStorage
 from prefect.schedules import Cron
@@ -220,7 +220,11 @@ def _make(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | Non
     )
     # Otherwise a worker would copy its whole working directory, including the store, for every flow run.
     deployment.storage = LocalStorage(request.folder or "/")
-    deployment.apply(work_pool_name=request.pool or _POOL, image=request.image)
+    try:
+        deployment.apply(work_pool_name=request.pool or _POOL, image=request.image)
+    except DeploymentApplyError as error:
+        # The server's error, of which ``named_server`` makes a message.
+        raise error.__cause__ or error from None
 
 
 def _check_used(request: DeployRequest, entries: Sequence[Mapping[str, Any]]) -> None:

@@ -16,7 +16,12 @@ from uuid import uuid4
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentScheduleUpdate, DeploymentUpdate
+from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
+    DeploymentScheduleUpdate,
+    DeploymentUpdate,
+    WorkPoolCreate,
+)
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
 from prefect.deployments.runner import RunnerDeployment
 from prefect.deployments.runner import deploy as prefect_deploy
@@ -162,12 +167,18 @@ def apply_named(client: SyncPrefectClient, name: str) -> None:
     RunnerDeployment(name=name, flow_name="pipeline", entrypoint="flows.pipeline.pipeline").apply()
 
 
+def to_deployment(name: str) -> RunnerDeployment:
+    made = pipeline.to_deployment(name)
+    assert isinstance(made, RunnerDeployment)
+    return made
+
+
 def apply_flow(client: SyncPrefectClient, name: str) -> None:
-    pipeline.to_deployment(name).apply()
+    to_deployment(name).apply()
 
 
 def deploy_flow(client: SyncPrefectClient, name: str) -> None:
-    made = pipeline.to_deployment(name)
+    made = to_deployment(name)
     made.storage = LocalStorage(".")
     prefect_deploy(made, work_pool_name="flowmill", ignore_warnings=True)
 
@@ -251,6 +262,17 @@ def test_a_pool_of_containers_is_worked_on_by_a_worker_of_its_type(
     for flow in ("score", "judge"):
         (step,) = there(client, name, flow)["pull_steps"]
         assert [*step.values()] == [{"directory": "/"}]
+
+
+def test_a_refused_deployment_is_a_message(name: str, client: SyncPrefectClient) -> None:
+    pool = name.replace(" ", "-")
+    template = {
+        "job_configuration": {"env": "{{ env }}"},
+        "variables": {"type": "object", "properties": {"env": {"type": "string"}}},
+    }
+    client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
+    with pytest.raises(ConfigError, match=r"refuses POST .*422.*field 'env'"):
+        deploy(DeployRequest(only=["score"], name=name, parameters={"run": "small"}, pool=pool), sure=True)
 
 
 def asked_of(client: SyncPrefectClient, name: str, flow: str) -> dict[str, Any]:
