@@ -136,7 +136,7 @@ CASES = {
         optimize.algorithm={name: reinforce_plus_plus}; advantage={estimator: group}
         optimize.algorithm={name: rloo}; advantage={estimator: rloo}
         optimize.algorithm={name: dpo}; advantage={estimator: reinforce}
-        execution.processes=2; rollout.tokens.engine={name: openai, options: {endpoint: 'http://h:1', model: x, folder: /t}}
+        execution.processes=2; rollout.tokens.engine={name: openai, options: {endpoint: http://h, model: x, folder: /t}}
         rollout.tokens.engine={name: openai, options: {endpoint: 'http://127.0.0.1:1', model: x}}
         model.dtype=bfloat16
         optimize.algorithm={name: rloo}
