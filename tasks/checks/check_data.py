@@ -5,7 +5,7 @@ from __future__ import annotations
 from configs.advantages import AdvantageSection
 from configs.errors import ConfigError
 from configs.schema import RunConfig
-from models.policies import ANY_SIZE, CLIP_CONDITIONED, MODALITIES, most_images
+from models.policies import ANY_SIZE, CLIP_CONDITIONED, most_images
 from tasks.algorithms.base import Requirements
 from tasks.inputs.model_settings import check_model
 
@@ -65,11 +65,6 @@ def check_data(config: RunConfig, requires: Requirements) -> None:
             if takes
             else f"data.prompt_image is '{config.data.prompt_image}', but model.policy '{config.model.policy}' takes "
             "no image. Remove it."
-        )
-    if config.model.policy in MODALITIES:
-        raise ConfigError(
-            f"data: samples of model.policy '{config.model.policy}' have sound, which is not encoded. "
-            "Choose a family without sound."
         )
 
 
