@@ -64,7 +64,8 @@ def _at_rate(film: Any, fps: int) -> Iterator[Any]:
     import av
 
     graph, stream = av.filter.Graph(), film.streams.video[0]
-    graph.link_nodes(graph.add_buffer(template=stream), graph.add("fps", str(fps)), graph.add("buffersink")).configure()
+    rated = graph.add("fps", f"{fps}:eof_action=pass")
+    graph.link_nodes(graph.add_buffer(template=stream), rated, graph.add("buffersink")).configure()
     for frame in chain(film.decode(stream), [None]):
         graph.push(frame)
         try:

@@ -70,8 +70,8 @@ def given(tmp_path: Path) -> Make:
 
 
 def slaney(rate: int, bins: int, size: int) -> np.ndarray:
-    """Return Slaney's (bins, size / 2 + 1) filters: 200/3 Hz per mel up to 1000 Hz, then 27 mels per factor of 6.4, each
-    a triangle with the area 1 Hz."""
+    """Return Slaney's (bins, size / 2 + 1) filters, triangles with the area 1: a mel is 200 / 3 Hz up to 1000 Hz, then
+    27 of them are a factor of 6.4."""
     mels = np.linspace(0, 15 + np.log(rate / 2 / 1000) / (np.log(6.4) / 27), bins + 2)
     hertz = np.where(mels < 15, mels * 200 / 3, 1000 * np.exp((mels - 15) * np.log(6.4) / 27))
     at = np.linspace(0, rate / 2, size // 2 + 1)
@@ -147,13 +147,10 @@ def test_clips_with_sound_are_trained_as_a_plain_loop_of_diffusers_does(given: M
 
 
 def test_films_that_lack_a_sound_are_named_or_left_out(given: Make) -> None:
-    form, frames = MediaFormat(fps=24), clip(1)
+    form, frames, silence = MediaFormat(fps=24), clip(1), Sound(samples=np.zeros((8000, 2), np.int16), rate=16000)
     bad = {
         "mute": (form.encode(frames), "it has no sound, but model.policy 'ltx2' makes clips with sound"),
-        "silent": (
-            form.encode(frames, Sound(samples=np.zeros((8000, 2), np.int16), rate=16000)),
-            "its sound is silent",
-        ),
+        "silent": (form.encode(frames, silence), "its sound is silent"),
         "short": (form.encode(frames, sound(1, 0.2)), "its sound ends after 0.20 of 0.36 seconds"),
         "brief": (form.encode(clip(2, 8), sound(1)), "has 8 frames at 24 per second, but model.frames is 9"),
         "broken": (form.encode(frames, sound(2))[:30_000], "cannot be read as an image or clip"),
