@@ -82,30 +82,30 @@ def open_sound(file: BinaryIO, *, rate: int, channels: int, length: int) -> np.n
     require_extra("video", "av", label="the sound of clips")
     import av
 
-    # Filled from 0, as a sound may begin after the first frame.
-    found, at = np.zeros((length, channels), np.int16), None
+    found = np.zeros((length, channels), np.int16)
     try:
         with av.open(file) as film:
-            begin, heard = film.streams.video[0], min(channels, film.streams.audio[0].channels)
+            begin, source = film.streams.video[0], film.streams.audio[0]
             # FFmpeg would lower mono as both channels of stereo by 3 dB.
+            heard = min(channels, source.channels)
             resampler = av.AudioResampler("s16", {1: "mono", 2: "stereo"}[heard], rate)
-            start = (begin.start_time or 0) * begin.time_base
-            for frame in chain(film.decode(audio=0), [None]):
-                if at is None and frame is not None:
-                    at = round((frame.time or 0.0) * rate - start * rate)
-                for part in resampler.resample(frame) if at is not None else ():
+            decoded = film.decode(source)
+            first = next(decoded, None)
+            start = float((begin.start_time or 0) * begin.time_base)
+            at = 0 if first is None else round(((first.time or 0.0) - start) * rate)
+            for frame in chain([first], decoded, [None]) if first else ():
+                for part in resampler.resample(frame):
                     samples = part.to_ndarray().reshape(-1, heard)
-                    first = max(0, at)
                     rows = samples[max(0, -at) : max(0, length - at)]
-                    found[first : first + len(rows)] = rows
+                    found[max(0, at) : max(0, at) + len(rows)] = rows
                     at += len(samples)
-                if at is not None and at >= length:
+                if at >= length:
                     break
     except IndexError:
         raise ValueError("it has no sound") from None
     except (av.FFmpegError, ValueError) as error:
         raise ValueError(f"its sound cannot be decoded ({error})") from None
-    return found[: max(0, at or 0)]
+    return found[: max(0, at)]
 
 
 def is_film(file: Path | BinaryIO) -> bool:

@@ -252,10 +252,8 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     def encoded(self, media: Tensor) -> Tensor:
         """Return the (B, D) latents of (B, 3, F, H, W) clips, the inverse of ``clip_latents``."""
-        mean, std = self._pixels(media.device)
-        latents, config = self.likeliest((media / 2 + 0.5 - mean) / std), self.pipeline.vae.config
-        offset, scale = _statistics(latents, config)
-        return ((latents - offset) / scale).flatten(1)
+        mean, std = _columns(media, self.pipeline.pixel_mean, self.pipeline.pixel_std)
+        return self.encode_standardized((media / 2 + 0.5 - mean) / std).flatten(1)
 
     @property
     def sound_form(self) -> SoundForm:
@@ -265,25 +263,19 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     @torch.no_grad()
     def encode_sounds(self, sounds: Tensor) -> Tensor:
-        """Return the (B, D) latents of sounds in the chain, the inverse of ``sound_latents``; channels are encoded
-        separately."""
+        """Return the (B, D) latents of sounds, the inverse of ``sound_latents``; channels are encoded separately."""
         vae = self.pipeline.audio_vae
-        latents = vae.encode(sounds.flatten(0, 1)[:, None], return_dict=False)[0].mode()
-        mean, std = _statistics(latents, vae.config)
-        rows = ((latents - mean) / std).unflatten(0, sounds.shape[:2]).transpose(2, 3)
+        found = vae.encode(sounds.flatten(0, 1)[:, None], return_dict=False)[0].mode()
+        mean, std = _columns(found, vae.config.latents_mean, vae.config.latents_std)
+        rows = ((found - mean) / std).unflatten(0, sounds.shape[:2]).transpose(2, 3)
         return rows.flatten(1).float() * self._joined.ratio
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return (B, 3, F, H, W) frames, about 0 to 1; the autoencoder's output has ImageNet's mean and std."""
         pipeline = self.pipeline
         frames = pipeline.vae.decode(_standing(self.clip_latents(latents), pipeline.vae.config), return_dict=False)[0]
-        mean, std = self._pixels(frames.device)
+        mean, std = _columns(frames, pipeline.pixel_mean, pipeline.pixel_std)
         return frames.float() * std + mean
-
-    def _pixels(self, device: torch.device) -> Iterator[Tensor]:
-        """Return ImageNet's mean and std, (1, 3, 1, 1, 1) float32 each."""
-        values = (self.pipeline.pixel_mean, self.pipeline.pixel_std)
-        return (torch.tensor(each, device=device).view(1, -1, 1, 1, 1) for each in values)
 
     def images(self, decoded: Tensor) -> Tensor:
         """Return (B, F, H, W, 3) uint8 clips of (B, 3, F, H, W) frames in [0, 1]."""
@@ -347,12 +339,11 @@ def _unpatchified(rows: Tensor, shape: _Shape, patch: Sequence[int]) -> Tensor:
 
 def _standing(latents: Tensor, config: Any) -> Tensor:
     """Return (B, C, ...) latents scaled and shifted by their channels' stds and means."""
-    mean, std = _statistics(latents, config)
+    mean, std = _columns(latents, config.latents_mean, config.latents_std)
     return latents * std + mean
 
 
-def _statistics(latents: Tensor, config: Any) -> Iterator[Tensor]:
-    """Return means and stds of the channels of (B, C, ...) latents, (1, C, ...) each."""
-    size = (1, -1, *[1] * (latents.ndim - 2))
-    values = (config.latents_mean, config.latents_std)
-    return (torch.tensor(each, device=latents.device).view(size) for each in values)
+def _columns(like: Tensor, *values: Sequence[float]) -> Iterator[Tensor]:
+    """Return lists of C float32 values in the rank of (B, C, ...) ``like``, (1, C, ...) each."""
+    size = (1, -1, *[1] * (like.ndim - 2))
+    return (torch.tensor(each, device=like.device).view(size) for each in values)
