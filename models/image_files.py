@@ -52,7 +52,7 @@ def open_clip(file: Path | BinaryIO, most: int, fps: int | None = None) -> np.nd
         with av.open(str(file) if isinstance(file, Path) else file) as film:
             decoded = film.decode(video=0) if fps is None else _at_rate(film, fps)
             frames = [frame.to_ndarray(format="rgb24") for frame in islice(decoded, most)]
-    except (av.FFmpegError, IndexError) as error:
+    except (av.FFmpegError, AttributeError, IndexError) as error:
         raise ValueError(f"it holds no film ({error})") from None
     if not frames:
         raise ValueError("it holds no frames")
@@ -87,7 +87,7 @@ def open_sound(file: BinaryIO, *, rate: int, channels: int, length: int) -> np.n
         with av.open(file) as film:
             begin, source = film.streams.video[0], film.streams.audio[0]
             # FFmpeg would lower mono as both channels of stereo by 3 dB.
-            heard = min(channels, source.channels)
+            heard = 1 if source.channels < 2 else channels
             resampler = av.AudioResampler("s16", {1: "mono", 2: "stereo"}[heard], rate)
             decoded = film.decode(source)
             first = next(decoded, None)
@@ -103,7 +103,7 @@ def open_sound(file: BinaryIO, *, rate: int, channels: int, length: int) -> np.n
                     break
     except IndexError:
         raise ValueError("it has no sound") from None
-    except (av.FFmpegError, ValueError) as error:
+    except (av.FFmpegError, AttributeError, ValueError) as error:
         raise ValueError(f"its sound cannot be decoded ({error})") from None
     return found[: max(0, at)]
 
@@ -126,11 +126,12 @@ def film_size(file: Path | BinaryIO) -> tuple[int, int]:
     require_extra("video", "av", label=f"the film '{getattr(file, 'name', file)}'")
     import av
 
+    # A stream of an unknown codec lacks attributes.
     try:
         with av.open(str(file) if isinstance(file, Path) else file) as film:
             about = film.streams.video[0]
             return about.width, about.height
-    except (av.FFmpegError, IndexError) as error:
+    except (av.FFmpegError, AttributeError, IndexError) as error:
         raise ValueError(f"it holds no film ({error})") from None
 
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from models.image_files import film_size, is_film, is_plain, open_clip, open_picture, open_sound
-from storage.trajectories.media import MediaFormat
+from storage.trajectories.media import MediaFormat, Sound
 
 
 def test_a_photo_taken_sideways_is_upright(tmp_path: Path) -> None:
@@ -76,9 +76,15 @@ def test_clips_are_read_frame_by_frame_and_seen_by_their_first(tmp_path: Path, s
         np.testing.assert_array_equal(open_picture(file), open_clip(file, 1)[0])
 
 
-def test_what_only_begins_as_a_film_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "film.mp4").write_bytes(bytes(4) + b"ftypisom" + bytes(100))
-    for read in (lambda file: open_clip(file, 3), open_picture, film_size):
+@pytest.mark.parametrize("kind", ["begins as one", "unknown codec"])
+def test_what_is_not_a_film_is_refused(tmp_path: Path, kind: str) -> None:
+    data, sound = bytes(4) + b"ftypisom" + bytes(100), Sound(samples=np.zeros((99, 2), np.int16), rate=16000)
+    if kind == "unknown codec":
+        data = MediaFormat().encode(np.zeros((3, 32, 48, 3), np.uint8), sound).replace(b"avc1", b"zzzz")
+        with pytest.raises(ValueError, match="its sound cannot be decoded"):
+            open_sound(io.BytesIO(data.replace(b"fLaC", b"zzzz")), rate=16000, channels=2, length=99)
+    (tmp_path / "film.mp4").write_bytes(data)
+    for read in (lambda file: open_clip(file, 3), lambda file: open_clip(file, 3, 24), open_picture, film_size):
         with pytest.raises(ValueError, match="it holds no film"):
             read(tmp_path / "film.mp4")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -13,13 +14,15 @@ import torch
 import yaml
 from diffusers import LTX2Pipeline
 
-from configs.errors import DataError
+from configs.errors import ConfigError, DataError
 from configs.load import load_config
 from configs.schema import RunConfig
+from models.policies.diffusion import DiffusionPolicy
 from storage.trajectories.media import MediaFormat, Sound
 from tasks.inputs.store_trust import remember
 from tasks.metrics.samples import shards_of
 from tasks.metrics.view import RunView
+from tasks.modalities.diffusion.given_media import GivenMedia
 from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
 from tasks.training.data import TrainingData
@@ -176,6 +179,16 @@ def test_films_that_lack_a_sound_are_named_or_left_out(given: Make) -> None:
     np.testing.assert_array_equal(other, sound(3, 5.0, 44100, 1).at(16000).samples[: 9 * 640].repeat(2, 1))
     np.testing.assert_array_equal(nearly[:5280], sound(4, 0.33).samples)
     assert not nearly[5280:].any()
+    # Two samples of a pair are equal only if they also sound alike.
+    one, louder = (GivenMedia(frames, each) for each in (sound(1), sound(2)))
+    assert one.same(GivenMedia(frames.copy(), sound(1)))
+    assert not one.same(louder)
+
+
+def test_a_family_of_ones_own_that_cannot_encode_its_sound_says_so() -> None:
+    made = SimpleNamespace(sound_rate=16000)
+    with pytest.raises(ConfigError, match="no property 'sound_form' and no method 'encode_sounds'"):
+        DiffusionPolicy.sound_form.fget(made)  # type: ignore[attr-defined]
 
 
 @pytest.mark.campaign
