@@ -73,6 +73,8 @@ def tar_rows(tar: str, section: DataSection) -> Iterator[Mapping[str, Any] | Dat
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 for member in archive:
+                    # It keeps all members for random access.
+                    archive.members = []  # type: ignore[attr-defined]
                     if member.size < 0:
                         # The next header would be looked for before this one, forever.
                         raise tarfile.TarError(f"member {member.name[:200]!r} has {member.size} bytes")

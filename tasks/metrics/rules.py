@@ -176,7 +176,7 @@ RULES: Mapping[str, Rule] = {
             meaning="within the epoch the policy moved far from the policy that sampled, so ratios say little",
             remedy="Lower optimize.learning_rate, take fewer optimize.updates_per_epoch, or add a KL term (kl_coef)",
             source="Schulman 2020, approximating KL divergence (k3); PPO implementations stop at 0.01 to 0.05",
-            false_alarms="one in the runs of docs/operating.md#alerts, in a first epoch",
+            false_alarms="two in the runs of docs/operating.md#alerts, in first epochs",
         ),
         Rule(
             name="clipped",

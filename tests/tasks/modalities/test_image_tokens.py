@@ -232,13 +232,24 @@ def test_given_images_are_coded_and_trained_by_their_next_token_loss(tmp_path: P
     assert (cost.optimize_forwards, cost.validate_forwards) == (4, 2), "without guidance"
 
 
-def test_pairs_of_given_images_are_compared(tmp_path: Path) -> None:
-    sides = ({"chosen": picture(number), "rejected": picture(50 + number)} for number in range(4))
+@pytest.mark.parametrize(
+    ("algorithm", "columns", "loss"),
+    [
+        ("dpo", {"chosen": "left", "rejected": "right"}, np.log(2)),
+        ("kto", {"sample": "left", "rating": "stars", "scale": (1, 5)}, 0.5),
+    ],
+)
+def test_given_images_that_are_compared_or_rated_are_trained_on(
+    algorithm: str, columns: dict[str, Any], loss: float, tmp_path: Path
+) -> None:
+    sides = (
+        {"left": picture(number), "right": picture(50 + number), "stars": 1 + 4 * (number % 2)} for number in range(4)
+    )
     rows = [{"prompt": f'"{number}"', **row} for number, row in enumerate(sides, 30)]
-    context = prepare(given_config(tmp_path, rows, "dpo", chosen="chosen", rejected="rejected"))
+    context = prepare(given_config(tmp_path, rows, algorithm, **columns))
     run_epoch(context, 1)
     update = context.store.require(context.policy_ref(1)).summary["updates"][0]
-    assert update["loss"] == pytest.approx(np.log(2), rel=1e-5)
+    assert update["loss"] == pytest.approx(loss, rel=1e-5)
     assert update["grad_norm"] > 0
 
 
