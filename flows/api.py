@@ -47,8 +47,7 @@ def check_server() -> None:
         ConfigError: it does not answer, or its version differs.
     """
     with named_server() as client:
-        failure = client.api_healthcheck()
-        if failure is not None:
+        if failure := client.api_healthcheck():
             raise failure
         try:
             client.raise_for_api_version_mismatch()
@@ -91,12 +90,10 @@ def _detail(response: httpx.Response) -> str:
         found = json_of(response.content)
     except ValueError:
         return text_of(response.content) or response.reason_phrase
-    details = (
-        [found[key] for key in ("detail", "exception_detail", "exception_message") if found.get(key)]
-        if (isinstance(found, dict))
-        else []
-    )
-    return str(details[0] if details else found)
+    if isinstance(found, dict):
+        keys = ("detail", "exception_detail", "exception_message")
+        found = next((found[key] for key in keys if found.get(key)), found)
+    return str(found)
 
 
 def _short(text: str) -> str:

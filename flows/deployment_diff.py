@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,11 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
 
-from flows.deployment_list import OWN_TAGS, tags
+from flows.deployment_list import OWN_TAGS, requested, shown_schedule, tags
+from flows.requests import DeployRequest
 from flows.schedule_parser import Rule, schedule_text
 
 #: Slug of the schedule that ``deploy`` sets; the user or ``prefect.yaml`` set all others.
@@ -48,8 +52,7 @@ class Found:
     @property
     def asked(self) -> Mapping[str, Any]:
         """Its flow's request parameters."""
-        found = (self.there.parameters or {}).get("request")
-        return found if isinstance(found, dict) else {}
+        return requested(self.there)
 
     @property
     def folder(self) -> str | None:
@@ -74,80 +77,82 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestedSettings:
-    """Requested settings of a deployment; None leaves a setting unchanged."""
+class Edit:
+    """The changes that a request makes to a deployment on the server; all other settings stay."""
 
-    parameters: Mapping[str, Any]
-    schedule: Rule | None
-    pool: str | None
-    image: str | None
-    folder: str | None
-    form: Mapping[str, Any]
-    """Schema of the flow's parameters."""
+    found: Found
+    changes: Sequence[Change]
+    """Settings that would change."""
+    update: Mapping[str, Any]
+    """Fields to send; the server keeps all others."""
+    rule: Rule | None
+    """Rule that no active schedule has yet."""
+
+    def apply(self, client: SyncPrefectClient) -> None:
+        """Send the update, and the rule apart: with it the server would delete all schedules if one has no slug."""
+        there, own = self.found.there, self.found.own_schedule
+        client.update_deployment(there.id, DeploymentUpdate(**self.update))
+        if self.rule is None:
+            return
+        if own is None:
+            client.create_deployment_schedules(there.id, [DeploymentScheduleCreate(schedule=self.rule, slug=SLUG)])
+        else:
+            client.update_deployment_schedule(there.id, own.id, active=True, schedule=self.rule, slug=SLUG)
 
 
-def changes(found: Found, wanted: RequestedSettings) -> Iterator[Change]:
-    """Yield the settings that would change; the file's values are no user's choice while no schedule is active."""
-    usual = found.entry["parameters"]["request"]
-    for name, value in wanted.parameters.items():
+@functools.cache
+def _form(entrypoint: str) -> dict[str, Any]:
+    """Return the schema of a flow's parameters."""
+    return parameter_schema(load_flow_from_entrypoint(entrypoint)).model_dump(exclude_unset=True)
+
+
+def request_fields(entry: Mapping[str, Any]) -> Collection[str]:
+    """Return the request fields of the flow of an entry of ``prefect.yaml``."""
+    (form,) = _form(entry["entrypoint"])["definitions"].values()
+    return form["properties"]  # type: ignore[no-any-return]
+
+
+def taken(entry: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given parameters that the flow of an entry takes."""
+    fields = request_fields(entry)
+    return {name: value for name, value in given.items() if name in fields}
+
+
+def edit(found: Found, request: DeployRequest, *, rule: Rule | None) -> Edit:
+    """Compare a deployment with a request, whose ``kind`` is the type of its pool, and its schedule.
+
+    The file's values are no user's choice while no schedule is active. The form is always that of the flow.
+    """
+    there, entrypoint, usual = found.there, found.entry["entrypoint"], found.entry["parameters"]["request"]
+    parameters = taken(found.entry, request.parameters)
+    lines: list[Change] = []
+    update: dict[str, Any] = {"parameter_openapi_schema": _form(entrypoint), "entrypoint": entrypoint}
+    for name, value in parameters.items():
         before = found.asked.get(name)
         if before != value:
             chosen = before is not None and (found.scheduled or before != usual.get(name))
-            yield Change(found.name, name, _MISSING if before is None else str(before), str(value), asks=chosen)
-    yield from _schedule_changes(found, wanted.schedule)
-    image = (found.there.job_variables or {}).get("image")
-    for label, now, then in (
-        ("pool", found.there.work_pool_name, wanted.pool),
-        ("image", image, wanted.image),
-        ("folder", found.folder, wanted.folder),
-    ):
-        if then is not None and now != then and (now is not None or label != "folder"):
-            asks = now is not None and (label != "folder" or found.scheduled)
-            yield Change(found.name, label, now or _MISSING, then, asks=asks)
-
-
-def _schedule_changes(found: Found, rule: Rule | None) -> Iterator[Change]:
-    if rule is None or _is_due_by(found, rule):
-        return
-    own = found.own_schedule
-    if own is None or not isinstance(own.schedule, Rule):
-        yield Change(found.name, "schedule", _MISSING, schedule_text(rule), asks=False)
-    else:
-        now = schedule_text(own.schedule) + ("" if own.active else " (off)")
-        yield Change(found.name, "schedule", now, schedule_text(rule), asks=True)
-
-
-def _is_due_by(found: Found, rule: Rule) -> bool:
-    """Return whether any active schedule of a deployment already has this rule."""
-    return any(
-        each.active and isinstance(each.schedule, Rule) and schedule_text(each.schedule) == schedule_text(rule)
-        for each in found.there.schedules
-    )
-
-
-def change(client: SyncPrefectClient, found: Found, wanted: RequestedSettings) -> None:
-    """Apply the requested settings and the flow's current parameter schema to a deployment; keep all others."""
-    there = found.there
-    parameters = {**(found.asked or found.entry["parameters"]["request"]), **wanted.parameters}
-    given: dict[str, Any] = {"parameter_openapi_schema": wanted.form, "entrypoint": found.entry["entrypoint"]}
-    if parameters != found.asked:
+            lines.append(Change(found.name, name, _MISSING if before is None else str(before), str(value), asks=chosen))
+    after = {**(found.asked or usual), **parameters}
+    if after != found.asked:
         others = [tag for tag in there.tags if not tag.startswith(OWN_TAGS)]
-        given["parameters"] = {**(there.parameters or {}), "request": parameters}
-        given["tags"] = [*others, *tags(parameters)]
-    if wanted.pool is not None and wanted.pool != there.work_pool_name:
-        given["work_pool_name"] = wanted.pool
-    if wanted.image is not None:
-        given["job_variables"] = {**(there.job_variables or {}), "image": wanted.image}
-    if wanted.folder is not None and found.folder not in (None, wanted.folder):
-        given["pull_steps"] = [{_FOLDER: {"directory": wanted.folder}}]
-    client.update_deployment(there.id, DeploymentUpdate(**given))
-    if wanted.schedule is not None and not _is_due_by(found, wanted.schedule):
-        _give_schedule(client, found, wanted.schedule)
-
-
-def _give_schedule(client: SyncPrefectClient, found: Found, rule: Rule) -> None:
-    own = found.own_schedule
-    if own is None:
-        client.create_deployment_schedules(found.there.id, [DeploymentScheduleCreate(schedule=rule, slug=SLUG)])
-    else:
-        client.update_deployment_schedule(found.there.id, own.id, active=True, schedule=rule, slug=SLUG)
+        update |= {"parameters": {**(there.parameters or {}), "request": after}, "tags": [*others, *tags(after)]}
+    if rule is not None and schedule_text(rule) in map(shown_schedule, there.schedules):
+        rule = None
+    if rule is not None:
+        own = found.own_schedule
+        before = _MISSING if own is None else shown_schedule(own)
+        lines.append(Change(found.name, "schedule", before, schedule_text(rule), asks=own is not None))
+    variables = there.job_variables or {}
+    # Customized pull steps stay, and the folder of containers while no pool is named.
+    kept = found.folder is None or (found.folder == "/" and request.pool is None)
+    folder = None if kept else request.folder
+    for label, now, then, sent in (
+        ("pool", there.work_pool_name, request.pool, {"work_pool_name": request.pool}),
+        ("image", variables.get("image"), request.image, {"job_variables": {**variables, "image": request.image}}),
+        ("folder", found.folder, folder, {"pull_steps": [{_FOLDER: {"directory": folder}}]}),
+    ):
+        if then is not None and now != then:
+            asks = now is not None and (label != "folder" or found.scheduled)
+            lines.append(Change(found.name, label, now or _MISSING, then, asks=asks))
+            update |= sent
+    return Edit(found=found, changes=lines, update=update, rule=rule)

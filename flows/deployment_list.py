@@ -13,7 +13,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 
 from configs.errors import ConfigError
 from configs.load import load_config
-from flows.schedule_parser import Rule, next_start, schedule_text
+from flows.schedule_parser import next_start, schedule_text
 
 #: Prefixes of the tags that flowmill sets; all other tags are the user's.
 OWN_TAGS = ("run:", "config:")
@@ -58,6 +58,17 @@ def tags(asked: Mapping[str, Any]) -> list[str]:
     return [f"{key}{value}" for key, value in found.items() if value]
 
 
+def requested(there: DeploymentResponse) -> Mapping[str, Any]:
+    """Return the request parameters of a deployment's flow."""
+    found = (there.parameters or {}).get("request")
+    return found if isinstance(found, dict) else {}
+
+
+def shown_schedule(schedule: DeploymentSchedule) -> str:
+    """Return a schedule as a text; '(off)' follows an inactive one."""
+    return schedule_text(schedule.schedule) + ("" if schedule.active else " (off)")
+
+
 def _run(asked: Mapping[str, Any]) -> str:
     """Return the name of a deployment's run, as far as it is known on this machine."""
     named = asked.get("run") or asked.get("name")
@@ -72,23 +83,17 @@ def _run(asked: Mapping[str, Any]) -> str:
 
 
 def _row(name: str, there: DeploymentResponse) -> Listed:
-    asked = (there.parameters or {}).get("request")
-    asked = asked if isinstance(asked, dict) else {}
-    schedules = [
-        f"{schedule_text(each.schedule)}{'' if each.active else ' (off)'}"
-        for each in there.schedules
-        if isinstance(each.schedule, Rule)
-    ]
+    asked = requested(there)
     return Listed(
         name=name,
         run=_run(asked) or UNKNOWN,
         config=str(asked.get("config") or UNKNOWN),
-        schedule="; ".join(schedules) or UNKNOWN,
+        schedule="; ".join(map(shown_schedule, there.schedules)) or UNKNOWN,
         next_start="paused" if there.paused else _next(there.schedules),
         pool=there.work_pool_name or UNKNOWN,
     )
 
 
 def _next(schedules: Sequence[DeploymentSchedule]) -> str:
-    due = next_start(*(each.schedule for each in schedules if each.active and isinstance(each.schedule, Rule)))
+    due = next_start(*(each.schedule for each in schedules if each.active))
     return UNKNOWN if due is None else due.strftime(_MINUTE)

@@ -5,30 +5,28 @@ An existing deployment keeps every setting that the request does not name, such 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
-from prefect.client.schemas.responses import DeploymentResponse
-from prefect.deployments.runner import RunnerDeployment
-from prefect.exceptions import ObjectNotFound
-from prefect.flows import load_flow_from_entrypoint
+from prefect.deployments.runner import DeploymentApplyError, RunnerDeployment
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runner.storage import LocalStorage
-from prefect.utilities.callables import parameter_schema
+from prefect.schedules import Cron
 
 from configs.errors import ConfigError
 from configs.escaping import quoted
 from configs.suggestions import did_you_mean
 from flows.api import named_server
-from flows.deployment_diff import SLUG, Change, Found, RequestedSettings, change, changes
+from flows.deployment_diff import SLUG, Change, Edit, Found, edit, request_fields, taken
 from flows.deployment_list import UNKNOWN, Listed, listed, tags
 from flows.requests import GPU_SLOTS, DeployRequest
 from flows.schedule_parser import Rule, read_schedule
@@ -48,7 +46,8 @@ class Plan:
 
     request: DeployRequest
     schedule: Rule | None
-    entries: Sequence[Entry]
+    edits: Sequence[tuple[Mapping[str, Any], Edit | None]]
+    """Entries of the file, with the changes of existing deployments."""
     changes: Sequence[Change]
     """Settings that would change."""
     left_out: Sequence[str] = ()
@@ -67,15 +66,17 @@ def plan(request: DeployRequest) -> Plan:
     _check_used(request, entries)
     schedule = None if request.schedule is None else read_schedule(request.schedule, request.timezone)
     with named_server() as client:
-        here = _check_pool(client, request) == _KIND
+        kind = _check_pool(client, request)
+        here = kind == _KIND
         found: list[Entry] = [(entry, _found(client, entry, request)) for entry in entries]
         usual = usual_subject(_wanted(found, request), here=here)
-        request = request.model_copy(update={"defaults": {**request.defaults, **usual}})
+        request = request.model_copy(update={"defaults": {**request.defaults, **usual}, "kind": kind})
         found, left_out = _with_config(found, request)
         check_subjects(_wanted(found, request), here=here)
-        differ = [each for entry, there in found if there for each in changes(there, _goal(entry, request, schedule))]
-        changed = [*differ, *_slots(client, request)]
-        return Plan(request=request, schedule=schedule, entries=found, changes=changed, left_out=left_out)
+        edits = [(entry, edit(there, request, rule=schedule) if there else None) for entry, there in found]
+        changed = [each for _, made in edits if made for each in made.changes]
+        changed += _slots(client, request)
+        return Plan(request=request, schedule=schedule, edits=edits, changes=changed, left_out=left_out)
 
 
 def apply_plan(planned: Plan) -> list[Listed]:
@@ -86,16 +87,17 @@ def apply_plan(planned: Plan) -> list[Listed]:
     """
     request = planned.request
     with named_server() as client:
-        if request.pool is not None or any(there is None for _, there in planned.entries):
-            _make_pool(client, request)
+        if request.pool is not None or any(made is None for _, made in planned.edits):
+            with contextlib.suppress(ObjectAlreadyExists):
+                client.create_work_pool(WorkPoolCreate(name=request.pool or _POOL, type=request.kind or _KIND))
         if request.gpu_slots is not None:
             client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, request.gpu_slots)
-        for entry, there in planned.entries:
-            if there is None:
+        for entry, made in planned.edits:
+            if made is None:
                 _make(entry, request, planned.schedule)
             else:
-                change(client, there, _goal(entry, request, planned.schedule))
-        return listed(client, [_full_name(entry, request) for entry, _ in planned.entries])
+                made.apply(client)
+        return listed(client, [_full_name(entry, request) for entry, _ in planned.edits])
 
 
 def workers(rows: Sequence[Listed]) -> list[str]:
@@ -141,10 +143,9 @@ def _full_name(entry: Mapping[str, Any], request: DeployRequest) -> str:
 def _found(client: SyncPrefectClient, entry: Mapping[str, Any], request: DeployRequest) -> Found | None:
     name = _full_name(entry, request)
     try:
-        there: DeploymentResponse = client.read_deployment_by_name(name)
+        return Found(name=name, there=client.read_deployment_by_name(name), entry=entry)
     except ObjectNotFound:
         return None
-    return Found(name=name, there=there, entry=entry)
 
 
 def _wanted(found: Sequence[Entry], request: DeployRequest) -> list[Wanted]:
@@ -152,8 +153,8 @@ def _wanted(found: Sequence[Entry], request: DeployRequest) -> list[Wanted]:
         Wanted(
             usual=entry["parameters"]["request"],
             there=None if there is None else there.asked,
-            given=_taken(entry, request.parameters),
-            defaults=_taken(entry, request.defaults),
+            given=taken(entry, request.parameters),
+            defaults=taken(entry, request.defaults),
         )
         for entry, there in found
     ]
@@ -171,18 +172,6 @@ def _with_config(found: Sequence[Entry], request: DeployRequest) -> tuple[list[E
         else:
             kept.append((entry, there))
     return kept, left_out
-
-
-def _goal(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | None) -> RequestedSettings:
-    """Return the requested settings of an existing deployment, and its flow's current parameter schema."""
-    return RequestedSettings(
-        parameters=_taken(entry, request.parameters),
-        schedule=schedule,
-        pool=request.pool,
-        image=request.image,
-        folder=str(Path.cwd()) if request.kind in (None, "process") else None,
-        form=parameter_schema(_flow(entry)).model_dump(exclude_unset=True),
-    )
 
 
 def _slots(client: SyncPrefectClient, request: DeployRequest) -> list[Change]:
@@ -211,19 +200,14 @@ def _check_pool(client: SyncPrefectClient, request: DeployRequest) -> str:
     return found.type
 
 
-def _make_pool(client: SyncPrefectClient, request: DeployRequest) -> None:
-    pool = request.pool or _POOL
-    try:
-        client.read_work_pool(pool)
-    except ObjectNotFound:
-        client.create_work_pool(WorkPoolCreate(name=pool, type=request.kind or _KIND))
-
-
 def _make(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | None) -> None:
-    """Create a deployment."""
-    given = _taken(entry, {**request.defaults, **request.parameters})
+    """Create a deployment. Prefect's own deploy resets the settings of an existing one."""
+    given = taken(entry, {**request.defaults, **request.parameters})
     parameters = {**entry["parameters"]["request"], **given}
-    common = entry["work_pool"]["job_variables"]
+    usual = [
+        Cron(each["cron"], each["timezone"], active=each["active"], slug=each["slug"])
+        for each in entry.get("schedules", ())
+    ]
     deployment = RunnerDeployment.from_entrypoint(
         entry["entrypoint"],
         name=request.name or entry["name"],
@@ -231,45 +215,22 @@ def _make(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | Non
         tags=tags(parameters),
         parameters={"request": parameters},
         concurrency_limit=ConcurrencyLimitConfig.model_validate(entry["concurrency_limit"]),
-        job_variables=dict(common) if request.image is None else {**common, "image": request.image},
+        job_variables=dict(entry["work_pool"]["job_variables"]),
+        schedules=[DeploymentScheduleCreate(schedule=schedule, slug=SLUG)] if schedule else usual,
     )
-    own = [DeploymentScheduleCreate(schedule=schedule, slug=SLUG)] if schedule else _of_file(entry)
     # Otherwise a worker would copy its whole working directory, including the store, for every flow run.
-    deployment.storage = LocalStorage(str(Path.cwd()) if request.kind in (None, "process") else "/")
-    deployment.apply(
-        schedules=[each.model_dump(exclude_unset=True) for each in own], work_pool_name=request.pool or _POOL
-    )
-
-
-def _of_file(entry: Mapping[str, Any]) -> list[DeploymentScheduleCreate]:
-    return [
-        DeploymentScheduleCreate(
-            schedule=read_schedule(about["cron"], about["timezone"]), active=about["active"], slug=about["slug"]
-        )
-        for about in entry.get("schedules", ())
-    ]
-
-
-def _flow(entry: Mapping[str, Any]) -> Flow[..., Any]:
-    return load_flow_from_entrypoint(entry["entrypoint"])
-
-
-def _fields(entry: Mapping[str, Any]) -> Collection[str]:
-    """Return the request fields of a deployment's flow."""
-    (form,) = (parameter_schema(_flow(entry)).definitions or {}).values()
-    return form["properties"]  # type: ignore[no-any-return]
-
-
-def _taken(entry: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given parameters that a deployment's flow takes."""
-    fields = _fields(entry)
-    return {name: value for name, value in given.items() if name in fields}
+    deployment.storage = LocalStorage(request.folder or "/")
+    try:
+        deployment.apply(work_pool_name=request.pool or _POOL, image=request.image)
+    except DeploymentApplyError as error:
+        # The server's error, of which ``named_server`` makes a message.
+        raise error.__cause__ or error from None
 
 
 def _check_used(request: DeployRequest, entries: Sequence[Mapping[str, Any]]) -> None:
     """Check that at least one deployment takes each option."""
     for name in request.parameters:
-        if not any(name in _fields(entry) for entry in entries):
+        if not any(name in request_fields(entry) for entry in entries):
             raise ConfigError(f"--{name} is for none of the deployments {', '.join(each['name'] for each in entries)}.")
     if request.schedule is not None and not request.only:
         raise ConfigError("--schedule is for deployments named with --only: all at once would block each other.")

@@ -242,3 +242,8 @@ class DeployRequest(Section):
     """Container image."""
     gpu_slots: Annotated[int | None, CommandLine(metavar="N")] = Field(default=None, ge=1)
     """GPUs that all flow runs share."""
+
+    @property
+    def folder(self) -> str | None:
+        """The working directory of the flows: this one; None in containers."""
+        return str(Path.cwd()) if self.kind in (None, "process") else None

@@ -12,7 +12,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, NoSchedule, RRuleSchedule
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from configs.errors import ConfigError
 
@@ -73,12 +73,7 @@ def _dates(rule: Rule) -> Iterable[datetime]:
     """Return the next date of a schedule, computed as Prefect's server does."""
     from prefect.server.schemas import schedules as served
 
-    kinds: dict[type[Any], Any] = {
-        CronSchedule: served.CronSchedule,
-        IntervalSchedule: served.IntervalSchedule,
-        RRuleSchedule: served.RRuleSchedule,
-    }
-    same = kinds[type(rule)].model_validate(rule.model_dump())
+    same: Any = TypeAdapter(served.SCHEDULE_TYPES).validate_python(rule.model_dump())
     return asyncio.run(same.get_dates(n=1, start=datetime.now(UTC)))
 
 

@@ -64,15 +64,11 @@ def report_errors() -> Iterator[None]:
     try:
         with terminable():
             yield
-    except FlowmillError as error:
-        if error.__cause__ is not None and wants_traceback():
+    except (FlowmillError, OSError) as error:
+        if wants_traceback() and not (isinstance(error, FlowmillError) and error.__cause__ is None):
             sys.stderr.write(visible("".join(traceback.format_exception(error)), keep=_LINES))
-        sys.stderr.write(f"flowmill: {visible(str(error), keep=_LINES)}\n")
-        sys.exit(1)
-    except OSError as error:
-        if wants_traceback():
-            sys.stderr.write(visible("".join(traceback.format_exception(error)), keep=_LINES))
-        sys.stderr.write(f"flowmill: {visible(disk_in_words(error), keep=_LINES)}\n")
+        text = str(error) if isinstance(error, FlowmillError) else disk_in_words(error)
+        sys.stderr.write(f"flowmill: {visible(text, keep=_LINES)}\n")
         sys.exit(1)
     except SystemExit as end:
         if end.code in STOPPED:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import shlex
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
+from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
+    DeploymentScheduleUpdate,
+    DeploymentUpdate,
+    WorkPoolCreate,
+)
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
+from prefect.deployments.runner import RunnerDeployment
+from prefect.deployments.runner import deploy as prefect_deploy
+from prefect.runner import Runner
+from prefect.runner.storage import LocalStorage
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from configs.errors import ConfigError, PromptError, StoreError
 from configs.load import dump_yaml, load_config
 from flows.cli.deploy import deploy, list_deployments
-from flows.deployments import DeployRequest, apply_plan, every_deployment, plan
+from flows.deployments import _FILE, DeployRequest, apply_plan, every_deployment, plan
+from flows.pipeline import pipeline
 from flows.requests import ContinueRequest
 from flows.schedule_parser import read_schedule, schedule_text
 from storage.artifacts.commit import ArtifactStore
@@ -86,7 +101,9 @@ def by_hand(client: SyncPrefectClient, name: str) -> dict[str, Any]:
             parameters={"request": asked},
             paused=True,
             version="7",
+            work_pool_name="flowmill",
             work_queue_name="large",
+            pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": "/"}}, {"prefect.mine": {}}],
             job_variables={"env": {"MINE": "1"}},
             enforce_parameter_schema=False,
             concurrency_limit=3,
@@ -97,14 +114,17 @@ def by_hand(client: SyncPrefectClient, name: str) -> dict[str, Any]:
     )
     (own,) = made.schedules
     client.update_deployment_schedule(made.id, own.id, active=False, schedule=read_schedule("30 4 * * *", "UTC"))
-    more = DeploymentScheduleCreate(schedule=read_schedule("every 6 h", "UTC"), slug="mine")
-    client.create_deployment_schedules(made.id, [more])
+    more = [
+        DeploymentScheduleCreate(schedule=read_schedule("every 6 h", "UTC"), slug="mine"),
+        DeploymentScheduleCreate(schedule=read_schedule("every 5 h", "UTC")),
+    ]
+    client.create_deployment_schedules(made.id, more)
     return there(client, name)
 
 
 def test_what_was_set_by_hand_stays(client: SyncPrefectClient, name: str, by_hand: dict[str, Any]) -> None:
     assert by_hand["description"] == "mine"
-    assert len(by_hand["schedules"]) == 2
+    assert len(by_hand["schedules"]) == 3
     for asked in (request(name), request(name, config="digits")):
         planned = plan(asked)
         assert [*planned.changes] == []
@@ -133,7 +153,68 @@ def test_what_a_command_names_is_asked_about_and_changes_alone(
     assert {(schedule_text(each.schedule), each.active) for each in rules} == {
         ("0 3 * * * UTC", True),
         ("every 6 h", True),
+        ("every 5 h", True),
     }
+
+
+def update_schedule(client: SyncPrefectClient, name: str) -> None:
+    update = DeploymentScheduleUpdate(schedule=read_schedule("0 3 * * *", "UTC"), active=True, slug="flowmill")
+    there = client.read_deployment_by_name(f"pipeline/{name}")
+    client.update_deployment(there.id, DeploymentUpdate(schedules=[update]))
+
+
+def apply_named(client: SyncPrefectClient, name: str) -> None:
+    RunnerDeployment(name=name, flow_name="pipeline", entrypoint="flows.pipeline.pipeline").apply()
+
+
+def to_deployment(name: str) -> RunnerDeployment:
+    made = pipeline.to_deployment(name)
+    assert isinstance(made, RunnerDeployment)
+    return made
+
+
+def apply_flow(client: SyncPrefectClient, name: str) -> None:
+    to_deployment(name).apply()
+
+
+def deploy_flow(client: SyncPrefectClient, name: str) -> None:
+    made = to_deployment(name)
+    made.storage = LocalStorage(".")
+    prefect_deploy(made, work_pool_name="flowmill", ignore_warnings=True)
+
+
+def serve_flow(client: SyncPrefectClient, name: str) -> None:
+    asyncio.run(Runner(pause_on_shutdown=False).aadd_flow(pipeline, name=name))
+
+
+def deploy_file(client: SyncPrefectClient, name: str) -> None:
+    (entry,) = (each for each in yaml.safe_load(_FILE.read_text())["deployments"] if each["name"] == "pipeline")
+    Path("prefect.yaml").write_text(yaml.safe_dump({"deployments": [{**entry, "name": name}]}))
+    environment = {**os.environ, "PREFECT_API_URL": str(client.api_url)}
+    subprocess.run([sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"], env=environment, check=True)
+
+
+_MOST = {"version", "description", "tags", "parameters", "job_variables", "paused", "pull_steps", "schedules"}
+_MOST |= {"concurrency_options", "global_concurrency_limit"}
+_QUEUE = {"work_queue_name", "work_queue_id"}
+#: Settings that Prefect's own ways to deploy replace though they do not name them: the reason for ``deployment_diff``.
+LOST: dict[Callable[[SyncPrefectClient, str], None], set[str]] = {
+    update_schedule: {"schedules"},
+    apply_named: {"paused", "pull_steps"},
+    apply_flow: {*_MOST, "enforce_parameter_schema"},
+    deploy_flow: {*_MOST, "enforce_parameter_schema", *_QUEUE},
+    serve_flow: {*_MOST, "enforce_parameter_schema", *_QUEUE, "work_pool_name"},
+    deploy_file: {*_MOST, *_QUEUE},
+}
+
+
+@pytest.mark.parametrize("way", LOST, ids=lambda way: way.__name__)
+def test_prefects_own_ways_to_deploy_replace_what_was_set_by_hand(
+    way: Callable[[SyncPrefectClient, str], None], client: SyncPrefectClient, name: str, by_hand: dict[str, Any]
+) -> None:
+    way(client, name)
+    now = there(client, name)
+    assert {key for key in by_hand if now[key] != by_hand[key]} == LOST[way]
 
 
 def test_deployments_of_one_flow_live_side_by_side_and_are_listed(
@@ -177,6 +258,21 @@ def test_a_pool_of_containers_is_worked_on_by_a_worker_of_its_type(
     deploy(DeployRequest(only=["score"], name=name, parameters={"run": "theirs"}, pool=pool, kind="docker"), sure=True)
     deploy(request(name, "score", run="small"), sure=True)
     assert capsys.readouterr().out.count(f"flowmill worker --pool {pool} --type docker") == 2
+    deploy(DeployRequest(only=["judge"], name=name, parameters={"run": "theirs"}, pool=pool), sure=True)
+    for flow in ("score", "judge"):
+        (step,) = there(client, name, flow)["pull_steps"]
+        assert [*step.values()] == [{"directory": "/"}]
+
+
+def test_a_refused_deployment_is_a_message(name: str, client: SyncPrefectClient) -> None:
+    pool = name.replace(" ", "-")
+    template = {
+        "job_configuration": {"env": "{{ env }}"},
+        "variables": {"type": "object", "properties": {"env": {"type": "string"}}},
+    }
+    client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
+    with pytest.raises(ConfigError, match=r"refuses POST .*422.*field 'env'"):
+        deploy(DeployRequest(only=["score"], name=name, parameters={"run": "small"}, pool=pool), sure=True)
 
 
 def asked_of(client: SyncPrefectClient, name: str, flow: str) -> dict[str, Any]:

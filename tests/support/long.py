@@ -55,6 +55,7 @@ LONG = {
         "test_every_option_is_the_pipelines_or_refused_by_name[sdxl-EulerDiscreteScheduler]",
         "test_every_option_is_the_pipelines_or_refused_by_name[sdxl-PNDMScheduler]",
     ),
+    "tests/flows/test_deployments.py": ("test_prefects_own_ways_to_deploy_replace_what_was_set_by_hand[deploy_file]",),
     "tests/flows/test_cli.py": (
         "test_two_processes_under_torchrun",
         "test_what_became_due_is_said_and_done",
@@ -222,7 +223,7 @@ SLOW = {
         "test_servers_draw_the_files_of_the_local_sampler",
         "test_whatever_is_stored_with_a_chain_is_computed_here[trained steps]",
     ),
-    "tests/tasks/modalities/test_image_tokens.py": ("test_pairs_of_given_images_are_compared",),
+    "tests/tasks/modalities/test_image_tokens.py": ("test_given_images_that_are_compared_or_rated_are_trained_on",),
     "tests/tasks/modalities/test_texts_shown.py": ("test_mlflow_has_them_as_tables",),
     "tests/tasks/modalities/test_turns.py": ("test_turns_depend_on_no_shard_and_an_interrupted_one_goes_on",),
     "tests/tasks/reports/test_benchmark.py": ("test_samples_are_those_of_the_pinned_settings_and_found_again",),

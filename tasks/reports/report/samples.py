@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -95,13 +96,7 @@ def pairs(
 def extremes(view: RunView, epoch: int, table: pa.Table) -> tuple[list[Shot], list[Shot]]:
     """Return the samples of an epoch's rollout with the best and the worst rewards, best and worst first."""
     rows = [
-        SampleScores(
-            sample_id=row["sample_id"],
-            prompt_id=row["prompt_id"],
-            split="train",
-            reward=row["reward"],
-            verdict=f"reward {row['reward']:.3g}, advantage {row['advantage']:+.2f}",
-        )
+        _scored(row, f"reward {row['reward']:.3g}, advantage {row['advantage']:+.2f}")
         for row in table.to_pylist()
         if row["reward"] is not None
     ]
@@ -123,17 +118,16 @@ def given_shots(view: RunView) -> list[Shot]:
         return []
     table = read_rows(view.store, entry.ref, "rewards").slice(0, _GIVEN).to_pylist()
     rows = [
-        SampleScores(
-            sample_id=row["sample_id"],
-            prompt_id=row["prompt_id"],
-            split="train",
-            reward=row["reward"],
-            verdict=("chosen" if row["reward"] else "rejected") if data.paired else _rated(row["reward"]),
-        )
+        _scored(row, ("chosen" if row["reward"] else "rejected") if data.paired else _rated(row["reward"]))
         for row in table
     ]
     found = _shots(view, 0, rows, evaluation=False)
     return [found[row.sample_id] for row in rows if row.sample_id in found]
+
+
+def _scored(row: Mapping[str, Any], verdict: str) -> SampleScores:
+    names = {name: row[name] for name in ("sample_id", "prompt_id", "reward")}
+    return SampleScores(**names, split="train", verdict=verdict)
 
 
 def _rated(rating: float | None) -> str:
