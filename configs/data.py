@@ -34,7 +34,8 @@ class DataSection(Section):
     prompt_image: Annotated[str | None, Later()] = None
     """Column of the input images of the prompt, as `prompts.image`, for families whose prompts have some."""
     sample: str = "image"
-    """Column of the sample: the path of an image or clip below the folder of the rows, or a text."""
+    """Column of the sample: the path of an image or clip below the folder of the rows, or a text. A clip has its sound
+    in the same file."""
     chosen: str | None = None
     """Column of the better sample of a pair; instead of 'sample'."""
     rejected: str | None = None

@@ -1,4 +1,4 @@
-"""Opens image and video files of users as viewers display them.
+"""Opens image and video files of users as viewers display them, and the sound of videos.
 
 As in diffusers' ``load_image`` images are rotated by their EXIF data and converted to RGB. In addition transparent
 pixels are put on white, and 16-bit gray keeps its range, of which Pillow's conversion keeps only the darkest 256th.
@@ -7,9 +7,10 @@ pixels are put on white, and 16-bit gray keeps its range, of which Pillow's conv
 from __future__ import annotations
 
 import math
-from itertools import islice
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -35,10 +36,11 @@ def open_picture(file: Path | BinaryIO) -> np.ndarray:
         return np.array(_rgb(ImageOps.exif_transpose(image)))
 
 
-def open_clip(file: Path | BinaryIO, most: int) -> np.ndarray:
-    """Return the (F, H, W, 3) uint8 frames of a video or an animated image, at most ``most`` of them. Raises
-    ConfigError if it is a video, and the package that reads videos is not installed; OSError if it cannot be read;
-    ValueError if it has no frames, or negative or infinite values."""
+def open_clip(file: Path | BinaryIO, most: int, fps: int | None = None) -> np.ndarray:
+    """Return the (F, H, W, 3) uint8 frames of a video or an animated image, at most ``most`` of them. With ``fps``
+    frames of a video are repeated or left out to give that many per second. Raises ConfigError if it is a video, and
+    the package that reads videos is not installed; OSError if it cannot be read; ValueError if it has no frames, or
+    negative or infinite values."""
     if not is_film(file):
         with Image.open(file) as image:
             count = min(most, getattr(image, "n_frames", 1))
@@ -48,12 +50,62 @@ def open_clip(file: Path | BinaryIO, most: int) -> np.ndarray:
 
     try:
         with av.open(str(file) if isinstance(file, Path) else file) as film:
-            frames = [frame.to_ndarray(format="rgb24") for frame in islice(film.decode(video=0), most)]
-    except (av.FFmpegError, IndexError) as error:
+            decoded = film.decode(video=0) if fps is None else _at_rate(film, fps)
+            frames = [frame.to_ndarray(format="rgb24") for frame in islice(decoded, most)]
+    except (av.FFmpegError, AttributeError, IndexError) as error:
         raise ValueError(f"it holds no film ({error})") from None
     if not frames:
         raise ValueError("it holds no frames")
     return np.stack(frames)
+
+
+def _at_rate(film: Any, fps: int) -> Iterator[Any]:
+    """Yield the frames of a video as FFmpeg's filter fps gives them: each until the next one begins."""
+    import av
+
+    graph, stream = av.filter.Graph(), film.streams.video[0]
+    rated = graph.add("fps", f"{fps}:eof_action=pass")
+    graph.link_nodes(graph.add_buffer(template=stream), rated, graph.add("buffersink")).configure()
+    for frame in chain(film.decode(stream), [None]):
+        graph.push(frame)
+        try:
+            while True:
+                yield graph.pull()
+        except (av.BlockingIOError, av.EOFError):
+            continue
+
+
+def open_sound(file: BinaryIO, *, rate: int, channels: int, length: int) -> np.ndarray:
+    """Return the (N, C) int16 sound of a video from its first frame, at most ``length`` samples at ``rate`` per second,
+    resampled by FFmpeg; mono is both channels of stereo. Raises ConfigError if the package that reads videos is not
+    installed; ValueError if there is no sound, or it cannot be read."""
+    require_extra("video", "av", label="the sound of clips")
+    import av
+
+    found = np.zeros((length, channels), np.int16)
+    try:
+        with av.open(file) as film:
+            begin, source = film.streams.video[0], film.streams.audio[0]
+            # FFmpeg would lower mono as both channels of stereo by 3 dB.
+            heard = 1 if source.channels < 2 else channels
+            resampler = av.AudioResampler("s16", {1: "mono", 2: "stereo"}[heard], rate)
+            decoded = film.decode(source)
+            first = next(decoded, None)
+            start = float((begin.start_time or 0) * begin.time_base)
+            at = 0 if first is None else round(((first.time or 0.0) - start) * rate)
+            for frame in chain([first], decoded, [None]) if first else ():
+                for part in resampler.resample(frame):
+                    samples = part.to_ndarray().reshape(-1, heard)
+                    rows = samples[max(0, -at) : max(0, length - at)]
+                    found[max(0, at) : max(0, at) + len(rows)] = rows
+                    at += len(samples)
+                if at >= length:
+                    break
+    except IndexError:
+        raise ValueError("it has no sound") from None
+    except (av.FFmpegError, AttributeError, ValueError) as error:
+        raise ValueError(f"its sound cannot be decoded ({error})") from None
+    return found[: max(0, at)]
 
 
 def is_film(file: Path | BinaryIO) -> bool:
@@ -74,11 +126,12 @@ def film_size(file: Path | BinaryIO) -> tuple[int, int]:
     require_extra("video", "av", label=f"the film '{getattr(file, 'name', file)}'")
     import av
 
+    # A stream of an unknown codec lacks attributes.
     try:
         with av.open(str(file) if isinstance(file, Path) else file) as film:
             about = film.streams.video[0]
             return about.width, about.height
-    except (av.FFmpegError, IndexError) as error:
+    except (av.FFmpegError, AttributeError, IndexError) as error:
         raise ValueError(f"it holds no film ({error})") from None
 
 

@@ -44,6 +44,18 @@ class DiffusionSettings(PolicySettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SoundForm:
+    """The sound of a clip as its autoencoder reads it."""
+
+    rate: int
+    """Samples per second."""
+    channels: int
+    """1 or 2."""
+    length: int
+    """Samples of a whole clip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerChoice:
     """The scheduler a pipeline needs to follow a policy's noise levels, if it differs from the pipeline's own."""
 
@@ -236,7 +248,8 @@ class DiffusionPolicy(Policy):
     def encode_media(self, media: Tensor) -> Tensor:
         """Return the (B, ...) float32 clean latents of given images or clips, the most likely ones.
 
-        ``decode`` of them gives the media back, as closely as the autoencoder can.
+        ``decode`` of them gives the media back, as closely as the autoencoder can. Of samples with sound these are the
+        latents of the clip, which those of ``encode_sounds`` follow along the first latent dimension.
 
         Args:
             media: (B, 3, H, W) or (B, 3, F, H, W) float32 in [-1, 1], of the size in ``settings``.
@@ -248,6 +261,22 @@ class DiffusionPolicy(Policy):
             f"model.policy: {type(self).__name__} has no method 'encode_media', so it cannot be trained on given "
             "images or clips. Implement it, or choose another family."
         )
+
+    @property
+    def sound_form(self) -> SoundForm | None:
+        """Form of sounds for ``encode_sounds``; None for families without sound. Raises ConfigError if the family has
+        sound and no encoder."""
+        if self.sound_rate is None:
+            return None
+        raise ConfigError(
+            f"model.policy: {type(self).__name__} has no property 'sound_form' and no method 'encode_sounds', so it "
+            "cannot be trained on given clips with sound. Implement them, or choose another family."
+        )
+
+    def encode_sounds(self, sounds: Tensor) -> Tensor:
+        """Return the float32 clean latents of given sounds, the most likely ones; see ``encode_media``. Raises
+        TypeError if the family has no sound. ``sounds``: (B, C, N) float32 in [-1, 1], as ``sound_form`` says."""
+        raise TypeError(f"{type(self).__name__} encodes no sound")
 
     def decode_smoothly(self, latents: Tensor) -> Tensor:
         """Return (B, 3, H, W) float32 images, or (B, F, 3, H, W) clips, differentiable for reward gradients.

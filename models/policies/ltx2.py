@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from pydantic import PositiveFloat
 
@@ -25,7 +26,7 @@ from models.maths.guidance import guided, rescaled_guided
 from models.maths.transitions import expand
 from models.policies.clip_lengths import ClipLengths
 from models.policies.clips import ClipPolicy
-from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, Images
+from models.policies.diffusion import DiffusionSettings, Images, SoundForm
 from models.policies.nan_checks import waves
 from models.policies.pipeline import Modules, Rows
 from models.policies.pipeline_configs import FLOW, Fields
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 #: The pipeline's defaults for a scheduler's bounds.
 _BOUNDS = {"base_image_seq_len": 1024, "max_image_seq_len": 4096, "base_shift": 0.95, "max_shift": 2.05}
+
+#: Samples of a window of the spectrograms, which diffusers' configs leave out; as in the authors' code.
+_WINDOW = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +182,29 @@ class LTX2(ClipPolicy):
         tokens = pipeline._denormalize_audio_latents(self.apart(latents)[1], vae.latents_mean, vae.latents_std)
         return pipeline._unpack_audio_latents(tokens, tokens.shape[1], num_mel_bins=levels)
 
-    # A clip without its sound has only a part of the latents.
-    encode_media = DiffusionPolicy.encode_media
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return the (B, S, C) tokens of (B, 3, F, H, W) clips, the inverse of ``clip_latents``."""
+        pipeline, vae = self.pipeline, self.pipeline.vae
+        statistics = (vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+        packed: Tensor = pipeline._pack_latents(pipeline._normalize_latents(self.likeliest(media), *statistics))
+        return packed
+
+    @property
+    def sound_form(self) -> SoundForm:
+        """The sound that the latents span."""
+        pipeline, channels = self.pipeline, self.pipeline.audio_vae.config.in_channels
+        unit = pipeline.audio_vae_temporal_compression_ratio * pipeline.audio_hop_length
+        return SoundForm(rate=pipeline.audio_sampling_rate, channels=channels, length=self._sound_length() * unit)
+
+    @torch.no_grad()
+    def encode_sounds(self, sounds: Tensor) -> Tensor:
+        """Return the (B, L, C) tokens of sounds, the inverse of ``sound_latents``. The autoencoder is causal, and gives
+        one latent more, as in the authors' pipeline of sound to clips."""
+        pipeline, vae = self.pipeline, self.pipeline.audio_vae
+        seen = _spectrograms(sounds, vae.config).to(vae.device, vae.dtype)
+        tokens = pipeline._pack_audio_latents(vae.encode(seen, return_dict=False)[0].mode())
+        tokens = pipeline._normalize_audio_latents(tokens, vae.latents_mean, vae.latents_std)
+        return tokens[:, : self._sound_length()].float()
 
     def decoded(self, latents: Tensor) -> Tensor:
         vae = self.pipeline.vae
@@ -259,3 +284,17 @@ class LTX2(ClipPolicy):
                     f"model.options.max_sequence_length is {options.max_sequence_length}, but the connectors of "
                     f"'{folder}' take multiples of {unit}. Set it to {nearest}."
                 )
+
+
+def _spectrograms(sounds: Tensor, config: Any) -> Tensor:
+    """Return the (B, C, T, m) float32 log-mel spectrograms of (B, C, N) sounds: magnitudes on Slaney's scale, as
+    ``AudioProcessor`` in ltx_core/model/audio_vae/ops.py of Lightricks/LTX-2 computes them."""
+    from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
+
+    rate, window = config.sample_rate, window_function(_WINDOW, "hann")
+    bins = (_WINDOW // 2 + 1, config.mel_bins, 0, rate / 2, rate)
+    filters = mel_filter_bank(*bins, norm="slaney", mel_scale="slaney")
+    about = {"mel_filters": filters, "mel_floor": 1e-5, "log_mel": "log"}
+    waves = sounds.flatten(0, 1).cpu().numpy()
+    made = [spectrogram(wave, window, _WINDOW, config.mel_hop_length, **about).T for wave in waves]
+    return torch.from_numpy(np.stack(made)).unflatten(0, sounds.shape[:2])

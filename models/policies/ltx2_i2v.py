@@ -76,6 +76,10 @@ class LTX2ImageToVideo(LTX2):
         (_, *frame), whole = self._shape(), super().modalities()
         return {**whole, "video": whole["video"] - frame[0] * frame[1]}
 
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return the (B, S, C) tokens of clips, without those of the first frame of latents, the image."""
+        return super().encoded(media)[:, -self.modalities()["video"] :]
+
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, S + L, C) float32 noise: drawn for all frames, as in the pipeline, without the first."""
         return super().initial_latents(generators)[:, -sum(self.modalities().values()) :].contiguous()

@@ -9,7 +9,7 @@ the weights. The length of a text shifts the positions of all later tokens, so r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -26,7 +26,7 @@ from models.policies import VIDEO
 from models.policies.attention_masks import with_content
 from models.policies.clips import ClipPolicy
 from models.policies.decoding import recompute_decoder
-from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall
+from models.policies.diffusion import DiffusionSettings, PipelineCall, SoundForm
 from models.policies.modular import ModularPolicy
 from models.policies.nan_checks import pixels, waves
 from models.policies.parts import Part
@@ -250,15 +250,32 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         rows: Tensor = self._joined.clean(self.apart(latents)[1]).unflatten(1, (-1, shape.sounds, shape.sound[1]))
         return rows.transpose(2, 3)
 
-    # A clip without its sound has only a part of the latents.
-    encode_media = DiffusionPolicy.encode_media
+    def encoded(self, media: Tensor) -> Tensor:
+        """Return the (B, D) latents of (B, 3, F, H, W) clips, the inverse of ``clip_latents``."""
+        mean, std = _columns(media, self.pipeline.pixel_mean, self.pipeline.pixel_std)
+        return self.encode_standardized((media / 2 + 0.5 - mean) / std).flatten(1)
+
+    @property
+    def sound_form(self) -> SoundForm:
+        """Stereo, as long as the latents."""
+        pipeline, length = self.pipeline, self._shape().sounds * self.pipeline.audio_vae.hop_length
+        return SoundForm(rate=pipeline.audio_sampling_rate, channels=pipeline.audio_channels, length=length)
+
+    @torch.no_grad()
+    def encode_sounds(self, sounds: Tensor) -> Tensor:
+        """Return the (B, D) latents of sounds, the inverse of ``sound_latents``; channels are encoded separately."""
+        vae = self.pipeline.audio_vae
+        found = vae.encode(sounds.flatten(0, 1)[:, None], return_dict=False)[0].mode()
+        mean, std = _columns(found, vae.config.latents_mean, vae.config.latents_std)
+        rows = ((found - mean) / std).unflatten(0, sounds.shape[:2]).transpose(2, 3)
+        return rows.flatten(1).float() * self._joined.ratio
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return (B, 3, F, H, W) frames, about 0 to 1; the autoencoder's output has ImageNet's mean and std."""
         pipeline = self.pipeline
         frames = pipeline.vae.decode(_standing(self.clip_latents(latents), pipeline.vae.config), return_dict=False)[0]
-        mean, std = (torch.tensor(each).view(1, -1, 1, 1, 1) for each in (pipeline.pixel_mean, pipeline.pixel_std))
-        return frames.float() * std.to(frames.device) + mean.to(frames.device)
+        mean, std = _columns(frames, pipeline.pixel_mean, pipeline.pixel_std)
+        return frames.float() * std + mean
 
     def images(self, decoded: Tensor) -> Tensor:
         """Return (B, F, H, W, 3) uint8 clips of (B, 3, F, H, W) frames in [0, 1]."""
@@ -322,8 +339,11 @@ def _unpatchified(rows: Tensor, shape: _Shape, patch: Sequence[int]) -> Tensor:
 
 def _standing(latents: Tensor, config: Any) -> Tensor:
     """Return (B, C, ...) latents scaled and shifted by their channels' stds and means."""
-    size = (1, -1, *[1] * (latents.ndim - 2))
-    mean, std = (
-        torch.tensor(each, device=latents.device).view(size) for each in (config.latents_mean, config.latents_std)
-    )
+    mean, std = _columns(latents, config.latents_mean, config.latents_std)
     return latents * std + mean
+
+
+def _columns(like: Tensor, *values: Sequence[float]) -> Iterator[Tensor]:
+    """Return lists of C float32 values in the rank of (B, C, ...) ``like``, (1, C, ...) each."""
+    size = (1, -1, *[1] * (like.ndim - 2))
+    return (torch.tensor(each, device=like.device).view(size) for each in values)

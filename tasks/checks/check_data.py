@@ -6,7 +6,7 @@ from configs.advantages import AdvantageSection
 from configs.errors import ConfigError
 from configs.refusals import Rule, Unused, refuse
 from configs.schema import RunConfig
-from models.policies import ANY_SIZE, CLIP_CONDITIONED, MODALITIES, most_images
+from models.policies import ANY_SIZE, CLIP_CONDITIONED, most_images
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import Trained
 from tasks.inputs.model_settings import check_model
@@ -54,9 +54,6 @@ DATA: tuple[Rule[Trained], ...] = (
     Rule("data.prompt_image", lambda f, _: _images(f.config) == 0,
          "model.policy '{model.policy}' takes no image",
          "Remove it"),
-    Rule("model.policy", lambda f, family: family in MODALITIES,
-         "is not encoded",
-         "Choose a family without sound", where="data: samples of {setting} {value!r} have sound, which"),
 )  # fmt: skip
 
 

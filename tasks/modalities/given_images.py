@@ -23,20 +23,26 @@ from tasks.modalities.samplers import SamplingContext
 _RESAMPLING = Image.Resampling.LANCZOS
 
 
-def read_media(making: SamplingContext, sample: GivenSample) -> np.ndarray:
+def read_media(making: SamplingContext, sample: GivenSample, data: bytes, fps: int | None = None) -> np.ndarray:
     """Return an image (H, W, 3) or clip (F, H, W, 3) of the configured size, uint8, upright and center-cropped.
 
     With ``data.buckets`` the size is that of the nearest aspect ratio to the first sample of the row, so that samples
     of a pair have one size.
 
+    Args:
+        making: has the config.
+        sample: names the file, for messages.
+        data: the content of its file.
+        fps: frames per second that a clip is brought to; its own when absent.
+
     Raises:
         DataError: it cannot be read, is too large, or has another number of frames than the model makes.
     """
-    name, data, model = sample.file.name, sample.file.read(), making.config.model
+    name, model = sample.file.name, making.config.model
     try:
         if large := too_large(*size_of(data)):
             raise DataError(f"{name} {large}. Scale it down.")
-        frames = _frames(data, model, name)
+        frames = _frames(data, model, name, fps)
         buckets = data_of(making.config).buckets
         shaped = frames if sample.first is sample.file or not buckets else _frames(sample.first.read(), model, name)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -52,14 +58,15 @@ def nearest(buckets: Sequence[tuple[int, int]], height: int, width: int) -> tupl
     return min(buckets, key=lambda size: (abs(math.log(size[0] * width / (size[1] * height))), size))
 
 
-def _frames(data: bytes, model: ModelSection, name: str) -> Sequence[np.ndarray]:
+def _frames(data: bytes, model: ModelSection, name: str, fps: int | None = None) -> Sequence[np.ndarray]:
     """Return as many frames as the model makes."""
     file = io.BytesIO(data)
     if model.frames > 1:
-        frames = open_clip(file, model.frames)
+        frames = open_clip(file, model.frames, fps)
         if len(frames) < model.frames:
             raise DataError(
-                f"{name} has {len(frames)} frames, but model.frames is {model.frames}. Lower it, or give longer clips."
+                f"{name} has {len(frames)} frames{f' at {fps} per second' if fps else ''}, but model.frames is "
+                f"{model.frames}. Lower it, or give longer clips."
             )
         return list(frames)
     if is_film(file):

@@ -110,7 +110,13 @@ COMPANIONS: Mapping[str, Mapping[str, Any]] = {
     "rescale_betas_zero_snr": {"prediction_type": "v_prediction", "timestep_spacing": "trailing"},
     "clip_sample_range": {"clip_sample": True},
 }
-SCHEDULERS = [(family, name) for family in PIPELINES for name in resolve(POLICIES, family, label="policy").schedulers]
+#: But for what follows its options as ``minimax_h3`` does, and whose pipeline draws the noise in given frames first.
+SCHEDULERS = [
+    (family, name)
+    for family in PIPELINES
+    if family != "minimax_h3_fl2v"
+    for name in resolve(POLICIES, family, label="policy").schedulers
+]
 DDIM = [name for name in PIPELINES if issubclass(resolve(POLICIES, name, label="policy"), DDIMPolicy)]
 UNETS = [name for name in DDIM if issubclass(resolve(POLICIES, name, label="policy"), UNetPolicy)]
 #: Of the others each is followed as one of these.

@@ -182,7 +182,7 @@ def test_a_nan_reward_is_one_message_and_the_next_try_keeps_the_rollouts(
 ) -> None:
     broken = flowmill("run", *arguments, "--set", "rewards=[{name: 'tests.support.rewards:NotANumber'}]")
     refused(broken, "returned nan for prompt '\"00\"' (sample made up for the trial")
-    assert not (tmp_path / "store" / "runs" / "small").exists()
+    assert not [each for each in (tmp_path / "store").glob("runs/small/*") if each.name != ".lock"]
     broken = flowmill("run", *arguments, "--set", "rewards=[{name: 'tests.support.rewards:NotANumberLater'}]")
     refused(broken, "returned nan for prompt")
     assert re.search(r"\(sample \S+, shard \S+ of (trajectories|evaluations)/[0-9a-f]{32}\)", broken.stderr)

@@ -32,7 +32,7 @@ from tasks.modalities.diffusion.checks import check_diffusion, cost_of_diffusion
 from tasks.modalities.diffusion.engine_sampling import EngineSampler
 from tasks.modalities.diffusion.evaluation_sampling import EvaluationSampler
 from tasks.modalities.diffusion.exporting import PipelineExport
-from tasks.modalities.diffusion.given_media import given_media
+from tasks.modalities.diffusion.given_media import GivenMedia, given_media, read_given
 from tasks.modalities.diffusion.memory import denoiser_memory
 from tasks.modalities.diffusion.rendering import draw, drawing_memory
 from tasks.modalities.diffusion.reward_gradients import follow
@@ -42,7 +42,6 @@ from tasks.modalities.diffusion.trained_rewards import HeldRewards, decoded_part
 from tasks.modalities.diffusion.training_sets import training_set
 from tasks.modalities.forward_cost import Cost
 from tasks.modalities.given import GivenSample
-from tasks.modalities.given_images import read_media
 from tasks.modalities.gradients import RewardGradientRequest, RewardGradientResult
 from tasks.modalities.media import check_scored, decode_in_slices, heard, trial_media
 from tasks.modalities.memory import DrawingMemory, Memory, OptimizerSizes
@@ -112,13 +111,13 @@ class Diffusion(Kind):
         """Return the sampler of chains for other processes."""
         return ServedChains(host, self.encode)
 
-    def read_given(self, making: SamplingContext, sample: GivenSample) -> np.ndarray:
-        """Return an image or clip of the configured size."""
-        return read_media(making, sample)
+    def read_given(self, making: SamplingContext, sample: GivenSample) -> GivenMedia:
+        """Return an image or clip of the configured size, with its sound if the model makes some."""
+        return read_given(making, sample)
 
-    def same_given(self, first: np.ndarray, second: np.ndarray) -> bool:
-        """Return whether two images or clips have the same pixels."""
-        return np.array_equal(first, second)
+    def same_given(self, first: GivenMedia, second: GivenMedia) -> bool:
+        """Return whether two images or clips have the same pixels and the same sound."""
+        return first.same(second)
 
     def given(self, making: SamplingContext, samples: Sequence[GivenSample], contents: Sequence[Any]) -> list[Sample]:
         """Encode images or clips."""

@@ -43,7 +43,7 @@ def read_image(making: SamplingContext, sample: GivenSample) -> GivenImage:
     Raises:
         DataError: the image cannot be read, or the prompt not tokenized within the limits of ``rollout.tokens``.
     """
-    pixels, prompts = read_media(making, sample), prompts_of(making.context)
+    pixels, prompts = read_media(making, sample, sample.file.read()), prompts_of(making.context)
     try:
         return GivenImage(list(prompts.stored(prompts.fitting(sample.prompt.text))), pixels)
     except ConfigError as error:

@@ -157,12 +157,11 @@ CASES = {
         advantage.mode=binary
     """,
 }
-#: Of given samples: what only an algorithm of one's own needs, and families that other checks refuse before.
+#: Of given samples: what only an algorithm of one's own needs, and a family that other checks refuse before.
 GIVEN: list[tuple[dict[str, Any], str]] = [
     ({"per_token": True}, "model.policy=sd3"),
     ({"same_noise": True}, "model.policy=sd3"),
     ({}, "model.policy=wan21_v2v"),
-    ({}, "model.policy=ltx2"),
 ]
 
 
