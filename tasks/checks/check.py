@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from configs.critic import CriticSection
 from configs.errors import ConfigError
+from configs.refusals import Rule, Unused, refuse
 from configs.registry import Table, chosen, resolve
 from configs.schema import RunConfig
 from configs.suggestions import did_you_mean
@@ -33,6 +34,60 @@ from tasks.runs.seeds import most_of_each
 from tasks.training.optimizers import check_optimizer
 
 
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A run's config, with its kind of policy and the needs of its algorithm."""
+
+    config: RunConfig
+    kind: Kind
+    requires: Requirements
+
+    @property
+    def name(self) -> str:
+        """The name of the kind."""
+        return kind_name(self.config)
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of a text; None if the policy makes none."""
+        return self.kind.longest(self.config)
+
+    @property
+    def back(self) -> list[str]:
+        """The rules of alerts that take the run back."""
+        return list(self.config.watch.rules("back"))
+
+
+#: Combinations of the policy's kind, the algorithm, and the settings that only some of them read.
+RUN: tuple[Rule[Policy], ...] = (
+    Rule("optimize.algorithm", lambda f, _: f.requires.kind != (f.kind.trained_as or f.name),
+         "model.policy '{model.policy}' is of the kind '{facts.name}'",
+         "Choose an algorithm of that kind",
+         where="{setting} '{value.name}' trains policies of the kind '{facts.requires.kind}', but"),
+    Rule("advantage.estimator", lambda f, _: make_estimator(f.config).per_token and not f.kind.per_token,
+         "which gives every token an advantage, but model.policy '{model.policy}' makes no tokens",
+         "Set it to 'group', or remove it", where="{setting} is '{value.name}',"),
+    Rule("advantage.overlong", lambda f, _: f.longest is None,
+         "model.policy '{model.policy}' makes no texts",
+         "Remove it", where="{setting} has a buffer of {value.buffer} tokens, but"),
+    Rule("advantage.overlong", lambda f, overlong: overlong.buffer > f.longest,
+         "model.policy '{model.policy}' ends texts after {facts.longest} tokens (rollout.tokens.max_new)",
+         "Lower the buffer", where="{setting} has a buffer of {value.buffer} tokens, but"),
+    Unused("critic", lambda f, _: not f.requires.critic,
+           "optimize.algorithm '{optimize.algorithm.name}' trains none, so it would do nothing",
+           "Remove it, or choose the algorithm 'ppo'", where="{setting} is set, but"),
+    Rule("optimize.stop_kl", lambda f, _: not f.requires.approx_kl,
+         "optimize.algorithm '{optimize.algorithm.name}' has no policy ratio, so it measures no approx_kl",
+         "Remove {setting}, or choose an algorithm with a ratio", where="{setting} is {value:g}, but"),
+    Rule("optimize.stop_kl", lambda f, _: f.config.optimize.updates_per_epoch * f.config.optimize.inner_epochs == 1,
+         "an epoch has one update, before which the policy has not moved",
+         "Remove {setting}, or raise optimize.updates_per_epoch", where="{setting} is {value:g}, but"),
+    Rule("execution.ahead optimize.replay", lambda f, value: f.back and value,
+         "with {setting} epochs after that would train on samples of the policy that is left",
+         "Remove {setting}, or choose 'stop'", where="watch.on.{facts.back[0]} is 'back', but"),
+)  # fmt: skip
+
+
 def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     """Check every component, every combination and the prompts; return the cost of the run.
 
@@ -49,11 +104,9 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
         _known("render.model.policy", config.render.model.policy, POLICIES)
     _known("rollout.store", config.rollout.store, TRAJECTORY_STORES)
     _check_registered(config)
-    kind, requires = make_kind(config), make_algorithm(config).requires
-    _check_kind(config, kind, requires)
-    _check_estimator(config, kind, requires)
-    _check_stop(config, requires)
     _check_watch(config)
+    kind, requires = make_kind(config), make_algorithm(config).requires
+    refuse(RUN, Policy(config, kind, requires))
     # The base model comes first: later checks depend on its architecture.
     check_model(config)
     check_execution(config)
@@ -76,65 +129,10 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     return kind.cost(config, requires, prompts)
 
 
-def _check_kind(config: RunConfig, kind: Kind, requires: Requirements) -> None:
-    """Check that the algorithm trains policies of the run's kind."""
-    name = kind_name(config)
-    if requires.kind != (kind.trained_as or name):
-        raise ConfigError(
-            f"optimize.algorithm '{config.optimize.algorithm.name}' trains policies of the kind '{requires.kind}', but "
-            f"model.policy '{config.model.policy}' is of the kind '{name}'. Choose an algorithm of that kind."
-        )
-
-
-def _check_estimator(config: RunConfig, kind: Kind, requires: Requirements) -> None:
-    """Check that the estimator fits the samples, and that a configured critic is trained."""
-    if make_estimator(config).per_token and not kind.per_token:
-        raise ConfigError(
-            f"advantage.estimator is '{config.advantage.estimator.name}', which gives every token an advantage, but "
-            f"model.policy '{config.model.policy}' makes no tokens. Set it to 'group', or remove it."
-        )
-    overlong, longest = config.advantage.overlong, kind.longest(config)
-    if overlong is not None and (longest is None or overlong.buffer > longest):
-        reason = "makes no texts" if longest is None else f"ends texts after {longest} tokens (rollout.tokens.max_new)"
-        raise ConfigError(
-            f"advantage.overlong has a buffer of {overlong.buffer} tokens, but model.policy '{config.model.policy}' "
-            f"{reason}. {'Remove it' if longest is None else 'Lower the buffer'}."
-        )
-    if not requires.critic and config.critic != CriticSection():
-        raise ConfigError(
-            f"critic is set, but optimize.algorithm '{config.optimize.algorithm.name}' trains none, so it would do "
-            "nothing. Remove it, or choose the algorithm 'ppo'."
-        )
-
-
-def _check_stop(config: RunConfig, requires: Requirements) -> None:
-    """Check that an early stop has a figure to stop at, and updates to leave out."""
-    section = config.optimize
-    if section.stop_kl is None:
-        return
-    if not requires.approx_kl:
-        raise ConfigError(
-            f"optimize.stop_kl is {section.stop_kl:g}, but optimize.algorithm '{section.algorithm.name}' has no policy "
-            "ratio, so it measures no approx_kl. Remove optimize.stop_kl, or choose an algorithm with a ratio."
-        )
-    if section.updates_per_epoch * section.inner_epochs == 1:
-        raise ConfigError(
-            f"optimize.stop_kl is {section.stop_kl:g}, but an epoch has one update, before which the policy has not "
-            "moved. Remove optimize.stop_kl, or raise optimize.updates_per_epoch."
-        )
-
-
 def _check_watch(config: RunConfig) -> None:
-    """Check that actions belong to rules that exist, and that a run that goes back has samples of its branch alone."""
     for rule in config.watch.on:
         if rule not in NAMES:
             raise ConfigError(f"watch.on: there is no rule '{rule}'. {did_you_mean(rule, NAMES)}")
-    if config.watch.rules("back") and (config.execution.ahead or config.optimize.replay is not None):
-        setting = "execution.ahead" if config.execution.ahead else "optimize.replay"
-        raise ConfigError(
-            f"watch.on.{config.watch.rules('back')[0]} is 'back', but with {setting} epochs after that would train on "
-            f"samples of the policy that is left. Remove {setting}, or choose 'stop'."
-        )
 
 
 def _check_registered(config: RunConfig) -> None:

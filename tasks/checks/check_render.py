@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from configs.components import reward_sections
 from configs.errors import ConfigError, PromptError
-from configs.execution import ExecutionSection
-from configs.model import ModelSection
+from configs.refusals import Rule, Unused, refuse
 from configs.render import TurnsSection
 from configs.schema import RunConfig
 from models.policies import most_images
@@ -15,12 +14,54 @@ from tasks.inputs.model_settings import check_model, check_reference_images
 from tasks.inputs.renderer import SEEN_KEY, TURN_KEY, reads_images, render_of, renderer_config, sees_images
 from tasks.inputs.source_prompts import source_prompts
 from tasks.modalities.modality import make_kind
-from tasks.specs.turns import returns_best, turns_of
+from tasks.specs.turns import returns_best
 
-#: Execution settings of the image model, which have no effect without one.
-_OF_EXECUTION = ("render_rows", "render_device", "keep_renderer")
-#: Model settings that apply to training or clips only.
-_FOREIGN = ("lora", "checkpoint", "start", "start_config", "gradient_checkpointing", "frames")
+
+def _named_instead(config: RunConfig, turns: TurnsSection) -> str:
+    """Return the rewards and monitors of images, or none, if the one that is to comment is not among them."""
+    labels = [section.slot for section in config.scored if reads_images(config, section)]
+    return "" if labels and turns.by in (None, *labels) else ", ".join(labels) or "none"
+
+
+#: Of the image model.
+RENDER: tuple[Rule[RunConfig], ...] = (
+    Unused("execution.render_rows execution.render_device execution.keep_renderer", lambda c, _: c.render is None,
+           "the config has no section 'render', so it would do nothing",
+           "Remove it", where="{setting} is set, but"),
+    Rule("render", lambda c, _: not make_kind(c).writes,
+         "model.policy '{model.policy}' writes none",
+         "Remove it, or train a model that does, such as causal_lm", where="{setting} draws texts, but"),
+    Rule("render.model.policy", lambda c, _: not make_kind(renderer_config(c)).draws,
+         "cannot draw texts",
+         "Choose a family of image models, such as sd3", where="{setting} '{value}'"),
+    Unused("render.model.lora render.model.checkpoint render.model.start render.model.start_config "
+           "render.model.gradient_checkpointing render.model.frames", lambda *_: True,
+           "that model is never trained and draws images",
+           "Remove it; a model that was trained before is one by its exported folder, in render.model.path",
+           where="{setting} is set, but"),
+)  # fmt: skip
+#: Of the images, and of turns.
+IMAGES: tuple[Rule[RunConfig], ...] = (
+    Rule("render", lambda c, _: not any(reads_images(c, section) for section in reward_sections(c)),
+         "every reward, monitor and judge has reads 'texts', so nothing looks at them",
+         "Remove render, or one reward's 'reads'", where="{setting} draws images, but"),
+    Rule("render.turns", _named_instead,
+         "comments are on images, and the rewards and monitors of images are: {found}",
+         "Name one of them, or add a reward", where="{setting}.by is {value.by!r}, but"),
+    Rule("render.turns", lambda c, _: c.optimize.shared_prompts,
+         "with {setting} the texts of a group share only the beginning of their conversations",
+         "Remove it", where="optimize.shared_prompts is true, but"),
+    Rule("render.turns", lambda c, turns: not sees_images(c) and not turns.comment,
+         "a next text could not depend on the image",
+         "Write a comment, or set render.turns.sees to 'images'", where="{setting}.comment is empty, so"),
+    Rule("render.turns", lambda c, _: sees_images(c) and most_images(c.model.policy, c.model.options) == 0,
+         "model.policy '{model.policy}' reads texts alone",
+         "Choose vision_lm, or set render.turns.sees to 'comments'", where="{setting}.sees is 'images', but"),
+    Rule("render.turns",
+         lambda c, _: returns_best(c) and not any(reads_images(c, section) for section in c.rewards),
+         "no reward reads images, so scores do not depend on the turn's images",
+         "Add a reward of images, or set returns to 'last'", where="{setting}.returns is 'best', but"),
+)  # fmt: skip
 
 
 def check_render(config: RunConfig) -> None:
@@ -29,43 +70,19 @@ def check_render(config: RunConfig) -> None:
     Raises:
         ConfigError: a setting cannot work, or has no effect.
     """
+    refuse(RENDER, config)
     if config.render is None:
         _check_absent(config)
         return
-    policy = config.model.policy
-    if not make_kind(config).writes:
-        raise ConfigError(
-            f"render draws texts, but model.policy '{policy}' writes none. Remove it, or train a model that does, such "
-            "as causal_lm."
-        )
     _check_drawer(config)
-    if not any(reads_images(config, section) for section in reward_sections(config)):
-        raise ConfigError(
-            "render draws images, but every reward, monitor and judge has reads 'texts', so nothing looks at them. "
-            "Remove render, or one reward's 'reads'."
-        )
-    turns = turns_of(config)
-    if turns is not None:
-        _check_turns(config, turns)
-        _check_sight(config, turns)
-    if returns_best(config):
-        _check_best(config)
+    refuse(IMAGES, config)
+    if config.render.turns is not None:
+        _check_turns(config, config.render.turns)
 
 
 def _check_drawer(config: RunConfig) -> None:
     """Check the image model as the model of a run."""
-    drawer, model = renderer_config(config), render_of(config).model
-    if not make_kind(drawer).draws:
-        raise ConfigError(
-            f"render.model.policy '{model.policy}' cannot draw texts. Choose a family of image models, such as sd3."
-        )
-    for name in _FOREIGN:
-        value = getattr(model, name)
-        if value != ModelSection.model_fields[name].default:
-            raise ConfigError(
-                f"render.model.{name} is set, but that model is never trained and draws images. Remove it; a model "
-                "that was trained before is one by its exported folder, in render.model.path."
-            )
+    drawer = renderer_config(config)
     make_solver(render_of(config).solver, "render.solver")
     try:
         check_model(drawer)
@@ -77,58 +94,22 @@ def _check_drawer(config: RunConfig) -> None:
 
 
 def _check_turns(config: RunConfig, turns: TurnsSection) -> None:
-    """Check that a reward of images comments on them, and that nothing else has the place of a turn."""
-    labels = [section.slot for section in config.scored if reads_images(config, section)]
-    if not labels or turns.by not in (None, *labels):
-        named = ", ".join(labels) or "none"
-        raise ConfigError(
-            f"render.turns.by is {turns.by!r}, but comments are on images, and the rewards and monitors of images are: "
-            f"{named}. Name one of them, or add a reward."
-        )
-    if config.optimize.shared_prompts:
-        raise ConfigError(
-            "optimize.shared_prompts is true, but with render.turns the texts of a group share only the beginning of "
-            "their conversations. Remove it."
-        )
-    for split, prompts in source_prompts(config).items():
+    """Check that nothing else has the place of a turn, that a conversation's images fit, and that turns compare."""
+    sources = source_prompts(config)
+    for split, prompts in sources.items():
         for key, use in ((TURN_KEY, "the turn of a sample"), (SEEN_KEY, "the images that a sample saw")):
             if any(key in prompt.metadata for prompt in prompts):
                 raise ConfigError(f"prompts.{split} has a column '{key}', which the store uses for {use}. Rename it.")
-
-
-def _check_sight(config: RunConfig, turns: TurnsSection) -> None:
-    """Check that a model that is asked to see images can, and that another one reads comments."""
-    if not sees_images(config):
-        if not turns.comment:
-            raise ConfigError(
-                "render.turns.comment is empty, so a next text could not depend on the image. Write a comment, or set "
-                "render.turns.sees to 'images'."
-            )
-        return
     policy, most = config.model.policy, most_images(config.model.policy, config.model.options)
-    if most == 0:
-        raise ConfigError(
-            f"render.turns.sees is 'images', but model.policy '{policy}' reads texts alone. Choose vision_lm, or set "
-            "render.turns.sees to 'comments'."
-        )
-    prompts = [prompt for split in source_prompts(config).values() for prompt in split]
-    given, drawn = max(len(prompt.images) for prompt in prompts), (turns.count - 1) * render_of(config).images
-    if most is not None and given + drawn > most:
+    given = max(len(prompt.images) for split in sources.values() for prompt in split)
+    drawn = (turns.count - 1) * render_of(config).images
+    if sees_images(config) and most is not None and given + drawn > most:
         raise ConfigError(
             f"render.turns: a conversation may have {given + drawn} images, {given} of the prompt and {drawn} drawn, "
             f"but model.policy '{policy}' takes {most} as it is set. Raise model.options.images, or lower "
             "render.turns.count or render.images."
         )
-
-
-def _check_best(config: RunConfig) -> None:
-    """Check that the turns of a sample can be compared."""
-    if not any(reads_images(config, section) for section in config.rewards):
-        raise ConfigError(
-            "render.turns.returns is 'best', but no reward reads images, so scores do not depend on the turn's "
-            "images. Add a reward of images, or set returns to 'last'."
-        )
-    for section in config.scored:
+    for section in config.scored if returns_best(config) else ():
         if section.server is None and needs_of(section.name, section.options).groupwise:
             raise ConfigError(
                 f"render.turns.returns is 'best', but '{section.slot}' compares the samples of a group, of which later "
@@ -142,9 +123,4 @@ def _check_absent(config: RunConfig) -> None:
             raise ConfigError(
                 f"rewards: '{section.slot}' has reads '{section.reads}', which chooses between texts and images drawn "
                 "of them, but the config has no section 'render'. Remove it."
-            )
-    for name in _OF_EXECUTION:
-        if getattr(config.execution, name) != ExecutionSection.model_fields[name].default:
-            raise ConfigError(
-                f"execution.{name} is set, but the config has no section 'render', so it would do nothing. Remove it."
             )

@@ -50,7 +50,25 @@ CASES = {
     "tiny_edit_sft": """
         data.prompt_image=null
     """,
+    "tiny_agent": """
+        render.model.policy=causal_lm
+        render.model.gradient_checkpointing=true
+        rewards.0.reads=texts; evaluate.judges=[]; render.turns=null
+        render.turns.by=nothing
+        optimize.shared_prompts=true
+        render.turns.comment=''
+        render.turns.sees=images
+        render.turns.returns=best; rewards.0.reads=texts; monitors=[{name: digits, label: watched}]
+    """,
     "digits": """
+        advantage.estimator=gae
+        advantage.overlong={buffer: 2}
+        critic.backbone=policy
+        optimize.stop_kl=0.1; optimize.algorithm={name: nft}
+        optimize.stop_kl=0.1; optimize.updates_per_epoch=1
+        watch.on={kl: back}; execution.ahead=1
+        execution.render_rows=2
+        render={model: {policy: sd3, build: {name: digits}}, steps: 8}
         execution.strategy=fsdp
         execution.fsdp_size=2
         execution.processes=3; execution.fsdp_size=2; execution.strategy=fsdp
@@ -129,6 +147,8 @@ CASES = {
         advantage.estimator={name: reinforce, options: {kl_coef: 0.1}}
     """,
     "addition_grpo": """
+        advantage.overlong={buffer: 999}
+        optimize.algorithm={name: 'tasks.algorithms.nft:NFT'}
         execution.sampling=spread; execution.processes=2; execution.strategy=fsdp
         advantage.kl_coef=0.1
         rollout.group_size=1
