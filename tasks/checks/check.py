@@ -14,7 +14,7 @@ from configs.suggestions import did_you_mean
 from models.policies import POLICIES
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.advantages.estimators import make_estimator
-from tasks.algorithms.base import Requirements
+from tasks.algorithms.checks import Trained
 from tasks.checks.check_data import check_data
 from tasks.checks.check_execution import check_execution
 from tasks.checks.check_render import check_render
@@ -34,13 +34,11 @@ from tasks.runs.seeds import most_of_each
 from tasks.training.optimizers import check_optimizer
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """A run's config, with its kind of policy and the needs of its algorithm."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfKind(Trained):
+    """A config, the requirements of its algorithm, and its kind of policy."""
 
-    config: RunConfig
     kind: Kind
-    requires: Requirements
 
     @property
     def name(self) -> str:
@@ -59,11 +57,11 @@ class Policy:
 
 
 #: Combinations of the policy's kind, the algorithm, and the settings that only some of them read.
-RUN: tuple[Rule[Policy], ...] = (
+RUN: tuple[Rule[OfKind], ...] = (
     Rule("optimize.algorithm", lambda f, _: f.requires.kind != (f.kind.trained_as or f.name),
          "model.policy '{model.policy}' is of the kind '{facts.name}'",
          "Choose an algorithm of that kind",
-         where="{setting} '{value.name}' trains policies of the kind '{facts.requires.kind}', but"),
+         where="{facts.algorithm} trains policies of the kind '{facts.requires.kind}', but"),
     Rule("advantage.estimator", lambda f, _: make_estimator(f.config).per_token and not f.kind.per_token,
          "which gives every token an advantage, but model.policy '{model.policy}' makes no tokens",
          "Set it to 'group', or remove it", where="{setting} is '{value.name}',"),
@@ -74,10 +72,10 @@ RUN: tuple[Rule[Policy], ...] = (
          "model.policy '{model.policy}' ends texts after {facts.longest} tokens (rollout.tokens.max_new)",
          "Lower the buffer", where="{setting} has a buffer of {value.buffer} tokens, but"),
     Unused("critic", lambda f, _: not f.requires.critic,
-           "optimize.algorithm '{optimize.algorithm.name}' trains none, so it would do nothing",
+           "{facts.algorithm} trains none, so it would do nothing",
            "Remove it, or choose the algorithm 'ppo'", where="{setting} is set, but"),
     Rule("optimize.stop_kl", lambda f, _: not f.requires.approx_kl,
-         "optimize.algorithm '{optimize.algorithm.name}' has no policy ratio, so it measures no approx_kl",
+         "{facts.algorithm} has no policy ratio, so it measures no approx_kl",
          "Remove {setting}, or choose an algorithm with a ratio", where="{setting} is {value:g}, but"),
     Rule("optimize.stop_kl", lambda f, _: f.config.optimize.updates_per_epoch * f.config.optimize.inner_epochs == 1,
          "an epoch has one update, before which the policy has not moved",
@@ -106,7 +104,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     _check_registered(config)
     _check_watch(config)
     kind, requires = make_kind(config), make_algorithm(config).requires
-    refuse(RUN, Policy(config, kind, requires))
+    refuse(RUN, OfKind(config=config, requires=requires, kind=kind))
     # The base model comes first: later checks depend on its architecture.
     check_model(config)
     check_execution(config)
