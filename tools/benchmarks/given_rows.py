@@ -183,7 +183,9 @@ def _cpu() -> float:
 
 
 def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # ru_maxrss begins with the memory of the parent process, which may have been larger.
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
 
 
 _PARTS: dict[str, Callable[..., dict[str, float]]] = {
