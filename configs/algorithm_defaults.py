@@ -1,9 +1,9 @@
-"""Defaults that depend on the algorithm: the steps a rollout stores, and the estimator of advantages."""
+"""An algorithm's requirements, and defaults that depend on it: stored steps, and the estimator of advantages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Algorithms that add fresh noise to final latents and need no other part of a rollout; a test checks the list.
 FORWARD = frozenset(
@@ -15,6 +15,19 @@ STATES = frozenset({"refl"})
 PER_TOKEN = {"ppo": "gae", "reinforce_plus_plus": "reinforce_plus_plus"}
 #: Section and setting of each such default, and its value if the algorithm does not decide.
 _FOLLOWING = (("rollout", "plan", "all"), ("advantage", "estimator", "group"))
+
+
+class AlgorithmNeeds(NamedTuple):
+    """The requirements of an algorithm that determine a run's stages and their inputs."""
+
+    old_means: bool
+    """Rollouts store the means of the behavior policy's steps."""
+    gradients: bool
+    """The run has stages for gradients of the rewards."""
+    rewards: int
+    """Number of reward calls per row during training."""
+    ends: bool = True
+    """Training uses the end of a chain, or a prediction of it; assumed of a custom algorithm."""
 
 
 def with_followers(data: Any) -> Any:

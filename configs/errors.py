@@ -125,6 +125,11 @@ def disk_in_words(error: OSError) -> str:
     return f"{where}: {error.strerror}. {cause} Committed data stays. FLOWMILL_TRACEBACK=1 shows where it happened."
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of a library's message, or its kind if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def in_words(error: BaseException) -> str:
     """Return the message of any other error, with its notes."""
     return " ".join([f"{type(error).__name__}: {error}.", *getattr(error, "__notes__", [])])

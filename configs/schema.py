@@ -6,12 +6,12 @@ options, so this file does not grow with them. To add a setting, add one field w
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
 from configs.advantages import AdvantageSection, ReplaySection
-from configs.algorithm_defaults import with_followers
+from configs.algorithm_defaults import AlgorithmNeeds, with_followers
 from configs.base import Component, Later, Section
 from configs.critic import CriticSection
 from configs.data import DataSection
@@ -253,17 +253,6 @@ class StoreSection(Section):
     """Maximum bytes of local copies; the least recently used are removed first."""
     single_writer: bool = False
     """Only one process ever writes to this store, which allows S3 servers without conditional writes."""
-
-
-class AlgorithmNeeds(NamedTuple):
-    """The requirements of an algorithm that determine a run's stages and their inputs."""
-
-    old_means: bool
-    """Rollouts store the means of the behavior policy's steps."""
-    gradients: bool
-    """The run has stages for gradients of the rewards."""
-    rewards: int
-    """Number of reward calls per row during training."""
 
 
 class RunConfig(Section):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from flows.cli.error_reporting import brief, say
+from configs.gc_tuning import without_collecting
+from flows.cli.error_reporting import say
 from flows.cli.options import AsJson, Root
 from flows.cli.report import write_report
 from flows.console import console, print_json, print_table
@@ -35,7 +36,7 @@ def diff_command(
     """
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
-    with brief():
+    with without_collecting():
         _diff(first, second, root=uri, as_json=as_json)
     if images is not None:
         write_report([first, second], root=uri, out=images)

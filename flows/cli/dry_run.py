@@ -7,9 +7,9 @@ from itertools import pairwise
 
 from rich.table import Table
 
+from configs.gc_tuning import without_collecting
 from configs.human_units import duration
 from flows.cli.command_resolution import Asked
-from flows.cli.error_reporting import brief
 from flows.console import console, print_table
 
 
@@ -26,7 +26,7 @@ def dry_command(due: Sequence[Asked]) -> None:
 
 
 def _forecast(asked: Asked) -> None:
-    with brief():
+    with without_collecting():
         from tasks.checks.stage_forecast import forecast
 
         made = forecast(asked.config, asked.found)

@@ -12,8 +12,6 @@ from typing import NoReturn
 
 from configs.errors import ConfigError, FlowmillError, disk_in_words
 from configs.escaping import command, quoted, visible
-from configs.gc_tuning import without_collecting
-from configs.lazy_import import deferred
 from flows.cli.signals import STOPPED, terminable
 from flows.environment import wants_traceback
 
@@ -28,17 +26,6 @@ def say(text: str, *, quiet: bool = False) -> None:
     if not quiet:
         sys.stdout.write(f"{visible(text)}\n")
         sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def brief() -> Iterator[None]:
-    """Defer heavy imports and garbage collection in a command that only reads and prints.
-
-    Such a command imports modules that refer to torch, pyarrow and numpy without using them, and ends before garbage
-    collection matters.
-    """
-    with without_collecting(), deferred("torch"), deferred("pyarrow"), deferred("numpy"):
-        yield
 
 
 def refuse_bare_settings(arguments: Sequence[str]) -> None:

@@ -10,7 +10,6 @@ import typer
 
 from configs.errors import StoreError
 from configs.escaping import quoted
-from configs.lazy_import import deferred
 from flows.cli.error_reporting import say
 from flows.cli.options import Root
 from flows.console import console
@@ -54,9 +53,8 @@ def write_report(
     Raises:
         StoreError: there is no such run, or the file cannot be written.
     """
-    with deferred("torch"):
-        from tasks.reports.report import run_report
-        from tasks.runs.opening import open_run
+    from tasks.reports.report import run_report
+    from tasks.runs.opening import open_run
 
     contexts = [open_run(root, name, reads=True) for name in names]
     html = run_report(*contexts, price=price)

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from configs.errors import ConfigError, TrustError
-from flows.cli.error_reporting import brief, say
+from configs.gc_tuning import without_collecting
+from flows.cli.error_reporting import say
 from flows.cli.filters import EntryFilter
 from flows.cli.options import AsJson, Epochs, Long, Root, Stages
 from flows.cli.status_tables import counts, print_run, print_runs
@@ -41,7 +42,7 @@ def status_command(
         raise ConfigError("--why STAGE@EPOCH needs a run: flowmill status RUN --why score@3")
     if run is None and (listed.stages or listed.epochs):
         raise ConfigError("--stage and --epoch need a run: flowmill status RUN --stage score --epoch 3")
-    with brief():
+    with without_collecting():
         if run is not None and why is not None:
             _explain(uri, run, why)
         else:

@@ -7,15 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from sklearn.ensemble import ExtraTreesClassifier
+from sklearn.svm import SVC
 
-from configs.lazy_import import deferred
 from models.quickstart.corpus import real_digits
 from models.rewards.base import Bounds, Metadata, Needs, Scores, quoted_text
-
-# Data frames are not read here, and pandas takes as long to import as the rest of scikit-learn.
-with deferred("pandas"):
-    from sklearn.ensemble import ExtraTreesClassifier
-    from sklearn.svm import SVC
 
 
 @dataclass(kw_only=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.records import ShardRecord
 from storage.layout import ArtifactRef
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: Name of each kind's schema in ``storage.trajectories.schema``, which is imported lazily because it imports Arrow.
 TABLES: Mapping[str, str] = {
@@ -51,6 +52,8 @@ def write_rows(
 
 def written_schema(kind: str) -> pa.Schema:
     """Return all columns of the table of a kind in ``TABLES``."""
+    import pyarrow as pa
+
     defined = vars(_schema())
     return pa.schema([*defined[TABLES[kind]], *(defined[LABELS[kind]] if kind in LABELS else ())])
 
@@ -66,6 +69,8 @@ def read_rows(store: ArtifactStore, ref: ArtifactRef, table: str | None = None) 
     Raises:
         CorruptError: a table is damaged.
     """
+    import pyarrow as pa
+
     return pa.concat_tables([read_shard(store, ref, record, table) for record in store.shards(ref)])
 
 

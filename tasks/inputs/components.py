@@ -6,8 +6,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from configs.algorithm_defaults import AlgorithmNeeds
 from configs.registry import chosen, create, resolve
-from configs.schema import AlgorithmNeeds, RunConfig
+from configs.schema import RunConfig
 from configs.tokens import TokensSection
 from models.maths import KERNELS, PLANS, SOLVERS
 from models.policies import EMBEDDED_GUIDANCE
@@ -47,7 +48,7 @@ def make_algorithm(config: RunConfig) -> Algorithm:
 def algorithm_needs(config: RunConfig) -> AlgorithmNeeds:
     """Return the requirements of the algorithm that determine the stages and their inputs.
 
-    A config read from a run's record already holds them, so code that only the record names is not imported.
+    A config read from a run's record already holds them, so the algorithm is not imported.
 
     Raises:
         ConfigError: there is no algorithm of this name, or an option cannot work.
@@ -56,7 +57,8 @@ def algorithm_needs(config: RunConfig) -> AlgorithmNeeds:
     if known is not None:
         return known
     requires = make_algorithm(config).requires
-    return AlgorithmNeeds(*(getattr(requires, name) for name in AlgorithmNeeds._fields))
+    ends = ":" in config.optimize.algorithm.name or requires.ends
+    return AlgorithmNeeds(requires.old_means, requires.gradients, requires.rewards, ends)
 
 
 def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:

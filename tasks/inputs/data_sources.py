@@ -12,7 +12,7 @@ from configs.errors import DataError, PromptError
 from configs.folders import files_below
 from tasks.inputs.data_tars import is_tar, tar_paths, tar_rows
 from tasks.inputs.given_file import MEDIA, MOST_TEXT, too_many_bytes
-from tasks.inputs.prompt_files import READERS, ReadRows, hub_rows, parquet_rows, read_rows, saved_rows
+from tasks.inputs.prompt_files import READERS, ReadRows, hub_rows, read_rows
 from tasks.inputs.prompt_rows import RowLocation
 from tasks.inputs.remote_files import is_remote
 from tasks.inputs.saved_datasets import is_saved_dataset
@@ -74,6 +74,8 @@ def _table_rows(section: DataSection, start: int = 0) -> ReadRows:
     """Yield the rows of a source that is no tar; of tables from the one after the first ``start``."""
     source, path = section.train, Path(section.train)
     if is_saved_dataset(path):
+        from tasks.inputs.arrow_rows import saved_rows
+
         return saved_rows(source, section, section.setting, start)
     if path.is_dir():
         return _folder_rows(path, section)
@@ -82,7 +84,9 @@ def _table_rows(section: DataSection, start: int = 0) -> ReadRows:
     if not path.is_file():
         raise DataError(f"'{source}' does not exist. Paths are relative to the config file.")
     if path.suffix.lower() == ".parquet":
-        return parquet_rows(source, section.prompt, start)
+        from tasks.inputs.arrow_rows import parquet_rows
+
+        return parquet_rows(source, start)
     return read_rows(source, section.prompt)
 
 

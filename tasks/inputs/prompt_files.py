@@ -1,4 +1,4 @@
-"""Reads rows of prompt files (``configs.schema.PROMPT_FILES``), ``save_to_disk`` folders and hub datasets.
+"""Reads rows of prompt files (``configs.schema.PROMPT_FILES``) and hub datasets.
 
 Rows are read one after the other, so memory does not grow with their number.
 """
@@ -14,20 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from configs.data import DataSection
-from configs.errors import PromptError
+from configs.errors import PromptError, first_line
 from configs.schema import PROMPT_FILES, PromptsSection
-from tasks.inputs.saved_datasets import read_table, saved_files
+from tasks.inputs.prompt_rows import Rows
 
 _LINE_END = re.compile("[\r\n]+$")
-#: Bytes and rows of a table that are in memory at once, about.
-_BATCH_BYTES, _BATCH_ROWS = 1 << 24, 1 << 12
 #: Seconds in which the hub has to answer.
 _ANSWER_S = 10.0
-#: Rows of a source, each with the number of its line or row.
-Rows = Iterable[tuple[int, Mapping[str, Any]]]
 #: The same, with an error in the place of a row that cannot be read.
 ReadRows = Iterable[tuple[int, Mapping[str, Any] | PromptError]]
 
@@ -145,68 +139,6 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def parquet_rows(path: str, column: str, start: int = 0) -> Rows:
-    """Yield the rows of a Parquet file, from the one after the first ``start``.
-
-    Raises:
-        PromptError: the file is not a Parquet file, or a column cannot be read.
-    """
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
-            for group in range(file.num_row_groups):
-                about = file.metadata.row_group(group)
-                if start >= about.num_rows:
-                    start -= about.num_rows
-                    continue
-                rows = _batch_rows(about.total_byte_size, about.num_rows)
-                yield from _group_rows(file.iter_batches(rows, [group]), file.metadata, group, path, start)
-                start = 0
-    except (pa.ArrowException, OSError) as error:
-        raise PromptError(f"'{path}' is not a Parquet file: {_first_line(error)}") from None
-
-
-def _group_rows(batches: Iterable[pa.RecordBatch], metadata: Any, group: int, path: str, start: int) -> Rows:
-    number = sum(metadata.row_group(each).num_rows for each in range(group))
-    for batch in batches:
-        if start < batch.num_rows:
-            yield from _table_rows(pa.table(batch.slice(start)), path, number + start)
-        number, start = number + batch.num_rows, max(0, start - batch.num_rows)
-
-
-def _batch_rows(size: int, rows: int) -> int:
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * rows // max(size, 1)))
-
-
-def saved_rows(path: str, section: PromptsSection | DataSection, where: str, start: int = 0) -> Rows:
-    """Yield the rows of a folder that ``save_to_disk`` of datasets wrote, from the one after the first ``start``.
-
-    Raises:
-        PromptError: the folder cannot be read, or has no such split.
-    """
-    table = read_table(saved_files(Path(path), section.split, where))
-    size = _batch_rows(table.nbytes, table.num_rows)
-    for first in range(start, table.num_rows, size):
-        yield from _table_rows(table.slice(first, size), path, first)
-
-
-def _table_rows(table: pa.Table, path: str, before: int) -> Rows:
-    values: dict[str, list[Any]] = {}
-    for name, cells in zip(table.column_names, table.columns, strict=True):
-        try:
-            cells.validate(full=True)
-            values[name] = cells.to_pylist()
-        except (pa.ArrowException, ValueError, OverflowError) as error:
-            raise PromptError(f"'{path}', column '{name}' cannot be read: {_first_line(error)}") from None
-    for number in range(table.num_rows):
-        yield before + number + 1, {name: cells[number] for name, cells in values.items()}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def hub_rows(source: str, section: PromptsSection | DataSection, where: str, start: int = 0) -> Rows:
     """Yield the rows of a hub dataset, from the one after the first ``start``.
 
@@ -229,7 +161,7 @@ def hub_rows(source: str, section: PromptsSection | DataSection, where: str, sta
         rows = datasets.load_dataset(source, split=section.split)
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
         raise PromptError(
-            f"{where}: dataset '{source}' (split '{section.split}') cannot be loaded: {_first_line(error)}. "
+            f"{where}: dataset '{source}' (split '{section.split}') cannot be loaded: {first_line(error)}. "
             f"Use a dataset id that can be reached, or a file that exists ({', '.join(PROMPT_FILES)}). With "
             "HF_HUB_OFFLINE=1 the hub is not asked, and a downloaded copy is used."
         ) from None
@@ -252,10 +184,16 @@ def _all_readable(path: str, column: str) -> Rows:
         yield number, row
 
 
+def _parquet_rows(path: str, column: str) -> Rows:
+    from tasks.inputs.arrow_rows import parquet_rows
+
+    return parquet_rows(path)
+
+
 _ROWS: Mapping[str, Callable[[str, str], ReadRows]] = {
     ".txt": _text_rows,
     ".jsonl": _jsonl_rows,
-    ".parquet": parquet_rows,
+    ".parquet": _parquet_rows,
     ".csv": _comma_rows,
     ".tsv": _tab_rows,
 }

@@ -25,6 +25,8 @@ _OF_LINES = (".txt", ".jsonl", ".csv", ".tsv")
 AS_SEEN = "-as-seen"
 
 
+#: Rows of a source, each with the number of its line or row.
+Rows = Iterable[tuple[int, Mapping[str, Any]]]
 #: A file, or its content where the rows hold it.
 ImageSource = Path | bytes
 

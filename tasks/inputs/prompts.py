@@ -15,8 +15,17 @@ from configs.fingerprint import canonical_json, fingerprint, hash_text
 from configs.gc_tuning import without_collecting
 from configs.schema import PROMPT_FILES, PromptsSection, RunConfig
 from models.policies import BLANK_GUIDANCE, EMBEDDED_GUIDANCE
-from tasks.inputs.prompt_files import READERS, Rows, hub_rows, saved_rows
-from tasks.inputs.prompt_rows import ImageSource, RowLocation, as_read, check_metadata, images_of, split_keys, text_of
+from tasks.inputs.prompt_files import READERS, hub_rows
+from tasks.inputs.prompt_rows import (
+    ImageSource,
+    RowLocation,
+    Rows,
+    as_read,
+    check_metadata,
+    images_of,
+    split_keys,
+    text_of,
+)
 from tasks.inputs.saved_datasets import is_saved_dataset, saved_files
 
 #: Metadata key of the content hash of a prompt's start image, or of the joined hashes of several.
@@ -183,10 +192,11 @@ def _unchanged_prompts(
 
 
 def _file_prompts(source: str, section: PromptsSection, where: str) -> list[Prompt]:
-    path = Path(source)
-    saved = is_saved_dataset(path)
-    rows = saved_rows(source, section, where) if saved else READERS[path.suffix.lower()](source, section.column)
-    return _prompts(rows, source, section, where)
+    if not is_saved_dataset(Path(source)):
+        return _prompts(READERS[Path(source).suffix.lower()](source, section.column), source, section, where)
+    from tasks.inputs.arrow_rows import saved_rows
+
+    return _prompts(saved_rows(source, section, where), source, section, where)
 
 
 def _prompts(rows: Rows, source: str, section: PromptsSection, where: str) -> list[Prompt]:

@@ -1,12 +1,10 @@
-"""Reads folders that ``save_to_disk`` of datasets wrote: Arrow streams, read without that library."""
+"""Finds the files of folders that ``save_to_disk`` of datasets wrote, without that library."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from configs.errors import PromptError
 from storage.names import below, part
@@ -44,32 +42,15 @@ def saved_files(folder: Path, split: str, where: str) -> list[Path]:
     try:
         files = [below(folder, part(each["filename"])) for each in state["_data_files"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PromptError(f"{where}: '{folder / _STATE}' names no data files: {error}. {_AGAIN}") from None
+        raise PromptError(f"{where}: '{folder / _STATE}' names no data files: {error}. {SAVE_AGAIN}") from None
     for file in files:
         if not file.is_file():
-            raise PromptError(f"{where}: '{file}' does not exist, but '{_STATE}' next to it names it. {_AGAIN}")
+            raise PromptError(f"{where}: '{file}' does not exist, but '{_STATE}' next to it names it. {SAVE_AGAIN}")
     return files
 
 
-_AGAIN = "Save the dataset again with save_to_disk()."
-
-
-def read_table(files: list[Path]) -> pa.Table:
-    """Return the rows of Arrow files as one table.
-
-    Raises:
-        PromptError: one is no Arrow stream, or has other columns than those before it.
-    """
-    tables = []
-    for file in files:
-        try:
-            with pa.memory_map(str(file)) as opened, pa.ipc.open_stream(opened) as stream:
-                tables.append(stream.read_all())
-            found = pa.concat_tables(tables)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise PromptError(f"'{file}' cannot be read as an Arrow stream: {first}. {_AGAIN}") from None
-    return found if tables else pa.table({})
+#: Remedy for a damaged folder.
+SAVE_AGAIN = "Save the dataset again with save_to_disk()."
 
 
 def _split_folder(folder: Path, split: str, where: str) -> Path:
@@ -83,7 +64,7 @@ def _split_folder(folder: Path, split: str, where: str) -> Path:
     try:
         return below(folder, part(split))
     except ValueError as error:
-        raise PromptError(f"{where}: '{folder}': {error}. {_AGAIN}") from None
+        raise PromptError(f"{where}: '{folder}': {error}. {SAVE_AGAIN}") from None
 
 
 def _read(path: Path, where: str) -> dict[str, Any]:
@@ -93,7 +74,7 @@ def _read(path: Path, where: str) -> dict[str, Any]:
             data = opened.read(_MOST_BYTES + 1)
         found = json.loads(data) if len(data) <= _MOST_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
-        raise PromptError(f"{where}: '{path}' cannot be read: {error}. {_AGAIN}") from None
+        raise PromptError(f"{where}: '{path}' cannot be read: {error}. {SAVE_AGAIN}") from None
     if not isinstance(found, dict):
-        raise PromptError(f"{where}: '{path}' holds no JSON object of up to {_MOST_BYTES} bytes. {_AGAIN}")
+        raise PromptError(f"{where}: '{path}' holds no JSON object of up to {_MOST_BYTES} bytes. {SAVE_AGAIN}")
     return found

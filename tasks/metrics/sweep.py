@@ -81,7 +81,7 @@ def over_seeds(outcomes: Sequence[Outcome]) -> list[SeedSummary]:
 
     They say how much results vary from seed to seed. Settings with results of one seed alone are left out.
     """
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     groups: dict[str, list[Outcome]] = {}
     for each in outcomes:
@@ -96,7 +96,7 @@ def over_seeds(outcomes: Sequence[Outcome]) -> list[SeedSummary]:
             values = [each.figures[figure] for each in members if figure in each.figures]
             if len(values) == count:
                 mean = fmean(values)
-                half = float(t.ppf(0.975, count - 1)) * stdev(values) / math.sqrt(count)
+                half = float(stdtrit(count - 1, 0.975)) * stdev(values) / math.sqrt(count)
                 summary[figure] = (mean, mean - half, mean + half)
         found.append(SeedSummary(settings=_without_seed(members[0].variant), count=count, figures=summary))
     return found

@@ -1,10 +1,11 @@
-"""Recorded requirements of a custom algorithm, so that readers of the run need not import it."""
+"""Recorded requirements of a run's algorithm, so that readers of the run import neither it nor torch."""
 
 from __future__ import annotations
 
+from configs.algorithm_defaults import AlgorithmNeeds
 from configs.base import Component
 from configs.errors import TrustError
-from configs.schema import AlgorithmNeeds, RunConfig
+from configs.schema import RunConfig
 from storage.artifacts.lineage import RunFolder
 from tasks.inputs.components import algorithm_needs
 
@@ -12,19 +13,20 @@ _SERIES = "needs"
 
 
 def note_needs(run: RunFolder, config: RunConfig) -> None:
-    """Record the requirements of a custom algorithm; those of built-in algorithms are known everywhere.
+    """Record the requirements of a run's algorithm.
 
     Raises:
         ConfigError: the algorithm cannot be imported.
         StoreError: the record cannot be written.
     """
     algorithm = config.optimize.algorithm
-    if ":" in algorithm.name:
-        run.add(_SERIES, {"algorithm": algorithm.model_dump(mode="json"), **algorithm_needs(config)._asdict()})
+    run.add(_SERIES, {"algorithm": algorithm.model_dump(mode="json"), **algorithm_needs(config)._asdict()})
 
 
 def knowing_needs(config: RunConfig, run: RunFolder, *, trusted: bool) -> RunConfig:
-    """Return the config of a run to read, with the recorded requirements of a custom algorithm.
+    """Return the config of a run to read, with the recorded requirements of its algorithm.
+
+    Records of earlier versions have them for custom algorithms only; a built-in one is then imported.
 
     Args:
         config: the config.
@@ -35,15 +37,15 @@ def knowing_needs(config: RunConfig, run: RunFolder, *, trusted: bool) -> RunCon
         TrustError: there is no record, and the algorithm, which only the store names, may not be imported.
     """
     algorithm = config.optimize.algorithm
-    if ":" not in algorithm.name:
-        return config
     note = run.newest(_SERIES)
     if note is None or Component.model_validate(note["algorithm"]) != algorithm:
-        if trusted:
+        if trusted or ":" not in algorithm.name:
             return config
         raise TrustError(
             f"Run '{run.name}' trains with '{algorithm.name}', and its record lacks the requirements of this "
             "algorithm, which earlier versions did not write; it is not imported to find them. Start the run once more "
             "with its config file ('flowmill run CONFIG'): artifacts are kept, and the requirements are recorded."
         )
-    return config.knowing(algorithm, AlgorithmNeeds(*(note[name] for name in AlgorithmNeeds._fields)))
+    return config.knowing(
+        algorithm, AlgorithmNeeds(**{name: note[name] for name in AlgorithmNeeds._fields if name in note})
+    )

@@ -9,7 +9,7 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.engines import engine_identity
 from models.policies import IMAGE_CONDITIONED, NOISE_RANGE, NOT_ENCODED, POLICIES
-from tasks.inputs.components import as_evaluated, call_options, make_algorithm
+from tasks.inputs.components import as_evaluated, call_options
 from tasks.specs.modalities import ModalitySpec
 from tasks.specs.plan import RunPlan
 
@@ -78,13 +78,9 @@ class DiffusionSpec(ModalitySpec):
 def _ends(config: RunConfig) -> dict[str, Any]:
     """Return the treatment of final latents in training, for families whose chains end above level 0.
 
-    Policies that were trained on final latents without their length have other fingerprints. A custom algorithm is
-    not imported to find out whether it takes the ends.
+    Policies that were trained on final latents without their length have other fingerprints.
     """
-    if config.model.policy not in NOISE_RANGE:
-        return {}
-    takes_ends = ":" in config.optimize.algorithm.name or make_algorithm(config).requires.ends
-    return {"ends": "clean"} if takes_ends else {}
+    return {"ends": "clean"} if config.model.policy in NOISE_RANGE and RunPlan(config).needs.ends else {}
 
 
 def _asked(reward: RewardSection) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from itertools import takewhile
 
+from configs.algorithm_defaults import AlgorithmNeeds
 from configs.rewards import RewardSection
-from configs.schema import AlgorithmNeeds, RunConfig
+from configs.schema import RunConfig
 from tasks.advantages.estimators import Estimator, make_estimator
 from tasks.algorithms.base import Algorithm
 from tasks.inputs.components import algorithm_needs, make_algorithm

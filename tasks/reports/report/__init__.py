@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from configs.lazy_import import deferred
-
 if TYPE_CHECKING:
     from tasks.runs.context import RunContext
 
@@ -20,8 +18,7 @@ def run_report(*contexts: RunContext, price: float | None = None) -> str:
     Raises:
         CorruptError: a file of a run is damaged.
     """
-    with deferred("torch"):
-        from tasks.reports.report.page import page
-        from tasks.reports.report.reading import read_run
+    from tasks.reports.report.page import page
+    from tasks.reports.report.reading import read_run
 
-        return page([read_run(context) for context in contexts], price=price)
+    return page([read_run(context) for context in contexts], price=price)

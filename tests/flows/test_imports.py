@@ -1,0 +1,53 @@
+"""A command imports no library that it does not use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, ConfigFactory
+from tests.support.inside import prepare, run_epoch
+
+pytestmark = pytest.mark.slow
+
+
+def needlessly_loaded(folder: Path, command: str, code: str, needless: set[str]) -> str:
+    """Run code with the arguments of a command; return which of these modules it imported."""
+    script = (
+        f"import sys\nsys.argv = ['flowmill', *{command.split()}]\nfrom flows.cli import main\n"
+        f"try:\n    {code}\nexcept SystemExit as end:\n    assert not end.code\n"
+        f"print('\\nloaded', *sorted({needless} & {{*sys.modules}}))"
+    )
+    command_line = [sys.executable, "-c", script]
+    environment = {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command_line, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1].removeprefix("loaded").strip()
+
+
+@pytest.mark.parametrize(
+    "command", ["status small", "status", "status --why optimize@1 small", "diff small small", "report small"]
+)
+def test_reading_a_run_imports_neither_torch_nor_slow_statistics(
+    make_config: ConfigFactory, tmp_path: Path, command: str
+) -> None:
+    context = prepare(make_config())
+    run_epoch(context, 1)
+    command = f"{command} --root {context.store.root.uri}"
+    assert needlessly_loaded(tmp_path, command, "main()", {"torch", "scipy.stats"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "needless"),
+    [
+        ("main()", {"diffusers", "transformers", "torch.distributed.tensor", "prefect", "mlflow"}),
+        ("import flows.pipeline", {"diffusers", "transformers", "mlflow"}),
+    ],
+)
+def test_a_check_and_a_flow_import_no_library_of_later_work(tmp_path: Path, code: str, needless: set[str]) -> None:
+    assert needlessly_loaded(tmp_path, "check digits", code, needless) == ""
