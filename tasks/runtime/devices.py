@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
-import sys
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from models.weights.sharding import local
+from tasks.runtime.process_memory import process_peak
 
 
 def free_cached_memory(device: torch.device) -> None:
@@ -34,9 +33,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     peak is that of the process, and 'reserved' is missing.
     """
     if device.type == "cpu":
-        # In KiB on Linux, in bytes on macOS; the system's peak cannot be reset.
-        unit = 1 if sys.platform == "darwin" else 1024
-        return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+        return {"peak": process_peak()}
     peak, reserved = torch.accelerator.max_memory_allocated(device), torch.accelerator.max_memory_reserved(device)
     torch.accelerator.reset_peak_memory_stats(device)
     return {"peak": int(peak), "reserved": int(reserved)}

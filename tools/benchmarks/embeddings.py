@@ -6,7 +6,6 @@ python -m tools.benchmarks.embeddings --rows 20000   # takes 55 GB of disk
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import numpy as np
 from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.trajectories.embeddings import EmbeddingCache, EmbeddingWriter, Rows
+from tasks.runtime.process_memory import process_peak
 
 #: Tokens and width of the joint text encoders, and the pooled rows: 2.7 MB in bfloat16.
 _SHAPES = {"prompt_embeds": (333, 4096), "pooled": (2048,)}
@@ -49,17 +49,13 @@ def _seconds(function: Callable[[], object], repeats: int = 1) -> float:
     return statistics.median(times)
 
 
-def _peak_gb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-
-
 def bench(rows: int = 512) -> dict[str, float]:
     """Write, digest and read; return the figures by name."""
     texts = [f"prompt {number}" for number in range(rows)]
     chosen = [texts[i] for i in np.random.default_rng(1).integers(0, rows, _READ)]
     with tempfile.TemporaryDirectory() as folder:
         store = ArtifactStore(folder)
-        figures = {"write_s": _seconds(lambda: _write(store, texts)), "write_peak_gb": _peak_gb()}
+        figures = {"write_s": _seconds(lambda: _write(store, texts)), "write_peak_gb": process_peak() / 1e9}
         cache = EmbeddingCache(store, _REF)
         figures["plan_s"] = _seconds(lambda: cache.missing(texts))
         figures["digest_s"] = _seconds(lambda: cache.digest(texts))
@@ -71,7 +67,7 @@ def bench(rows: int = 512) -> dict[str, float]:
         arrays = cache.load(chosen).arrays
         figures["copy_s"] = _seconds(lambda: [np.stack(list(array)) for array in arrays.values()], repeats=9)
     figures["batch_over_copy"] = figures["batch_in_memory_s"] / figures["copy_s"]
-    return {**figures, "peak_gb": _peak_gb()}
+    return {**figures, "peak_gb": process_peak() / 1e9}
 
 
 def table(rows: int = 512) -> str:

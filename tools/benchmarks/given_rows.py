@@ -24,6 +24,7 @@ import yaml
 
 from configs.data import DataSection
 from configs.load import load_config
+from tasks.runtime.process_memory import process_peak
 
 ROOT = Path(__file__).parents[2]
 ROWS = (1_000, 10_000, 100_000)
@@ -185,9 +186,7 @@ def _cpu() -> float:
 
 
 def _peak() -> float:
-    # ru_maxrss begins with the memory of the parent process, which may have been larger.
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+    return process_peak() / 1024**2
 
 
 _PARTS: dict[str, Callable[..., dict[str, float]]] = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import resource
 import shutil
 import signal
 import sys
@@ -29,6 +28,7 @@ from configs.schema import PromptsSection
 from flows.environment import prepare_environment
 from tasks.reports.dataset import export_run
 from tasks.runs.context import RunContext
+from tasks.runtime.process_memory import process_peak
 
 ROOT = Path(__file__).parent.parent.parent
 _HANGS_S = 20
@@ -236,8 +236,7 @@ def main() -> None:
         sys.stdout.write(line.format(name, number, *counts, f"{found.slowest:.2f} s"))
         sys.stdout.flush()
         broken += found.broken
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    sys.stdout.write(f"peak memory {peak:.2f} GB\n")
+    sys.stdout.write(f"peak memory {process_peak() / 1e9:.2f} GB\n")
     for each in broken[:20]:
         sys.stdout.write(f"\n{each}")
     sys.exit(bool(broken))
