@@ -233,7 +233,7 @@ class Bench:
     def _advantage(self, case: Case, config: RunConfig) -> tuple[RunContext, bool]:
         """Return the context with this combination's advantages current, and whether one is not 0."""
         context, name = self._rollout(case, config)
-        context.config = config
+        context.config, context.plan = config, RunPlan(config)
         if self._current.get(name) != case.advantage:
             # What counts of the run is what its config asks for, and that is another one now.
             context.chain = Chain(context)
