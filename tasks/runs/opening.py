@@ -28,7 +28,7 @@ from tasks.runs.locks import FINISHED, run_name
 from tasks.runs.moves import Moves, as_before, moved
 from tasks.runs.progress import Reporter
 from tasks.runs.start import started_from
-from tasks.specs.graph import RENDERER
+from tasks.specs.graph import HELD_OUT, RENDERER
 
 _CUT = "rollout.groups_per_shard"
 
@@ -253,6 +253,11 @@ def _begun_as(context: RunContext, moves: Moves) -> dict[str, Any]:
         found["model.lora.start"] = context.adapter_identity
     if context.config.critic.path is not None:
         found["critic.path"] = context.critic_identity
+    data = context.config.data
+    if data is not None:
+        found["data.train, contents"] = context.data_identity("")
+        if data.heldout is not None:
+            found["data.heldout, contents"] = context.data_identity(HELD_OUT)
     before = {new: old for old, new in moves.values()}
     for setting, held in context.contents.all().items():
         found[f"{setting}, contents"] = {before.get(path, path): digest for path, digest in held.items()}

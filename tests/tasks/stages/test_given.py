@@ -31,7 +31,7 @@ from tasks.metrics.describe import describe_run
 from tasks.reports.dataset import export_run
 from tasks.reports.report import run_report
 from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run, open_run
+from tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
 from tasks.runs.staleness import State, standing
 from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
@@ -238,6 +238,18 @@ def test_a_changed_sample_makes_ingest_stale_and_a_moved_one_does_not(given: Mak
     write_jsonl(tmp_path / "given", changed)
     stale = open_run(context.store.root.uri, "small")
     assert standing(stale.chain, Node(1, "optimize")).state is State.STALE
+
+
+@pytest.mark.parametrize("changed", ["given", "heldout"])
+def test_a_finished_run_goes_on_if_its_samples_change(given: Make, tmp_path: Path, changed: str) -> None:
+    rows = {"given": singles(), "heldout": [{"prompt": '"77"', "image": picture(70)}]}
+    config = given(rows["given"], heldout=str(write_jsonl(tmp_path / "heldout", rows["heldout"])))
+    context = begin_run(config)
+    mark_finished(context, {"text": "done"})
+    assert finished_result(RunContext(context.store, config, context.run)) == {"text": "done"}
+    rows[changed][0]["image"] = picture(50)
+    write_jsonl(tmp_path / changed, rows[changed])
+    assert finished_result(RunContext(context.store, config, context.run)) is None
 
 
 def bomb(width: int, height: int) -> bytes:
