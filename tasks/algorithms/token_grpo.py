@@ -103,7 +103,7 @@ class TokenGRPO(RatioClip):
         metrics = self._metrics(rows, log_probs.detach(), log_ratio.detach(), entropy)
         if self.tis is not None:
             weights = sampler_weights(
-                rows.old_log_probs,
+                rows.behavior_log_probs,
                 rows.sampled_log_probs,
                 rows.mask,
                 low=self.tis_low,
@@ -144,7 +144,7 @@ class TokenGRPO(RatioClip):
         mask = rows.mask
         ratios = ratio_metrics(log_ratio, self.clip) | {"approx_kl": policy_ratio(-log_ratio) - 1 + log_ratio}
         gap = torch.where(mask, (log_probs - rows.old_log_probs).abs(), 0.0).amax(-1)
-        sampler = torch.where(mask, (rows.sampled_log_probs - rows.old_log_probs).abs(), 0.0).amax(-1)
+        sampler = torch.where(mask, (rows.sampled_log_probs - rows.behavior_log_probs).abs(), 0.0).amax(-1)
         return {
             **{name: masked_mean(values, mask) for name, values in ratios.items()},
             "entropy": masked_mean(entropy, mask),

@@ -73,23 +73,23 @@ def cispo_tokens(log_ratio: Tensor, advantages: Tensor, log_probs: Tensor, high:
 
 
 def sampler_weights(
-    old: Tensor, sampled: Tensor, mask: Tensor, *, low: float, high: float, correction: Correction
+    behavior: Tensor, sampled: Tensor, mask: Tensor, *, low: float, high: float, correction: Correction
 ) -> Tensor:
     """Return importance weights of the behavior policy over the sampler that drew the tokens, (B, W), without gradient.
 
-    Both have the same parameters, but use different kernels: w = exp(old - sampled). Truncated importance sampling
+    Both have the same parameters, but use different kernels: w = exp(behavior - sampled). Truncated importance sampling
     clips w (F. Yao et al., 2025). IcePop drops tokens with w out of range (Ling team, arXiv 2510.18855). The third form
     drops whole rows by the geometric mean of their w, as OpenRLHF's ``seq-mask-tis`` does.
 
     Args:
-        old: (B, W) log-probs of the behavior policy, as computed by training.
+        behavior: (B, W) log-probs of the behavior policy, as computed by training.
         sampled: (B, W) log-probs as computed by the sampler.
         mask: see above.
         low: smallest weight.
         high: largest weight.
         correction: treatment of weights out of range.
     """
-    log_weight = torch.where(mask, old - sampled, 0.0).detach()
+    log_weight = torch.where(mask, behavior - sampled, 0.0).detach()
     weight = policy_ratio(log_weight)
     if correction == "clip":
         return weight.clamp(low, high)

@@ -31,7 +31,10 @@ class TokenBatch(Batch):
     mask: Tensor
     """(B, W) bool: tokens the policy chose; there may be gaps."""
     old_log_probs: Tensor
-    """(B, W) float32 log-probs of the behavior policy, 0 elsewhere."""
+    """(B, W) float32 log-probs of the behavior policy, 0 elsewhere; of the policy before the epoch for rows of an older
+    one, whose importance weight leads from that to this."""
+    behavior_log_probs: Tensor
+    """(B, W) float32 log-probs of the behavior policy as training computed them, 0 elsewhere."""
     sampled_log_probs: Tensor
     """(B, W) float32 log-probs as the sampler computed them, 0 elsewhere."""
     share: Tensor

@@ -138,7 +138,8 @@ class TextSet(Correctable):
         ids = padded_rows([self._tokens(sample, self._read) for sample in samples], device, self._read.widths)
         masks = [self.reader.array("token_mask", sample).astype(bool) for sample in samples]
         numbers = partial(chosen_rows, ids.shape[1], masks, device=device)
-        old = [self._recomputed.get(sample, self.reader.log_probs[sample]) for sample in samples]
+        behavior = [self.reader.log_probs[sample] for sample in samples]
+        old = [self._recomputed.get(sample, known) for sample, known in zip(samples, behavior, strict=True)]
         sampled = [self.reader.array("sampled_log_probs", sample) for sample in samples]
         known = {field: self._by_token.get(name) for name, field in _BY_TOKEN.items()}
         by_token = {
@@ -153,6 +154,7 @@ class TextSet(Correctable):
             ids=ids,
             mask=numbers([each[each] for each in masks]).bool(),
             old_log_probs=numbers(old),
+            behavior_log_probs=numbers(behavior),
             sampled_log_probs=numbers(sampled),
             share=torch.full((len(samples),), self._share, device=device),
             own=moved(torch.from_numpy(self._unchanged & ((self.ages[samples] == 0) | corrected)), device),

@@ -75,7 +75,7 @@ class Given:
 def batch_of(case: Case, **more: Any) -> TokenBatch:
     mask = case.tensor("mask").bool()
     rows = len(mask)
-    about: dict[str, Any] = {"sampled_log_probs": case.tensor("old"), **more}
+    about: dict[str, Any] = {"sampled_log_probs": case.tensor("old"), "behavior_log_probs": case.tensor("old"), **more}
     return TokenBatch(
         ids=case.tensor("ids"),
         mask=mask,

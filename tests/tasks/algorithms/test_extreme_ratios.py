@@ -109,6 +109,7 @@ def test_of_tokens(name: str, options: dict[str, Any], padding: float) -> None:
         ids=torch.zeros(5, 4, dtype=torch.int64),
         mask=mask,
         old_log_probs=zeros,
+        behavior_log_probs=zeros,
         sampled_log_probs=torch.where(mask, -far, 0.0),
         share=torch.ones(5),
         own=torch.zeros(5, dtype=torch.bool),

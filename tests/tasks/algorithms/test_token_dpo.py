@@ -42,6 +42,7 @@ def batch_of(advantages: Tensor = ADVANTAGES) -> TokenBatch:
         ids=ids,
         mask=MASK,
         old_log_probs=zeros,
+        behavior_log_probs=zeros,
         sampled_log_probs=zeros,
         share=WEIGHTS,
         own=MASK[:, 0],

@@ -384,6 +384,8 @@ def test_texts_of_older_policies_are_trained_as_what_the_policy_gives_them_now(
         expected = np.exp(min(gap.sum() if weight == "density" else gap.mean(), np.log(50)))
         assert float(batch.importance[row]) == pytest.approx(expected, rel=1e-4)
         np.testing.assert_allclose(batch.old_log_probs[row][batch.mask[row]].numpy(), own, atol=1e-6)
+        stored = batch.behavior_log_probs[row][batch.mask[row]].numpy()
+        np.testing.assert_array_equal(stored, samples.reader.log_probs[sample])
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
@@ -427,7 +429,8 @@ def test_pairs_of_stored_texts_however_old_are_what_dpo_learns_from(tmp_path: Pa
 
 
 def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "execution.ahead=1", "run.epochs=3", "optimize.learning_rate=0.01")
+    tis = "optimize.algorithm={name: grpo, options: {tis: 2.0}}"
+    config = config_of(tmp_path, "execution.ahead=1", "run.epochs=3", "optimize.learning_rate=0.01", tis)
     check_config(config)
     context = prepare(config)
     for epoch in (1, 2, 3):
@@ -435,6 +438,9 @@ def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
         first = context.store.require(context.policy_ref(epoch)).summary["updates"][0]
         assert first["ratio_mean"] == 1.0
         assert ("importance" in first) == (epoch > 1)
+        # The sampler had the parameters of the policy that made the texts, not of the one that the epoch starts from.
+        assert first["sampler_gap"] < 1e-5
+        assert first["tis"] == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize(
