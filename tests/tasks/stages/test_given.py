@@ -252,6 +252,22 @@ def test_a_finished_run_goes_on_if_its_samples_change(given: Make, tmp_path: Pat
     assert finished_result(RunContext(context.store, config, context.run)) is None
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "rows", "message"),
+    [
+        ("dpo", rated(), "no prompt has two samples of different ratings, and optimize.algorithm 'dpo' compares"),
+        ("dpo", [{**row, "prompt": '"00"', "stars": 5} for row in rated()], "no prompt has two samples of different"),
+        ("kto", [{**row, "stars": 3} for row in rated()], "all ratings are neutral .* 'kto' learns nothing"),
+    ],
+)
+def test_ratings_that_train_nothing_are_refused(
+    given: Make, algorithm: str, rows: list[dict[str, Any]], message: str
+) -> None:
+    context = prepare(given(rows, algorithm, rating="stars", scale=(1, 5)))
+    with pytest.raises(DataError, match=message):
+        run_epoch(context, 1)
+
+
 def bomb(width: int, height: int) -> bytes:
     """Return a small PNG file that claims a size."""
     head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
