@@ -1,4 +1,4 @@
-"""Lists the files of user folders, following symbolic links.
+"""Lists the files of user folders, following symbolic links, and gives written files the permissions of a folder.
 
 ``storage.backends`` lists folders of a store, where no link leads outside.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,3 +81,14 @@ def _number(folder: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def share_files(folder: Path, above: Path) -> None:
+    """Let everyone who may list the folder ``above`` read the files below ``folder``, but for targets of links.
+
+    safetensors writes files that only their owner can read.
+    """
+    permissions = stat.S_IMODE(above.stat().st_mode) & 0o666
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            file.chmod(permissions)

@@ -20,6 +20,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from configs.answers import json_of, text_of
 from configs.errors import EngineError
 from configs.fingerprint import hash_text
+from configs.folders import share_files
 from models.engines.answers import Malformed, completion_of, prompt_log_probs_of
 from models.engines.base import Asked
 from models.engines.parallel import mapped
@@ -218,6 +219,7 @@ def write_once(target: Path, write: Callable[[Path], None]) -> None:
         made = target.parent / f".{target.name}-{uuid4().hex}"
         try:
             write(made)
+            share_files(made, target.parent)
             made.rename(target)
         finally:
             shutil.rmtree(made, ignore_errors=True)

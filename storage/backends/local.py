@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from configs.errors import RunConflictError, StoreError
+from configs.folders import share_files
 from configs.schema import StoreSection
 from storage.backends.base import Blob, FileEntry, Staging
 from storage.backends.checksums import check_file, check_size, hash_file
@@ -113,12 +114,13 @@ class LocalBackend:
         return True
 
     def publish(self, folder: Path, path: str) -> None:
-        """Sync every file and rename the folder into place.
+        """Sync every file and rename the folder into place; whoever may list the folder above may read the files.
 
         An existing target should be equal, as its name contains the digest: it stays if it is, and is replaced if not.
         """
         target = self._at(path)
         target.parent.mkdir(parents=True, exist_ok=True)
+        share_files(folder, target.parent)
         for file in sorted(folder.rglob("*")):
             _sync_folder(file) if file.is_dir() else _sync_file(file)
         _sync_folder(folder)

@@ -13,7 +13,7 @@ from configs import folders
 from configs.base import Component
 from configs.errors import ConfigError
 from configs.fingerprint import fingerprint
-from configs.folders import changed_ns, files_below, led_to
+from configs.folders import changed_ns, files_below, led_to, share_files
 from configs.rewards import RewardSection
 from models.policies.single_files import _copy as copy_component
 from storage.backends.file_hash_cache import file_hashes
@@ -24,6 +24,7 @@ from tasks.inputs.weight_sources import model_files, model_identity
 ROOT = Path(__file__).parents[2]
 #: Who lists folders otherwise: what is a store's, or made by flowmill itself, where no link of a person's lies.
 OWN = {
+    "configs/folders.py",
     "storage/backends/cache.py",
     "storage/backends/local.py",
     "storage/backends/s3.py",
@@ -170,3 +171,17 @@ def test_a_folder_called_as_a_snapshot_counts_by_its_commit_only_as_the_hub_keep
     (snapshot / "config.json").write_text('{"other": 1}')
     found: dict[str, Any] = model_identity(str(snapshot), None)
     assert fingerprint(found) == fingerprint({"files": file_hashes(snapshot, ["config.json"])})
+
+
+@pytest.mark.parametrize(("above", "expected"), [(0o755, 0o644), (0o2775, 0o664), (0o700, 0o600)])
+def test_files_get_the_permissions_of_the_folder_that_they_come_into(tmp_path: Path, above: int, expected: int) -> None:
+    (tmp_path / "made" / "deep").mkdir(parents=True)
+    (tmp_path / "own").touch(0o600)
+    (tmp_path / "made" / "link").symlink_to(tmp_path / "own")
+    for name in ("made/a", "made/deep/b"):
+        (tmp_path / name).touch(0o600)
+    (tmp_path / "above").mkdir()
+    (tmp_path / "above").chmod(above)
+    share_files(tmp_path / "made", tmp_path / "above")
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("made/a", "made/deep/b")} == {expected}
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o600

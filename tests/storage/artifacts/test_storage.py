@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from configs.errors import CommitLostError, CorruptError, NotCommittedError, RunConflictError, StoreError
 from configs.schema import StoreSection
@@ -119,6 +121,15 @@ def test_publishing_what_others_remove_meanwhile(tmp_path: Path) -> None:
         pool.map(_publish_and_remove, [(str(tmp_path), number) for number in range(4)], chunksize=1)
     assert len(list((tmp_path / "artifact").rglob("*.bin"))) in (0, 4)
     assert list((tmp_path / STAGING).iterdir()) == []
+
+
+def test_published_weights_can_be_read_by_whoever_can_list_the_store(tmp_path: Path) -> None:
+    backend = LocalBackend(str(tmp_path))
+    with backend.staging() as folder:
+        save_file({"weight": torch.ones(2)}, folder / "policy.safetensors")
+        backend.publish(folder, "policies/one")
+    above = (tmp_path / "policies").stat().st_mode & 0o666
+    assert (tmp_path / "policies/one/policy.safetensors").stat().st_mode & 0o777 == above
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
