@@ -54,11 +54,14 @@ class RunCallbacks:
             announce("alert", self._run, rule=alert.rule, subject=alert.subject, **facts)
             if alert.rule == "monitor":
                 announce("suspicion", self._run, monitor=alert.subject, **facts)
-        stops = [alert for alert in alerts if self._context.config.watch.on.get(alert.rule) == "stop"]
+        config = self._context.config
+        stops = [alert for alert in alerts if config.watch.on.get(alert.rule) == "stop"]
         if stops:
+            # 'flowmill check' refuses 'back' with these.
+            others = "'warn'" if config.execution.ahead or config.optimize.replay else "'warn' or 'back'"
             raise StoppedError(
                 f"Run '{self._run}' ends here, as watch.on.{stops[0].rule} says: {stops[0].text} Everything up to here "
-                f"is committed. To continue, set watch.on.{stops[0].rule} to 'warn' or 'back'."
+                f"is committed. To continue, set watch.on.{stops[0].rule} to {others}."
             )
 
     def ended(self, epoch: int) -> None:

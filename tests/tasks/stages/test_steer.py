@@ -132,9 +132,17 @@ class _Tracker:
         self.tagged += 1
 
 
-@pytest.mark.parametrize("action", ["warn", "stop"])
-def test_an_alert_may_stop_a_run(make_config: Make, action: str) -> None:
-    context = prepare(make_config(f"watch.on.kl={action}"))
+@pytest.mark.parametrize(
+    ("action", "settings", "others"),
+    [
+        ("warn", [], ""),
+        ("stop", [], "'warn' or 'back'"),
+        ("stop", ["execution.ahead=1"], "'warn'"),
+        ("stop", ["optimize.replay={epochs: 1}"], "'warn'"),
+    ],
+)
+def test_an_alert_may_stop_a_run(make_config: Make, action: str, settings: list[str], others: str) -> None:
+    context = prepare(make_config(f"watch.on.kl={action}", *settings))
     callbacks: Any = object.__new__(RunCallbacks)
     callbacks._context, callbacks._run, callbacks._tracker = context, "small", _Tracker()
     alerts = [Alert(rule="entropy", epoch=1, text="low"), Alert(rule="kl", epoch=1, text="epoch 1: far.")]
@@ -142,7 +150,7 @@ def test_an_alert_may_stop_a_run(make_config: Make, action: str) -> None:
         callbacks._warn(alerts)
     else:
         with pytest.raises(
-            StoppedError, match=r"as watch.on.kl says: epoch 1: far\. .* set watch.on.kl to 'warn'"
+            StoppedError, match=rf"as watch.on.kl says: epoch 1: far\. .* set watch.on.kl to {others}\.$"
         ) as error:
             callbacks._warn(alerts)
         note_state(context, "held", error.value)
