@@ -10,6 +10,7 @@ from storage.artifacts.checksummed_json import seal
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.mirrored_records import Loss, number_of
 from storage.artifacts.records import AT, content
+from storage.artifacts.remedies import remedy
 from storage.layout import ArtifactRef
 
 _ARTIFACT = "artifact"
@@ -44,8 +45,8 @@ def damaged_fits(store: ArtifactStore) -> Iterator[tuple[Loss, ArtifactRef | Non
                 continue
             if is_lost(store, ref):
                 message = (
-                    f"{layout.manifest(ref)} is missing; {path} names it. 'flowmill reward fit' with the same config "
-                    f"makes it again; otherwise restore it from a copy of the store, or remove {path}."
+                    f"{layout.manifest(ref)} is missing; {path} names it. {remedy(ref)} Otherwise restore it from a "
+                    f"copy of the store, or remove {path}."
                 )
                 yield Loss(path, "missing", message), ref
 

@@ -49,7 +49,7 @@ def test_a_lost_artifact_of_a_fit_is_a_problem_until_it_is_made_again(store: Art
         store.root.remove(lost)
         (found,) = problems(store)
         assert found.startswith(f"{ref}/manifest.json is missing; fits/taste/000{number}.json names it.")
-        assert "'flowmill reward fit' with the same config makes it again" in found
+        assert "'flowmill reward fit' with the config of the fit makes it" in found
         for problem in find_problems(store, deep=True):
             assert quarantine(store, problem) == []
         finish(store, ref)
