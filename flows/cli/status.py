@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from configs.errors import ConfigError, TrustError
+from configs.errors import ConfigError, FlowmillError
 from configs.gc_tuning import without_collecting
 from flows.cli.error_reporting import say
 from flows.cli.filters import EntryFilter
@@ -72,7 +72,9 @@ def _list(uri: str, name: str | None, listed: EntryFilter, *, check: bool, as_js
         print_run(shown[0], listed)
     else:
         print_runs(store.root.uri, shown, complete=listed.long)
-    if check and any(stage["state"] == "stale" for run in runs for stage in run["stages"]):
+    # Whether artifacts of an unreadable run are stale is unknown.
+    unread = any(run["epochs"] is None for run in runs)
+    if check and (unread or any(stage["state"] == "stale" for run in runs for stage in run["stages"])):
         raise typer.Exit(1)
 
 
@@ -102,7 +104,7 @@ def _or_why_not(described: Callable[[str], dict[str, Any]], name: str) -> dict[s
     """Return the description of one of several runs; an unreadable run does not hide the others."""
     try:
         return described(name)
-    except (TrustError, ConfigError) as error:
+    except FlowmillError as error:
         state = f"cannot be read: {str(error).partition(chr(10))[0]}"
         return {"run": name, "state": state, "epochs": None, "finished_epochs": None, "stages": [], "benchmark": None}
 

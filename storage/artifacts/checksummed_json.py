@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import xxhash
@@ -30,11 +30,16 @@ def seal(data: Mapping[str, Any], *, finite: bool = False) -> bytes:
     return _written({**named, _CHECKSUM: _hash(_written(named))}, finite=finite)
 
 
-def unseal(data: bytes, where: str) -> dict[str, Any]:
+def unseal(data: bytes, where: str, before: Collection[str] = ()) -> dict[str, Any]:
     """Return a sealed object, or one written before checksums were introduced.
 
+    Args:
+        data: the stored bytes.
+        where: their path.
+        before: keys of such an object in versions without checksums; none if those did not write it.
+
     Raises:
-        CorruptError: the object differs from its checksum.
+        CorruptError: the object differs from its checksum, or lacks it.
     """
     try:
         value = json.loads(data)
@@ -44,7 +49,9 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
         raise CorruptError(f"{where} is not JSON as it was committed: the file was damaged. {REMEDY}")
     checksum = value.pop(_CHECKSUM, None)
     if checksum is None and _FORMAT not in value:
-        return value
+        if before and value.keys() >= set(before):
+            return value
+        raise CorruptError(f"{where} lacks the checksum that it was written with: the file was damaged. {REMEDY}")
     if isinstance(value.get(_FORMAT), int) and value[_FORMAT] > _VERSION:
         raise CorruptError(
             f"{where} has format {value[_FORMAT]}; this version reads up to {_VERSION}. Upgrade flowmill; if no newer "

@@ -23,6 +23,7 @@ from configs.schema import StoreSection
 from storage import layout
 from storage.artifacts.collective_publish import ProcessGroup, SingleProcess, publish
 from storage.artifacts.records import Manifest, RemovalNote, ShardRecord
+from storage.artifacts.remedies import remedy
 from storage.artifacts.row_digest import joined
 from storage.artifacts.shard_files import ShardFiles
 from storage.backends import open_backend
@@ -103,7 +104,8 @@ class ArtifactStore:
         """
         manifest = self.manifest(ref)
         if manifest is None:
-            raise NotCommittedError(f"{ref} is not complete in '{self.root.uri}'. Run its stage first.")
+            state = "is not complete" if self.root.list(ref.path) else "does not exist"
+            raise NotCommittedError(f"{ref} {state} in '{self.root.uri}'. {remedy(ref)}")
         return manifest
 
     def record(self, ref: ArtifactRef, shard: str) -> ShardRecord | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from configs.errors import CorruptError, StoreError
 from storage import layout
 from storage.artifacts.checksummed_json import seal
 from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.mirrored_records import number_of
+from storage.artifacts.mirrored_records import Loss, number_of
 from storage.artifacts.records import AT, content
+from storage.artifacts.remedies import remedy
 from storage.layout import ArtifactRef
 
 _ARTIFACT = "artifact"
@@ -21,24 +24,42 @@ def fits_of(store: ArtifactStore, name: str) -> dict[int, ArtifactRef]:
     Raises:
         CorruptError: a record is damaged.
     """
-    paths = [f"{layout.fits(name)}/{file}" for file in store.root.list(layout.fits(name)) if file.endswith(".json")]
-    found = {}
-    for path, data in zip(paths, store.root.read_many(paths), strict=True):
-        try:
-            found[number_of(path)] = ArtifactRef.parse(content(data or b"", path)[_ARTIFACT])
-        except (CorruptError, KeyError, TypeError, ValueError) as error:
-            raise CorruptError(
-                f"{path} names no fit: {error}. Remove it; 'flowmill reward fit' makes the newest one again."
-            ) from None
+    found = {number_of(path): _artifact(data, path) for path, data in _records(store, name)}
     return dict(sorted(found.items()))
 
 
+def is_lost(store: ArtifactStore, ref: ArtifactRef) -> bool:
+    """Return whether the artifact that a fit names is not complete, and not being made either."""
+    parts = (layout.manifest(ref), layout.claim(ref))
+    return all(store.root.read(path) is None for path in parts) and not store.root.list(layout.checkpoints(ref))
+
+
+def damaged_fits(store: ArtifactStore) -> Iterator[tuple[Loss, ArtifactRef | None]]:
+    """Yield the damaged records of fits, and the intact ones whose artifact is lost, with the artifact."""
+    for name in list_fits(store):
+        for path, data in _records(store, name):
+            try:
+                ref = _artifact(data, path)
+            except CorruptError as error:
+                yield Loss(path, "corrupt", str(error)), None
+                continue
+            if is_lost(store, ref):
+                message = (
+                    f"{layout.manifest(ref)} is missing; {path} names it. {remedy(ref)} Otherwise restore it from a "
+                    f"copy of the store, or remove {path}."
+                )
+                yield Loss(path, "missing", message), ref
+
+
 def add_fit(store: ArtifactStore, name: str, ref: ArtifactRef) -> int:
-    """Make an artifact the newest fit under a name, unless it is; return its number, from 1.
+    """Make an artifact the newest fit under a name, unless it is, and claim it; return its number, from 1.
 
     Raises:
         StoreError: no record can be added.
     """
+    if store.manifest(ref) is None:
+        # An artifact that is being made has no files yet: the claim distinguishes it from a lost one.
+        store.root.create(layout.claim(ref), seal({_ARTIFACT: str(ref), "run": "", "sizes": {}}))
     for _ in range(_TRIES):
         known = fits_of(store, name)
         newest = max(known, default=0)
@@ -53,3 +74,18 @@ def add_fit(store: ArtifactStore, name: str, ref: ArtifactRef) -> int:
 def list_fits(store: ArtifactStore) -> list[str]:
     """Return the names of all fits in a store."""
     return store.root.list(layout.FITS)
+
+
+def _records(store: ArtifactStore, name: str) -> Iterator[tuple[str, bytes]]:
+    paths = [f"{layout.fits(name)}/{file}" for file in store.root.list(layout.fits(name)) if file.endswith(".json")]
+    return ((path, data or b"") for path, data in zip(paths, store.root.read_many(paths), strict=True))
+
+
+def _artifact(data: bytes, path: str) -> ArtifactRef:
+    try:
+        return ArtifactRef.parse(content(data, path)[_ARTIFACT])
+    except (CorruptError, KeyError, TypeError, ValueError):
+        raise CorruptError(
+            f"{path} names no fit: the file was damaged. 'flowmill store repair' sets it aside; 'flowmill reward fit' "
+            "makes the newest one again."
+        ) from None

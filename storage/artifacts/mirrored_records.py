@@ -20,6 +20,8 @@ from storage.layout import QUARANTINE
 
 #: Seconds within which the writer of a copy also writes the record.
 _UNDER_WAY_S = 0.5
+#: The first record of a run, and the series of which every record counts.
+_LOGS = frozenset({"run.json", "configs", layout.LINEAGE, "preferences", "ratings"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,20 @@ def losses(root: Root, run: str) -> list[Loss]:
         loss for path in sorted({*records, *copies}) for loss in _compare(path, records.get(path), copies.get(path))
     ]
     known = {*records, *copies}
-    lost = dict.fromkeys([*_gaps(run, known), *_set_aside(root, run, known)])
-    return [*found, *(_gone(path) for path in lost)]
+    # Of other series only the newest record counts.
+    lost = [path for path in _lost(root, run, known) if path.split("/")[2] in _LOGS or not _has_newer(path, known)]
+    return [*found, *map(_gone, lost)]
+
+
+def lost_newest(root: Root, run: str) -> list[str]:
+    """Return the records that are lost with their copies and have no newer one in their series; none is read."""
+    tops = (layout.run(run), layout.copies(run))
+    known = {layout.record_of(path) for top in tops for path in _paths(root, top)}
+    return [path for path in _lost(root, run, known) if not _has_newer(path, known)]
 
 
 def put_back(root: Root, path: str) -> dict[str, bytes]:
-    """Return the correct content of a record and its copy, empty if both are damaged.
+    """Return the correct content of a record and its copy, empty if neither is intact.
 
     Args:
         root: root of the run.
@@ -87,17 +97,22 @@ def put_back(root: Root, path: str) -> dict[str, bytes]:
 
 
 def _compare(path: str, record: bytes | None, copy: bytes | None) -> Iterator[Loss]:
+    place = layout.copy_of(path)
+    restorable = copy is not None and _is_whole(copy, path)
     if record is None:
-        yield Loss(path, "missing", f"{path} is lost; its copy is there. 'flowmill store repair' puts it back.")
+        back = Loss(path, "missing", f"{path} is lost; its copy is there. 'flowmill store repair' puts it back.")
+        yield back if restorable else _gone(path)
         return
     try:
         content(record, path)
     except CorruptError as error:
         yield Loss(path, "corrupt", str(error))
         return
-    place = layout.copy_of(path)
-    if copy is None and _is_whole(record, path):
+    whole = _is_whole(record, path)
+    if copy is None and whole:
         yield Loss(place, "missing", f"{place} is lost; the record is there. 'flowmill store repair' copies it again.")
+    elif copy is not None and copy != record and restorable and not whole:
+        yield Loss(path, "corrupt", f"{path} differs from its copy. 'flowmill store repair' puts that back.")
     elif copy is not None and copy != record:
         yield Loss(place, "corrupt", f"{place} differs from its record. 'flowmill store repair' copies it again.")
 
@@ -114,18 +129,22 @@ def _gone(path: str) -> Loss:
     return Loss(
         path,
         "missing",
-        f"{path} is lost, and has no copy. 'flowmill run' with the run's config writes the records it still knows; "
-        "otherwise restore it from a copy of the store, or give the run up with 'flowmill store gc --forget'.",
+        f"{path} is lost, and has no intact copy. 'flowmill run' with the run's config writes the records it still "
+        "knows; otherwise restore it from a copy of the store, or give the run up with 'flowmill store gc --forget'.",
     )
+
+
+def _lost(root: Root, run: str, known: Collection[str]) -> list[str]:
+    """Return the missing records that must have existed, given those that are there or have a copy."""
+    return [*dict.fromkeys([*_gaps(run, known), *_set_aside(root, run, known)])]
 
 
 def _gaps(run: str, known: Collection[str]) -> list[str]:
     """Return the missing records that must have existed: the first one of the run, and gaps in numbers."""
     first, series = layout.run_record(run), dict[str, dict[int, str]]()
     for path in known:
-        stem, number = path.removesuffix(".json"), number_of(path)
-        if number:
-            series.setdefault(stem.rstrip("0123456789"), {})[number] = path
+        if number := number_of(path):
+            series.setdefault(_stem(path), {})[number] = path
     lost = [] if first in known else [first]
     for stem, paths in sorted(series.items()):
         width = len(paths[min(paths)]) - len(stem) - len(".json")
@@ -136,15 +155,29 @@ def _gaps(run: str, known: Collection[str]) -> list[str]:
 
 
 def _set_aside(root: Root, run: str, known: Collection[str]) -> list[str]:
-    """Return the quarantined records that were not written again."""
+    """Return the records that were quarantined, or their copies, and were not written again."""
     top = f"{QUARANTINE}/{layout.run(run)}"
     names = [name.partition(".json")[0] + ".json" for name in root.files(top) if ".json" in name]
-    paths = [f"{layout.run(run)}/{name}" for name in names]
-    return [path for path in paths if path not in known and layout.record_of(path) == path]
+    paths = [layout.record_of(f"{layout.run(run)}/{name}") for name in names]
+    return [path for path in paths if path not in known]
+
+
+def _has_newer(path: str, known: Collection[str]) -> bool:
+    """Return whether a newer record is in the series of a record."""
+    return any(_stem(each) == _stem(path) and number_of(each) > number_of(path) for each in known)
+
+
+def _stem(path: str) -> str:
+    """Return the path of a record without its number."""
+    return path.removesuffix(".json").rstrip("0123456789")
 
 
 def _read(root: Root, top: str) -> dict[str, bytes]:
     """Return the records in a folder of a run by path, without copies."""
-    paths = [f"{top}/{name}" for name in root.files(top) if name.endswith(".json")]
-    paths = [path for path in paths if layout.is_record(path, top)]
+    paths = _paths(root, top)
     return {path: data for path, data in zip(paths, root.read_many(paths), strict=True) if data is not None}
+
+
+def _paths(root: Root, top: str) -> list[str]:
+    """Return the paths of the records in a folder of a run."""
+    return [path for name in root.files(top) if layout.is_record(path := f"{top}/{name}", top)]

@@ -89,10 +89,13 @@ def _intact(store: ArtifactStore, kind: type[_Record], path: str) -> Iterator[tu
 
 
 def _put_back(store: ArtifactStore, path: str) -> list[str]:
-    """Quarantine a damaged record of a run, or its copy, and replace it with the intact one of the two."""
+    """Quarantine a damaged record of a run, or its copy, and replace it with the intact one of the two.
+
+    If both are damaged, both are quarantined: a copy that stays would keep the record from being written again.
+    """
     whole = put_back(store.root, path)
     moved = []
-    for place in whole or [path]:
+    for place in whole or dict.fromkeys([path, layout.copy_of(layout.record_of(path))]):
         data = store.root.read(place)
         if data is not None and data == whole.get(place):
             continue

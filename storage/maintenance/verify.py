@@ -11,6 +11,7 @@ from configs.errors import CorruptError, StoreError
 from storage import layout
 from storage.artifacts.checkpoints import damaged_checkpoints
 from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.fit_names import damaged_fits
 from storage.artifacts.lineage import LineageEntry, damaged_records, list_runs, readable_entries
 from storage.artifacts.records import Manifest, RemovalNote, ShardRecord
 from storage.backends.checksums import check_size
@@ -92,7 +93,11 @@ def find_problems(store: ArtifactStore, *, deep: bool) -> list[Problem]:
 def _of_runs(store: ArtifactStore) -> list[Problem]:
     found = damaged_records(store)
     records = [Problem(ref=None, shard=None, kind=loss.kind, message=loss.message, path=loss.path) for loss in found]
-    return [*records, *_unmade(store)]
+    fits = [
+        Problem(ref=ref, shard=None, kind=loss.kind, message=loss.message, path="" if ref else loss.path)
+        for loss, ref in damaged_fits(store)
+    ]
+    return [*records, *fits, *_unmade(store)]
 
 
 def _unmade(store: ArtifactStore) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ from models.rewards import BACKBONES
 from models.rewards.backbones import add_adapters
 from models.rewards.fitted import ABOUT, ADAPTERS, HEAD, PLACES, may_be_chance
 from models.rewards.latents import layer_tensors
+from storage import layout
 from storage.artifacts.checkpoints import clear_checkpoints
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.fit_names import add_fit
@@ -102,6 +103,8 @@ def fit_reward(config: FitConfig) -> FittedModel:
     inputs = tuple(sorted(map(str, found.inputs)))
     store.make(ref, _SHARD, write, stage=_STAGE, stage_version=_VERSION, options=settings, inputs=inputs)
     clear_checkpoints(store, ref)
+    if new:
+        store.root.remove(layout.claim(ref))
     folder = store.folder(ref, store.shards(ref)[0])
     about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     named = None if number is None else f"{config.name}@{number}"

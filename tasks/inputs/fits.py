@@ -12,7 +12,7 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig, StoreSection
 from configs.suggestions import did_you_mean
 from storage.artifacts.commit import ArtifactStore
-from storage.artifacts.fit_names import fits_of, list_fits
+from storage.artifacts.fit_names import fits_of, is_lost, list_fits
 from storage.backends import may_exist
 from storage.layout import ArtifactRef
 from storage.names import part
@@ -60,14 +60,19 @@ class Fits:
             raise ConfigError(f"there is no fit '{name}' {where}. {did_you_mean(name, known) if known else _REMEDY}")
         if at and not (number.isdecimal() and int(number) in made):
             raise ConfigError(f"there is no fit '{named}' {where}; there are {', '.join(f'{name}@{n}' for n in made)}.")
-        asked = [made[int(number)]] if at else list(made.values())
-        finished = [ref for ref in asked if store.manifest(ref) is not None]
-        if not finished:
-            raise ConfigError(
-                f"the fit '{named}' {where} has not finished. Give its 'flowmill reward fit' command "
-                "again: it goes on from its last checkpoint."
-            )
-        return finished[-1]
+        for each, ref in reversed({int(number): made[int(number)]}.items() if at else made.items()):
+            if store.manifest(ref) is not None:
+                return ref
+            if is_lost(store, ref):
+                raise ConfigError(
+                    f"the fit '{name}@{each}' {where} is lost: its artifact {ref} is not there. Give its "
+                    "'flowmill reward fit' command again, restore it from a copy of the store, or name another fit as "
+                    "NAME@NUMBER."
+                )
+        raise ConfigError(
+            f"the fit '{named}' {where} has not finished. Give its 'flowmill reward fit' command again: it goes on "
+            "from its last checkpoint."
+        )
 
     def lacking(self, named: str) -> str:
         """Return the complaint about a fit; '' if it can be used."""

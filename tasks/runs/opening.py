@@ -18,6 +18,7 @@ from configs.suggestions import did_you_mean
 from storage import layout
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import RunFolder, list_runs
+from storage.artifacts.mirrored_records import lost_newest
 from storage.layout import ArtifactRef
 from tasks.inputs.source_prompts import prompts_fingerprint, source_prompts
 from tasks.inputs.store_trust import READ, check_trusted, remember
@@ -31,6 +32,8 @@ from tasks.runs.start import started_from
 from tasks.specs.graph import HELD_OUT, RENDERER
 
 _CUT = "rollout.groups_per_shard"
+#: Records that each start of a run writes, by the name below its folder.
+_STARTED = frozenset({"run.json", "configs", "needs", "states", "tracking"})
 
 
 def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunContext:
@@ -173,9 +176,12 @@ def mark_finished(context: RunContext, result: Mapping[str, Any]) -> None:
 def finished_result(context: RunContext) -> dict[str, Any] | None:
     """Return the result of the run if all artifacts of this config are committed, else None; no model is loaded.
 
-    None for a hub id without a revision, which may now refer to another model.
+    None for a hub id without a revision, which may now refer to another model, and for a run that lost a record that a
+    start writes again.
     """
     run = context.run
+    if any(path.split("/")[2] in _STARTED for path in lost_newest(run.store.root, run.name)):
+        return None
     if any(model.path is not None and model.revision is None and not _is_local(model) for model in _models(context)):
         return None
     stored = run.config()

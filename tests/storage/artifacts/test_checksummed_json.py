@@ -27,7 +27,10 @@ DATA = {"name": "small", "loss": -0.125, "numbers": [1, 2.5, None], "more": {"é
 def test_what_is_sealed_comes_back_and_is_the_same_bytes() -> None:
     assert unseal(seal(DATA), "here") == DATA
     assert seal(dict(reversed(DATA.items()))) == seal(DATA)
-    assert unseal(b'{"old": 1}', "here") == {"old": 1}, "written before there were checksums"
+    assert unseal(b'{"old": 1}', "here", ["old"]) == {"old": 1}, "written before there were checksums"
+    for data, before in ((b"{}", ()), (b'{"old": 1}', ()), (b'{"old": 1}', ("old", "more")), (b"{}", ("old",))):
+        with pytest.raises(CorruptError, match=r"here lacks the checksum that it was written with.*store repair"):
+            unseal(data, "here", before)
     assert seal({"loss": float("nan")})
     with pytest.raises(ValueError, match="not JSON compliant"):
         seal({"loss": float("nan")}, finite=True)

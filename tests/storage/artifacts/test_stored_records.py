@@ -17,7 +17,7 @@ from storage.artifacts.checkpoints import commit_checkpoint
 from storage.artifacts.checksummed_json import seal, unseal
 from storage.artifacts.commit import ArtifactStore
 from storage.artifacts.lineage import LineageEntry, RunFolder
-from storage.artifacts.records import Manifest, Record, RemovalNote, ShardRecord
+from storage.artifacts.records import Manifest, Record, RemovalNote, ShardRecord, content
 from storage.layout import ArtifactRef
 from storage.maintenance.attempt_claims import Claim, claimed
 from storage.maintenance.garbage_collection import Removal, remove
@@ -104,6 +104,34 @@ def test_a_record_is_valid_at_its_own_path(
             kind.decode(seal(changed), path)
     with pytest.raises(CorruptError, match="does not match its own checksum"):
         kind.decode(data.replace(b'"checksum": "', b'"checksum": "0'), path)
+
+
+#: Versions without checksums, before 0.1.0, wrote these; everything else had a checksum from the start.
+EARLY = {
+    "runs/r/run.json": {"config": {}, "prompts": ""},
+    "runs/r/configs/0001.json": {"run": {}, "model": {}},
+    "runs/r/lineage/00001.score.digits.001.json": {"epoch": 1, "stage": "score", "slot": "digits", "artifact": "a"},
+    "runs/r/tracking/0001.json": {"mlflow_run_id": "1", "experiment_id": "2"},
+    f"runs/r/finished-{'0' * 16}/0001.json": {"artifacts": [], "made": [], "result": {}},
+    layout.record(REF, "00000"): {"shard": "00000", "digest": "0" * 32, "rows": 1, "files": []},
+    layout.manifest(REF): {"kind": "rewards", "id": REF.id, "shards": []},
+    layout.removed(REF): {"removed": 1.0, "reason": ""},
+    f"{layout.checkpoints(POLICY)}/000003-0.json": {"files": []},
+}
+LATER = [
+    *(f"runs/r/{series}/0001.json" for series in ("needs", "states", "lengths", "benchmark", "ratings", "preferences")),
+    layout.fit("taste", 1),
+    layout.claim(POLICY),
+]
+
+
+@pytest.mark.parametrize("path", [*EARLY, *LATER])
+def test_a_record_without_a_checksum_is_damaged_unless_early_versions_wrote_it(path: str) -> None:
+    early = EARLY.get(path)
+    assert early is None or content(json.dumps(early).encode(), path) == early
+    for damaged in ({}, {"algorithm": 3}, {"at": path}, {"state": "done"}, *(() if early else EARLY.values())):
+        with pytest.raises(CorruptError, match=f"{path} lacks the checksum .*'flowmill store repair' sets it aside"):
+            content(json.dumps(damaged).encode(), path)
 
 
 def test_records_of_version_1_are_valid_at_their_own_path() -> None:

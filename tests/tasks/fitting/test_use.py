@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -21,6 +22,7 @@ from models.rewards.invocation import Handling, score
 from storage.artifacts.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.maintenance.transfer import copy_run
+from storage.maintenance.verify import verify_store
 from storage.trajectories.tables import read_rows, write_rows
 from tasks.checks.check import check_config
 from tasks.checks.names import check_names
@@ -127,10 +129,17 @@ def test_fits_that_rewards_cannot_name(
             refit(pairs, tmp_path, 5)
     assert "the fit 'taste' in" in (found := refusal(run="taste"))
     assert "has not finished" in found
+    assert verify_store(ArtifactStore(str(tmp_path / "store")), deep=True)["problems"] == []
     made = refit(pairs, tmp_path, 5)
     assert made.named == "taste@1"
+    newest = refit(pairs, tmp_path, 6)
+    shutil.rmtree(tmp_path / "store" / str(newest.ref))
+    for named in ("taste", "taste@2"):
+        assert f"the fit 'taste@2' in '{tmp_path / 'store'}' is lost: its artifact {newest.ref}" in refusal(run=named)
+    assert Fits(ArtifactStore(str(tmp_path / "store"))).artifact("taste@1") == made.ref
+    assert refit(pairs, tmp_path, 6).ref == Fits(ArtifactStore(str(tmp_path / "store"))).artifact("taste")
     assert "did you mean 'taste'" in refusal(run="tast").lower()
-    assert "there are taste@1." in refusal(run="taste@2")
+    assert "there are taste@1, taste@2." in refusal(run="taste@3")
     assert "'../taste' names no fit" in refusal(run="../taste")
     assert "(run) and the folder" in refusal(run="taste", path=str(made.folder))
     with pytest.raises(ConfigError, match="which only a run finds, in its store"):

@@ -1,0 +1,80 @@
+"""Fits whose record or artifact is damaged or lost are found; one that is being made is no problem."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from configs.errors import CorruptError
+from storage import layout
+from storage.artifacts.commit import ArtifactStore
+from storage.artifacts.fit_names import add_fit, fits_of
+from storage.layout import ArtifactRef
+from storage.maintenance.quarantine import quarantine
+from storage.maintenance.verify import find_problems, verify_store
+
+REFS = [ArtifactRef("reward_models", digit * 32) for digit in "123"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    """Three finished fits of one name."""
+    made = ArtifactStore(str(tmp_path / "store"))
+    for ref in REFS:
+        add_fit(made, "taste", ref)
+        finish(made, ref)
+    return made
+
+
+def finish(store: ArtifactStore, ref: ArtifactRef) -> None:
+    def write(folder: Path) -> tuple[int, dict[str, int]]:
+        (folder / "head").write_text(ref.id)
+        return 1, {}
+
+    store.make(ref, "model", write, stage="reward_fit", stage_version=1, options={}, inputs=())
+    store.root.remove(layout.claim(ref))
+
+
+def problems(store: ArtifactStore) -> list[str]:
+    return [str(problem) for problem in verify_store(ArtifactStore(store.root.uri), deep=True)["problems"]]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_lost_artifact_of_a_fit_is_a_problem_until_it_is_made_again(store: ArtifactStore, number: int) -> None:
+    assert problems(store) == []
+    ref = REFS[number - 1]
+    for lost in (ref.path, layout.manifest(ref)):
+        store.root.remove(lost)
+        (found,) = problems(store)
+        assert found.startswith(f"{ref}/manifest.json is missing; fits/taste/000{number}.json names it.")
+        assert "'flowmill reward fit' with the config of the fit makes it" in found
+        for problem in find_problems(store, deep=True):
+            assert quarantine(store, problem) == []
+        finish(store, ref)
+        assert problems(store) == []
+    shutil.rmtree(Path(store.root.uri) / "reward_models")
+    assert len(problems(store)) == 3
+
+
+def test_a_fit_that_is_being_made_is_no_problem(store: ArtifactStore) -> None:
+    ref = ArtifactRef("reward_models", "4" * 32)
+    assert add_fit(store, "taste", ref) == 4
+    assert problems(store) == []
+    finish(store, ref)
+    assert problems(store) == []
+
+
+@pytest.mark.parametrize("data", ["", "junk", "{}", '{"artifact": "reward_models/1"}'])
+def test_a_damaged_record_of_a_fit_is_named_and_set_aside(store: ArtifactStore, data: str) -> None:
+    path = layout.fit("taste", 2)
+    (Path(store.root.uri) / path).write_text(data)
+    said = f"{path} names no fit: the file was damaged. 'flowmill store repair' sets it aside; 'flowmill reward fit' "
+    assert [found.startswith(said) for found in problems(store)] == [True]
+    with pytest.raises(CorruptError, match=f"{path} names no fit"):
+        fits_of(store, "taste")
+    (problem,) = find_problems(store, deep=True)
+    assert quarantine(store, problem) == [path]
+    assert problems(store) == []
+    assert fits_of(store, "taste") == {1: REFS[0], 3: REFS[2]}
