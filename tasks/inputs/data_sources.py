@@ -153,16 +153,21 @@ def _folder_rows(folder: Path, section: DataSection) -> ReadRows:
     if not images:
         raise DataError(f"the folder '{folder}' has neither metadata.jsonl nor images. Name another.")
     for number, name in enumerate(images, 1):
+        file = (folder / name).with_suffix(".txt")
         try:
-            yield number, {section.prompt: _caption((folder / name).with_suffix(".txt")), section.sample: name}
+            yield number, {section.prompt: _caption(file, empty=not section.trained), section.sample: name}
         except (OSError, ValueError) as error:
-            yield number, PromptError(f"the text of '{folder / name}' cannot be used: {error}. Mend it.")
+            remedy = f"Write '{file.name}' next to it in UTF-8, or remove the image."
+            yield number, PromptError(f"the text of '{folder / name}' cannot be used: {error}. {remedy}")
 
 
-def _caption(file: Path) -> str | None:
-    """Return the text of an image; raise OSError or ValueError if it cannot be read, is too long or not UTF-8."""
+def _caption(file: Path, *, empty: bool) -> str:
+    """Return the text of an image, which may be empty or not; raise OSError or ValueError if it cannot be used."""
     if not file.is_file():
-        return None
+        raise ValueError("it is missing")
     if large := too_many_bytes(file.stat().st_size, MOST_TEXT):
         raise ValueError(f"it {large}")
-    return file.read_text("utf-8-sig").strip()
+    text = file.read_text("utf-8-sig").strip()
+    if not text and not empty:
+        raise ValueError("it is empty")
+    return text

@@ -43,8 +43,13 @@ class RowLocation(NamedTuple):
         return f"{self.where}: {self.source}, {unit} {self.number}"
 
 
-def text_of(value: Any, place: RowLocation) -> str:
+def text_of(value: Any, place: RowLocation, setting: str | None) -> str:
     """Return the text of a prompt.
+
+    Args:
+        value: the content of its column.
+        place: location of the row.
+        setting: the setting that names the column, if there is one.
 
     Raises:
         PromptError: the value is empty or not a text.
@@ -52,9 +57,10 @@ def text_of(value: Any, place: RowLocation) -> str:
     if value is None or (isinstance(value, str) and not value.strip()):
         raise PromptError(f"{place}: the prompt is empty. Remove the line or write a prompt.")
     if not isinstance(value, str):
+        other = "" if setting is None else f", or set {setting} to a column of texts"
         raise PromptError(
-            f"{place}: the prompt is {_kind_of(value)}, not a text: {str(value)[:60]}. Write one text per line or row, "
-            "or set prompts.column to a column of texts."
+            f"{place}: the prompt is {_kind_of(value)}, not a text: {str(value)[:60]}. Write one text per line or "
+            f"row{other}."
         )
     try:
         value.encode()
@@ -102,11 +108,12 @@ def _holds_bytes(value: Any) -> bool:
 
 
 def images_of(
-    row: Mapping[str, Any], column: str, place: RowLocation, folder: Path
+    row: Mapping[str, Any], column: str, place: RowLocation, folder: Path, setting: str
 ) -> tuple[tuple[ImageSource, ...], str]:
     """Return the files of a row's images, in order, and their joined content keys.
 
-    Images are paths, files as datasets hold them (bytes, or a mapping with bytes), or members of tars.
+    Images are paths, files as datasets hold them (bytes, or a mapping with bytes), or members of tars. ``setting`` is
+    the setting that names the column.
 
     Raises:
         PromptError: the row has no image, or one cannot be used.
@@ -118,8 +125,8 @@ def images_of(
     names = [name for name in listed if isinstance(name, str | bytes) and name]
     if not names or len(names) < len(listed):
         raise PromptError(
-            f"{place} has no '{column}', the path of an image or a list of such paths. Add it, or leave prompts.image "
-            "out."
+            f"{place} has no '{column}', the path of an image or a list of such paths. Add it, set {setting} to "
+            f"another column, or leave {setting} out."
         )
     found = [_image(_file(name, place, folder), place) for name in names]
     return tuple(source for source, _ in found), join_keys(key for _, key in found)
