@@ -118,15 +118,22 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, same: Collect
         same: settings that differ in text but are equivalent.
     """
     flat_old, flat_new = flatten(old), flatten(new)
-    keys = sorted(set(flat_old) | set(flat_new))
     # Monitors that gate the KL or weight advantages affect training, as rewards do.
     gated = any(flat_new.get(f"advantage.{name}") is not None for name in ("kl_gate", "diversity"))
-    fixed = [key for key in keys if not _is_free(key.replace("monitors", "rewards", 1) if gated else key)]
     return [
-        f"{key}: {flat_old.get(key)!r} -> {flat_new.get(key)!r}"
-        for key in fixed
-        if flat_old.get(key) != flat_new.get(key) and key not in same
+        f"{key}: {before!r} -> {after!r}"
+        for key, (before, after) in unlike(flat_old, flat_new).items()
+        if key not in same and not _is_free(key.replace("monitors", "rewards", 1) if gated else key)
     ]
+
+
+def unlike(*settings: Mapping[str, Any], missing: Any = None) -> dict[str, tuple[Any, ...]]:
+    """Return the values of flat settings that are not equal; of an empty section only if no other has a part of it."""
+    values = {key: tuple(each.get(key, missing) for each in settings) for key in sorted(set().union(*settings))}
+    found = {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+    empty = [key for key, each in found.items() if {} in each or [] in each]
+    in_parts = [key for key in empty if any(other.startswith(f"{key}.") for other in found)]
+    return {key: each for key, each in found.items() if key not in in_parts}
 
 
 def asks_for(config: Mapping[str, Any]) -> dict[str, Any]:
