@@ -269,7 +269,8 @@ def _sample(
             raise ValueError(f"'{value}' {large}. Scale it down")
     except (ValueError, OSError) as error:
         raise DataError(f"{place}: {error}.") from None
-    return GivenFile(name=f"{place}: {value}", folder=str(folder), path=value)
+    name = str(place) if place.source.endswith(f"/{value}") else f"{place}: {value}"
+    return GivenFile(name=name, folder=str(folder), path=value)
 
 
 def _reply(messages: Sequence[Any], name: str) -> str:

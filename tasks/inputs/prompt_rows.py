@@ -15,7 +15,7 @@ from configs.errors import CorruptError, PromptError
 from models.image_files import film_size, is_film, is_plain, open_clip, open_picture
 from storage.backends.checksums import hash_data, hash_file
 from storage.names import below
-from tasks.inputs.given_file import GivenFile
+from tasks.inputs.given_file import MEDIA, GivenFile
 
 #: Limit on pixels, as a small file can claim to be an image of any size; models take a hundredth of this.
 _MOST_PIXELS = 1 << 26
@@ -32,13 +32,15 @@ ImageSource = Path | bytes
 
 
 class RowLocation(NamedTuple):
-    """Location of a row, for errors."""
+    """Location of a row, for errors: file and number, or the image that is the row."""
 
     where: str
     source: str
     number: int
 
     def __str__(self) -> str:
+        if self.source.lower().endswith(MEDIA):
+            return f"{self.where}: {self.source}"
         unit = "line" if self.source.lower().endswith(_OF_LINES) else "row"
         return f"{self.where}: {self.source}, {unit} {self.number}"
 

@@ -41,7 +41,7 @@ def both_ways(source: Path | str, options: dict[str, Any], message: str) -> Give
     found = read_given(DataSection(train=str(source), bad_rows="leave_out", **options))
     ((place, reason),) = found.refused
     assert re.search(message, reason), reason
-    assert re.search(r"(line|row) \d+$", place)
+    assert re.search(r"((line|row) \d+|\.png)$", place)
     return found
 
 
@@ -162,6 +162,17 @@ def test_a_caption_that_cannot_be_used_costs_no_other(tmp_path: Path, content: b
     (tmp_path / "1.txt").unlink() if content is None else (tmp_path / "1.txt").write_bytes(content)
     found = both_ways(tmp_path, {}, f"the text of .*/1.png' cannot be used: .*{why}.* Write '1.txt' next to it")
     assert [row.text for row in found.rows] == ["picture 0", "picture 2"]
+
+
+def test_rows_of_a_folder_are_named_by_their_images_or_the_lines_of_its_list(tmp_path: Path) -> None:
+    for number in range(3):
+        picture(number % 2).save(tmp_path / f"{number}.png")
+        (tmp_path / f"{number}.txt").write_text(f"picture {number % 2}")
+    found = both_ways(tmp_path, {}, r"^data\.train: .*/2\.png repeats data\.train: .*/0\.png: the same prompt")
+    assert [row.samples[0].name for row in found.rows] == [f"data.train: {tmp_path}/{name}.png" for name in (0, 1)]
+    rows = [{"prompt": f"picture {number % 2}", "file_name": f"{number}.png"} for number in range(3)]
+    (tmp_path / "metadata.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    both_ways(tmp_path, {}, r"metadata\.jsonl, line 3 repeats .*metadata\.jsonl, line 1: the same prompt")
 
 
 def test_cells_of_a_table(tmp_path: Path) -> None:
