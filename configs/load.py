@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from configs.algorithm_defaults import without_followers
 from configs.errors import ConfigError
@@ -56,6 +56,7 @@ _DECIDES = ("execution.ahead",)
 
 #: Location of a setting: the parts of its dotted name.
 Mistake = tuple[str, ...]
+S = TypeVar("S", bound=BaseModel)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -71,7 +72,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     source = config_file(path)
     data = read_config(source)
-    own = _mistakes(data)
+    where = origin(data, RunConfig, source, overrides)
     if overrides:
         given, data = data, _with_defaults(data)
         without_followers(data, given)
@@ -82,7 +83,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     # Paths in overrides are relative to the working directory, then to the config's folder.
     for folder in (Path.cwd(), source.parent):
         data = resolve_paths(data, folder)
-    return _parse(data, lambda mistake: str(source) if mistake in own else blamed(mistake, overrides) or str(source))
+    return _parse(data, where)
 
 
 def parse_config(data: Mapping[str, Any], *, where: str) -> RunConfig:
@@ -118,15 +119,22 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, same: Collect
         same: settings that differ in text but are equivalent.
     """
     flat_old, flat_new = flatten(old), flatten(new)
-    keys = sorted(set(flat_old) | set(flat_new))
     # Monitors that gate the KL or weight advantages affect training, as rewards do.
     gated = any(flat_new.get(f"advantage.{name}") is not None for name in ("kl_gate", "diversity"))
-    fixed = [key for key in keys if not _is_free(key.replace("monitors", "rewards", 1) if gated else key)]
     return [
-        f"{key}: {flat_old.get(key)!r} -> {flat_new.get(key)!r}"
-        for key in fixed
-        if flat_old.get(key) != flat_new.get(key) and key not in same
+        f"{key}: {before!r} -> {after!r}"
+        for key, (before, after) in unlike(flat_old, flat_new).items()
+        if key not in same and not _is_free(key.replace("monitors", "rewards", 1) if gated else key)
     ]
+
+
+def unlike(*settings: Mapping[str, Any], missing: Any = None) -> dict[str, tuple[Any, ...]]:
+    """Return the values of flat settings that are not equal; of an empty section only if no other has a part of it."""
+    values = {key: tuple(each.get(key, missing) for each in settings) for key in sorted(set().union(*settings))}
+    found = {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+    empty = [key for key, each in found.items() if {} in each or [] in each]
+    in_parts = [key for key in empty if any(other.startswith(f"{key}.") for other in found)]
+    return {key: each for key, each in found.items() if key not in in_parts}
 
 
 def asks_for(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,21 +161,40 @@ def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse(data: Mapping[str, Any], where: Callable[[Mistake], str]) -> RunConfig:
+    return checked(data, RunConfig, where)
+
+
+def checked(data: Mapping[str, Any], schema: type[S], where: Callable[[Mistake], str]) -> S:
+    """Return plain data as an instance of a schema; ``where`` names the origin of a mistake in errors.
+
+    Raises:
+        ConfigError: a key is unknown or a value is not allowed.
+    """
     try:
-        return RunConfig.model_validate(data)
+        return schema.model_validate(data)
     except ValidationError as error:
         items = relevant([dict(item) for item in error.errors()])
-        lines = [f"{where(_mistake(item))}: {explain(item)}" for item in items]
+        lines = [f"{where(_mistake(item))}: {explain(item, schema)}" for item in items]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
-def _mistakes(data: Mapping[str, Any]) -> set[Mistake]:
-    """Return the locations of the file's own mistakes, which no override caused."""
+def origin(
+    data: Mapping[str, Any], schema: type[BaseModel], source: Path, overrides: Sequence[str]
+) -> Callable[[Mistake], str]:
+    """Return the function that names the origin of a mistake: the file, or the override that caused it.
+
+    Args:
+        data: the data of the file, without the overrides.
+        schema: the schema of the data.
+        source: the file.
+        overrides: ``section.key=value`` strings.
+    """
+    own = set[Mistake]()
     try:
-        RunConfig.model_validate(data)
+        schema.model_validate(data)
     except ValidationError as error:
-        return {_mistake(dict(item)) for item in error.errors()}
-    return set()
+        own = {_mistake(dict(item)) for item in error.errors()}
+    return lambda mistake: str(source) if mistake in own else blamed(mistake, overrides) or str(source)
 
 
 def _mistake(item: Mapping[str, Any]) -> Mistake:

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from configs.base import Component, Later, Section
 from configs.data import DataSection
-from configs.errors import ConfigError
-from configs.load import read_config
+from configs.load import checked, origin, read_config
 from configs.model import LoraSection
 from configs.overrides import apply_overrides
 from configs.schema import StoreSection
-from configs.validation_messages import explain
 
 
 class JudgmentRows(DataSection):
@@ -89,12 +87,11 @@ def load_fit(path: str | Path, overrides: Sequence[str] = ()) -> FitConfig:
         ConfigError: the file cannot be read, a key is unknown, or a value is not allowed.
     """
     source = Path(path)
-    data = apply_overrides(read_config(source), overrides)
+    data = read_config(source)
+    where = origin(data, FitConfig, source, overrides)
+    data = apply_overrides(data, overrides)
     data["name"] = data.get("name") or re.sub(r"[^\w.-]", "-", source.stem)
-    try:
-        made = FitConfig.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError("\n".join(f"{source}: {explain(dict(item), FitConfig)}" for item in error.errors())) from None
+    made = checked(data, FitConfig, where)
     return made.model_copy(
         update={
             name: tuple(_found(each, source.parent) for each in getattr(made, name)) for name in ("data", "heldout")

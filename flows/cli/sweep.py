@@ -75,8 +75,11 @@ def sweep_command(
 
 
 def _print(name: str, outcomes: Sequence[Outcome]) -> None:
+    from tasks.metrics.sweep import scored_on
+
     figures = list(dict.fromkeys(figure for each in outcomes for figure in each.figures))
-    table = Table("run", "epoch", *figures, title=f"{name}, best first", title_justify="left")
+    scores_on = f", scores on {scored_on(outcomes)}" if figures else ""
+    table = Table("run", "epoch", *figures, title=f"{name}, best first{scores_on}", title_justify="left")
     for each in outcomes:
         scores = (f"{each.figures[figure]:.4g}" if figure in each.figures else "" for figure in figures)
         table.add_row(each.variant.name, str(each.epoch), *scores)

@@ -56,6 +56,11 @@ class OfKind(Trained):
         return list(self.config.watch.rules("back"))
 
 
+def _acts(on: Mapping[str, str], rule: str) -> str | None:
+    """Return the action on a rule if it is more than a warning."""
+    return None if on.get(rule) == "warn" else on.get(rule)
+
+
 #: Combinations of the policy's kind, the algorithm, and the settings that only some of them read.
 RUN: tuple[Rule[OfKind], ...] = (
     Rule("optimize.algorithm", lambda f, _: f.requires.kind != (f.kind.trained_as or f.name),
@@ -83,6 +88,18 @@ RUN: tuple[Rule[OfKind], ...] = (
     Rule("execution.ahead optimize.replay", lambda f, value: f.back and value,
          "with {setting} epochs after that would train on samples of the policy that is left",
          "Remove {setting}, or choose 'stop'", where="watch.on.{facts.back[0]} is 'back', but"),
+    Rule("watch.on", lambda f, on: not f.config.monitors and _acts(on, "monitor"),
+         "there are no monitors, so the rule never fires",
+         "Add some, or remove it", where="watch.on.monitor is '{found}', but"),
+    Rule("watch.on", lambda f, on: not f.config.prompts.lists("heldout") and _acts(on, "heldout"),
+         "there are no held-out prompts, so the rule never fires",
+         "Set prompts.heldout, or remove it", where="watch.on.heldout is '{found}', but"),
+    Rule("watch.on", lambda f, on: not f.requires.approx_kl and _acts(on, "kl"),
+         "{facts.algorithm} has no policy ratio and measures no approx_kl, so the rule never fires",
+         "Remove it, or choose an algorithm with a ratio", where="watch.on.kl is '{found}', but"),
+    Rule("watch.on", lambda f, on: not f.requires.critic and _acts(on, "explained_variance"),
+         "{facts.algorithm} trains no critic, so the rule never fires",
+         "Remove it, or choose the algorithm 'ppo'", where="watch.on.explained_variance is '{found}', but"),
 )  # fmt: skip
 
 

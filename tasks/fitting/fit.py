@@ -18,6 +18,7 @@ from configs.fingerprint import Json, fingerprint
 from configs.model import LoraSection
 from configs.registry import check_options, create, option_names, resolve
 from configs.reward_fit import FitConfig
+from configs.suggestions import did_you_mean
 from models.devices import chosen_device
 from models.maths.preferences import expected_preference
 from models.rewards import BACKBONES
@@ -79,7 +80,7 @@ def fit_reward(config: FitConfig) -> FittedModel:
     """
     name, options = config.backbone.name, config.backbone.options
     if name not in BACKBONES:
-        raise ConfigError(f"backbone '{name}' does not exist. There are {', '.join(BACKBONES)}.")
+        raise ConfigError(f"backbone '{name}' does not exist. {did_you_mean(name, BACKBONES)}")
     kind = resolve(BACKBONES, name, label="backbone")
     check_options(kind, name, options, label="backbone")
     store = ArtifactStore(config.store)

@@ -153,7 +153,7 @@ def _section(source: str, judged: Judged, scale: tuple[float, float]) -> Judgmen
 
 def _own(message: str) -> str:
     """Return a message about the rows of a run as one about those of a fit."""
-    return message.removeprefix("data.train: ")
+    return message.removeprefix(f"{JudgmentRows.setting}: ")
 
 
 def _content(found: Judgments, sample: GivenFile, judged: Judged) -> str | None:

@@ -163,11 +163,10 @@ class _Reading:
         rows = self._spool.items("rows", lambda row: DataRow.restored(row, cells))
         refused = self._spool.items("refused", lambda each: (each[0], each[1]))
         if not rows:
-            reason = f" The first: {refused[0][1]}" if refused else ""
-            raise DataError(
-                f"{self._section.setting}: '{self._section.train}' holds no usable row; {len(refused)} were "
-                f"refused.{reason}"
-            )
+            found = "holds no row. Write some into it, or name another."
+            if refused:
+                found = f"holds no usable row; {len(refused)} were refused. The first: {refused[0][1]}"
+            raise DataError(f"{self._section.setting}: '{self._section.train}' {found}")
         prompts = self._spool.items("prompts", lambda each: _prompt(each[0], each[1], _restored_image(each[2])))
         self._digest.update(b"]")
         return GivenData(rows, prompts, refused, self._digest.hexdigest())
@@ -189,14 +188,18 @@ def _row(row: Row, section: DataSection, place: RowLocation, folder: Path, cells
         asked, sample = read_chat(row.get(section.messages), f"{place}, {section.messages}")
         samples: tuple[GivenFile, ...] = (sample,)
     elif section.prompt not in row:
-        raise DataError(f"{place} has no '{section.prompt}'; it has {', '.join(row) or 'nothing'}. Name another.")
+        has = ", ".join(row) or "nothing"
+        raise DataError(f"{place} has no '{section.prompt}'; it has {has}. {_remedy(section, 'prompt')}")
     else:
         asked = row[section.prompt]
-        columns = (str(section.chosen), str(section.rejected)) if section.paired else (section.sample,)
-        samples = tuple(_sample(row, name, place, folder, cells) for name in columns)
-    text = asked if asked == "" and not section.trained else text_of(asked, place)
+        options = ("chosen", "rejected") if section.paired else ("sample",)
+        columns = tuple(str(getattr(section, option)) for option in options)
+        samples = tuple(_sample(row, option, section, place, folder, cells) for option in options)
+    setting = "data.prompt" if section.trained else None
+    text = asked if asked == "" and not section.trained else text_of(asked, place, setting)
     used = {section.prompt, *columns, section.rating, section.prompt_image} - {*section.keep}
-    image = None if section.prompt_image is None else images_of(row, section.prompt_image, place, folder)
+    named = section.prompt_image
+    image = None if named is None else images_of(row, named, place, folder, "data.prompt_image")
     # Other members of a tar, such as arrays, are no columns.
     others = (name for name, value in row.items() if name not in used and not isinstance(value, GivenFile))
     metadata = {str(name): row[name] for name in others}
@@ -217,7 +220,9 @@ def _row(row: Row, section: DataSection, place: RowLocation, folder: Path, cells
 def _rating(row: Mapping[str, Any], section: DataSection, place: RowLocation) -> float | None:
     if section.rating is None:
         return None
-    given, (low, high) = row.get(section.rating), section.scale
+    if section.rating not in row:
+        raise DataError(f"{place} has no '{section.rating}', the rating. {_remedy(section, 'rating')}")
+    given, (low, high) = row[section.rating], section.scale
     try:
         # CSV files hold texts.
         value = float(given) if isinstance(given, str | int | float) and not isinstance(given, bool) else None
@@ -226,12 +231,20 @@ def _rating(row: Mapping[str, Any], section: DataSection, place: RowLocation) ->
     if value is None or not low <= value <= high:
         raise DataError(
             f"{place}: the rating '{section.rating}' is {given!r}, but the scale is {low} to {high}. Mend the row, or "
-            "set the scale."
+            f"set {'data.scale' if section.trained else 'scale'}."
         )
     return value
 
 
-def _sample(row: Mapping[str, Any], column: str, place: RowLocation, folder: Path, cells: Cells) -> GivenFile:
+def _remedy(section: DataSection, option: str) -> str:
+    """Return what to do about a column that rows lack; the columns of judgments have names that no setting changes."""
+    return f"Add it, or set data.{option} to another column." if section.trained else "Add it, or rename its column."
+
+
+def _sample(
+    row: Mapping[str, Any], option: str, section: DataSection, place: RowLocation, folder: Path, cells: Cells
+) -> GivenFile:
+    column = str(getattr(section, option))
     value = row.get(column)
     if isinstance(value, GivenFile):
         return value
@@ -242,10 +255,10 @@ def _sample(row: Mapping[str, Any], column: str, place: RowLocation, folder: Pat
         return GivenFile(name=name, key=hash_data(data), path=column, offset=place.number, cells=cells)
     # An image or clip of datasets has a path.
     value = value.get("path") if isinstance(value, Mapping) else value
-    value = _reply(value, place) if isinstance(value, list) else value
+    value = _reply(value, name) if isinstance(value, list) else value
     if not isinstance(value, str) or not value.strip():
         raise DataError(
-            f"{place} has no '{column}', the path of an image or clip, or a text. Add it, or name another column."
+            f"{place} has no '{column}', the path of an image or clip, or a text. {_remedy(section, option)}"
         )
     if not is_unicode(value):
         raise DataError(f"{name} has half a character, which is no Unicode text. Write it again.")
@@ -256,14 +269,17 @@ def _sample(row: Mapping[str, Any], column: str, place: RowLocation, folder: Pat
             raise ValueError(f"'{value}' {large}. Scale it down")
     except (ValueError, OSError) as error:
         raise DataError(f"{place}: {error}.") from None
-    return GivenFile(name=f"{place}: {value}", folder=str(folder), path=value)
+    name = str(place) if place.source.endswith(f"/{value}") else f"{place}: {value}"
+    return GivenFile(name=name, folder=str(folder), path=value)
 
 
-def _reply(messages: Sequence[Any], place: RowLocation) -> str:
+def _reply(messages: Sequence[Any], name: str) -> str:
     """Return the assistant's text of a chat of one message, as the chosen and rejected columns of chats hold it."""
     if len(messages) == 1 and isinstance(messages[0], Mapping) and messages[0].get("role") == "assistant":
         return str(messages[0].get("content", ""))
-    raise DataError(f"{place} holds a chat of {len(messages)} messages; one of the assistant can be trained on.")
+    raise DataError(
+        f"{name} holds a chat of {len(messages)} messages; it can be one message of the assistant. Mend the row."
+    )
 
 
 def _keyed(rows: list[DataRow]) -> Iterator[DataRow]:

@@ -19,6 +19,8 @@ from tasks.inputs.saved_datasets import is_saved_dataset
 
 #: Rows of a table that are passed by instead of opening it again at a later one.
 _NEAR = 1000
+#: File of a folder of images that lists its rows, as in datasets.
+_LISTED = "metadata.jsonl"
 #: Columns of a row, or the reason why it cannot be read.
 Row = Mapping[str, Any] | DataError
 
@@ -59,9 +61,15 @@ def source_rows(section: DataSection) -> Iterator[tuple[RowLocation, Path, Row]]
                 place = RowLocation(setting, tar, number)
                 yield place, Path(tar).parent, DataError(f"{place}: {row}") if isinstance(row, DataError) else row
         folder = path if path.is_dir() else path.parent
+        names: list[str] = []
+        if path.is_dir() and not is_saved_dataset(path):
+            # Its images have no order that people see, so their names are their places.
+            names = [] if (path / _LISTED).is_file() else _images(path)
+            source = source if names else str(path / _LISTED)
         for number, found in () if is_tar(source) else _table_rows(section):
             row = _data_error(found, setting) if isinstance(found, PromptError) else found
-            yield RowLocation(setting, source, number), folder, row
+            place = RowLocation(setting, f"{source}/{names[number - 1]}" if names else source, number)
+            yield place, folder, row
     except (DataError, PromptError) as error:
         raise _data_error(error, setting) from None
 
@@ -139,8 +147,8 @@ def _png(image: Any) -> bytes:
 
 
 def _folder_rows(folder: Path, section: DataSection) -> ReadRows:
-    """Yield the images of a folder: those of ``metadata.jsonl``, as in datasets, or all, with their text files."""
-    listed = folder / "metadata.jsonl"
+    """Yield the images of a folder: those that a file lists, or all, with their text files."""
+    listed = folder / _LISTED
     if listed.is_file():
         for number, row in read_rows(str(listed), section.prompt):
             if isinstance(row, PromptError):
@@ -149,20 +157,29 @@ def _folder_rows(folder: Path, section: DataSection) -> ReadRows:
                 others = {key: each for key, each in row.items() if key != "file_name"}
                 yield number, {**others, section.sample: row.get("file_name")}
         return
+    for number, name in enumerate(_images(folder), 1):
+        file = (folder / name).with_suffix(".txt")
+        try:
+            yield number, {section.prompt: _caption(file, empty=not section.trained), section.sample: name}
+        except (OSError, ValueError) as error:
+            remedy = f"Write '{file.name}' next to it in UTF-8, or remove the image."
+            yield number, PromptError(f"the text of '{folder / name}' cannot be used: {error}. {remedy}")
+
+
+def _images(folder: Path) -> list[str]:
     images = [name for name in files_below(folder) if Path(name).suffix.lower() in MEDIA]
     if not images:
-        raise DataError(f"the folder '{folder}' has neither metadata.jsonl nor images. Name another.")
-    for number, name in enumerate(images, 1):
-        try:
-            yield number, {section.prompt: _caption((folder / name).with_suffix(".txt")), section.sample: name}
-        except (OSError, ValueError) as error:
-            yield number, PromptError(f"the text of '{folder / name}' cannot be used: {error}. Mend it.")
+        raise DataError(f"the folder '{folder}' has neither {_LISTED} nor images. Name another.")
+    return images
 
 
-def _caption(file: Path) -> str | None:
-    """Return the text of an image; raise OSError or ValueError if it cannot be read, is too long or not UTF-8."""
+def _caption(file: Path, *, empty: bool) -> str:
+    """Return the text of an image, which may be empty or not; raise OSError or ValueError if it cannot be used."""
     if not file.is_file():
-        return None
+        raise ValueError("it is missing")
     if large := too_many_bytes(file.stat().st_size, MOST_TEXT):
         raise ValueError(f"it {large}")
-    return file.read_text("utf-8-sig").strip()
+    text = file.read_text("utf-8-sig").strip()
+    if not text and not empty:
+        raise ValueError("it is empty")
+    return text

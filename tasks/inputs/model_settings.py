@@ -138,13 +138,15 @@ def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None
     if not most:
         return
     folder, frames = Path(str(config.model.path)).expanduser(), config.model.frames
+    columns = {"prompts.image": config.prompts.image, "data.prompt_image": config.data and config.data.prompt_image}
+    column = " or ".join(name for name, value in columns.items() if value) or "prompts.image"
     ends = resolve(POLICIES, family, label="model.policy").check_ends if family in LAST_FRAME else None
     for prompt in prompts:
         films = [each for each in prompt.images if family not in CLIP_CONDITIONED and is_film(readable(each))]
         if films:
             name = "an image column" if isinstance(films[0], bytes) else films[0].name
             raise PromptError(
-                f"prompts.{config.prompts.image or 'image'}: prompt {prompt.text!r} comes with the film "
+                f"{column}: prompt {prompt.text!r} comes with the film "
                 f"'{name}', but model.policy '{family}' starts from an image. Name an image, or choose one of "
                 f"{', '.join(sorted(CLIP_CONDITIONED))}."
             )
@@ -153,7 +155,7 @@ def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None
             remedy = "Name the first and the last frame" if family in LAST_FRAME else remedy
             remedy = "Raise model.options.images" if family == "vision_lm" else remedy
             raise PromptError(
-                f"prompts.{config.prompts.image or 'image'}: prompt {prompt.text!r} comes with {len(prompt.images)} "
+                f"{column}: prompt {prompt.text!r} comes with {len(prompt.images)} "
                 f"images, but model.policy '{family}' takes {most} as it is set. {remedy}, or choose a model for "
                 f"several ({', '.join(sorted(REFERENCES)) or 'none here'})."
             )

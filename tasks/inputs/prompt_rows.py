@@ -15,7 +15,7 @@ from configs.errors import CorruptError, PromptError
 from models.image_files import film_size, is_film, is_plain, open_clip, open_picture
 from storage.backends.checksums import hash_data, hash_file
 from storage.names import below
-from tasks.inputs.given_file import GivenFile
+from tasks.inputs.given_file import MEDIA, GivenFile
 
 #: Limit on pixels, as a small file can claim to be an image of any size; models take a hundredth of this.
 _MOST_PIXELS = 1 << 26
@@ -32,19 +32,26 @@ ImageSource = Path | bytes
 
 
 class RowLocation(NamedTuple):
-    """Location of a row, for errors."""
+    """Location of a row, for errors: file and number, or the image that is the row."""
 
     where: str
     source: str
     number: int
 
     def __str__(self) -> str:
+        if self.source.lower().endswith(MEDIA):
+            return f"{self.where}: {self.source}"
         unit = "line" if self.source.lower().endswith(_OF_LINES) else "row"
         return f"{self.where}: {self.source}, {unit} {self.number}"
 
 
-def text_of(value: Any, place: RowLocation) -> str:
+def text_of(value: Any, place: RowLocation, setting: str | None) -> str:
     """Return the text of a prompt.
+
+    Args:
+        value: the content of its column.
+        place: location of the row.
+        setting: the setting that names the column, if there is one.
 
     Raises:
         PromptError: the value is empty or not a text.
@@ -52,9 +59,10 @@ def text_of(value: Any, place: RowLocation) -> str:
     if value is None or (isinstance(value, str) and not value.strip()):
         raise PromptError(f"{place}: the prompt is empty. Remove the line or write a prompt.")
     if not isinstance(value, str):
+        other = "" if setting is None else f", or set {setting} to a column of texts"
         raise PromptError(
-            f"{place}: the prompt is {_kind_of(value)}, not a text: {str(value)[:60]}. Write one text per line or row, "
-            "or set prompts.column to a column of texts."
+            f"{place}: the prompt is {_kind_of(value)}, not a text: {str(value)[:60]}. Write one text per line or "
+            f"row{other}."
         )
     try:
         value.encode()
@@ -102,11 +110,12 @@ def _holds_bytes(value: Any) -> bool:
 
 
 def images_of(
-    row: Mapping[str, Any], column: str, place: RowLocation, folder: Path
+    row: Mapping[str, Any], column: str, place: RowLocation, folder: Path, setting: str
 ) -> tuple[tuple[ImageSource, ...], str]:
     """Return the files of a row's images, in order, and their joined content keys.
 
-    Images are paths, files as datasets hold them (bytes, or a mapping with bytes), or members of tars.
+    Images are paths, files as datasets hold them (bytes, or a mapping with bytes), or members of tars. ``setting`` is
+    the setting that names the column.
 
     Raises:
         PromptError: the row has no image, or one cannot be used.
@@ -118,8 +127,8 @@ def images_of(
     names = [name for name in listed if isinstance(name, str | bytes) and name]
     if not names or len(names) < len(listed):
         raise PromptError(
-            f"{place} has no '{column}', the path of an image or a list of such paths. Add it, or leave prompts.image "
-            "out."
+            f"{place} has no '{column}', the path of an image or a list of such paths. Add it, set {setting} to "
+            f"another column, or leave {setting} out."
         )
     found = [_image(_file(name, place, folder), place) for name in names]
     return tuple(source for source, _ in found), join_keys(key for _, key in found)

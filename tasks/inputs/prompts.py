@@ -205,7 +205,7 @@ def _prompts(rows: Rows, source: str, section: PromptsSection, where: str) -> li
     with without_collecting():
         numbered = [(number, _prompt(row, section, RowLocation(where, source, number), folder)) for number, row in rows]
     if not numbered:
-        raise PromptError(f"{where}: '{source}' holds no prompts.")
+        raise PromptError(f"{where}: '{source}' holds no prompts. Write some into it, or name another.")
     _check_distinct(numbered, where, source)
     return [prompt for _, prompt in numbered]
 
@@ -214,11 +214,11 @@ def _prompt(row: Mapping[str, Any], section: PromptsSection, place: RowLocation,
     column = section.column
     if column not in row:
         raise PromptError(f"{place} has no '{column}'; it has {', '.join(row) or 'nothing'}. Set prompts.column.")
-    text = text_of(row[column], place)
+    text = text_of(row[column], place, "prompts.column")
     metadata = {key: value for key, value in row.items() if key not in (column, section.image)} if len(row) > 1 else {}
     images: tuple[ImageSource, ...] = ()
     if section.image is not None:
-        images, metadata[IMAGE] = images_of(row, section.image, place, folder)
+        images, metadata[IMAGE] = images_of(row, section.image, place, folder, "prompts.image")
     check_metadata(metadata, place)
     try:
         prompt = Prompt(text=text, metadata=metadata, images=images)

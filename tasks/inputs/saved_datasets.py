@@ -57,9 +57,11 @@ def _split_folder(folder: Path, split: str, where: str) -> Path:
     listed = _read(folder / _SPLITS, where).get("splits")
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     if split not in names:
+        section, of_run, _ = where.partition(".")
+        remedy = f"Set {section}.split, or name" if of_run else "Name"
         raise PromptError(
-            f"{where}: '{folder}' has no split '{split}'; it has {', '.join(names) or 'none'}. Set prompts.split, or "
-            f"name the folder of a split, as '{folder / (names[0] if names else 'train')}'."
+            f"{where}: '{folder}' has no split '{split}'; it has {', '.join(names) or 'none'}. {remedy} "
+            f"the folder of a split, as '{folder / (names[0] if names else 'train')}'."
         )
     try:
         return below(folder, part(split))

@@ -51,7 +51,7 @@ def describe_run(context: RunContext) -> dict[str, Any]:
             for epoch, name in sorted(named_evaluations(chain))
         ],
         "losses": {str(epoch): summary for epoch, _, summary in view.summaries("validate")},
-        "data": next((summary for _, _, summary in view.summaries("ingest")), None),
+        "data": _given_counts(view),
         "rewards": rewards,
         "warnings": [alert.text for alert in alerts(chain)],
         "branches": [str(made["reason"]) for _, _, made in view.summaries("steer") if made["reason"]],
@@ -65,6 +65,16 @@ def describe_run(context: RunContext) -> dict[str, Any]:
         "side_results": _side_results(chain),
         "config": context.config.model_dump(mode="json"),
     }
+
+
+def _given_counts(view: RunView) -> dict[str, Any] | None:
+    """Return the numbers of samples, of rows, and of those left out, whether they were refused on reading or later."""
+    summary = next((summary for _, slot, summary in view.summaries("ingest") if not slot), None)
+    if summary is None:
+        return None
+    # The stored number of rows lacks those refused on reading.
+    used = summary["samples"] // (2 if view.config.data and view.config.data.paired else 1)
+    return {**summary, "rows": used + summary["refused"]}
 
 
 @dataclass(frozen=True, slots=True)

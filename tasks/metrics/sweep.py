@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -60,6 +60,8 @@ class Outcome:
     """Weighted mean reward of that evaluation on held-out prompts; None before any."""
     figures: dict[str, float]
     """Scores on held-out prompts, or on the train prompts if there are none."""
+    split: str = "heldout"
+    """The list of these prompts: heldout or train."""
     final: dict[str, float] = field(default_factory=dict)
     """Scores of the best variant on prompts that took no part in the selection, if any."""
 
@@ -154,11 +156,13 @@ def outcome(context: RunContext, variant: Variant) -> Outcome:
     if not evaluated:
         return Outcome(variant=variant, epoch=0, reward=None, figures={})
     figures = evaluation_figures(context.chain, evaluated[-1])
+    split = "heldout" if figures.get("heldout") else "train"
     return Outcome(
         variant=variant,
         epoch=evaluated[-1],
         reward=weighted_reward(context.config, figures),
-        figures=_flat(figures.get("heldout") or figures["train"]),
+        figures=_flat(figures[split]),
+        split=split,
     )
 
 
@@ -187,6 +191,12 @@ def _flat(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {f"{slot} {name}": value for slot, values in scores.items() for name, value in values.items()}
 
 
+def scored_on(outcomes: Iterable[Outcome]) -> str:
+    """Return the lists of the prompts that outcomes were scored on; '' before any result."""
+    names = {"heldout": "held-out prompts", "train": "train prompts"}
+    return " and ".join(dict.fromkeys(names[each.split] for each in outcomes if each.reward is not None))
+
+
 def selection_note(outcomes: Sequence[Outcome], *, prompts: str | None, root: str | None) -> str:
     """Return a note on the selection bias of the best of several outcomes; '' if fewer than two have a reward."""
     scored = [each for each in outcomes if each.reward is not None]
@@ -194,7 +204,7 @@ def selection_note(outcomes: Sequence[Outcome], *, prompts: str | None, root: st
         return ""
     best = scored[0]
     note = (
-        f"The best of {len(scored)} was chosen by its scores on the held-out prompts that the table shows: the more "
+        f"The best of {len(scored)} was chosen by its scores on the {scored_on(scored)} that the table shows: the more "
         "variants there are, the more of its lead is chance."
     )
     if best.final and prompts is not None:

@@ -24,6 +24,7 @@ from tasks.metrics.evaluations import (
     weighted_rewards,
 )
 from tasks.metrics.evaluations import evaluation_figures as figures_of
+from tasks.metrics.given import given_figures
 from tasks.metrics.image_grids import CLIPS
 from tasks.metrics.monitors import correlations, read_scored, shares
 from tasks.metrics.points import ACHIEVED, Point, scores_first
@@ -154,18 +155,15 @@ def paragraphs(context: RunContext, *, done: bool) -> list[str]:
     The first paragraph continues a sentence that begins with the run's name.
     """
     config, chain = context.config, context.chain
-    model, counts = config.model, context.store.manifest(chain.ref(Node(0, "preprocess")))
+    model = config.model
     base = model.base_name if model.path else f"the built-in '{model.base_name}'"
     rewards = " + ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards)
     sources = config.prompts.lists("train").values() if config.data is None else [config.data.train]
     prompts = " + ".join(Path(source).name for source in sources)
     aim = "for" if config.data is None else "judged by"
-    given = None if config.data is None else context.store.manifest(chain.ref(chain.plan.samples_of(0)))
-    data = f"{given.summary['samples']} samples, {given.summary['refused']} rows left out, " if given else ""
-    size = f" ({data}{counts.summary['train']} prompts, {counts.summary['heldout']} held out)" if counts else ""
     lines = [
-        f"trains {base} ({model.policy}) with {config.optimize.algorithm.name} on {prompts}{size} {aim} {rewards}, "
-        f"{config.run.epochs} epochs."
+        f"trains {base} ({model.policy}) with {config.optimize.algorithm.name} on {prompts}{_size(context)} {aim} "
+        f"{rewards}, {config.run.epochs} epochs."
     ]
     first, last = figures_of(chain, 0), figures_of(chain, config.run.epochs) if done else {}
     for split, rewards_of in last.items():
@@ -176,6 +174,21 @@ def paragraphs(context: RunContext, *, done: bool) -> list[str]:
         ]
         lines.append(f"Result on {'held-out' if split == 'heldout' else split} prompts: {', '.join(changes)}.")
     return lines
+
+
+def _size(context: RunContext) -> str:
+    """Return the numbers of samples and prompts in parentheses; empty before they are known."""
+    section, chain, store = context.config.data, context.chain, context.store
+    counts = store.manifest(chain.ref(Node(0, "preprocess")))
+    if counts is None:
+        return ""
+    data, train = "", counts.summary["train"]
+    ref = None if section is None else chain.ref(chain.plan.samples_of(0))
+    if section is not None and ref is not None and store.manifest(ref) is not None:
+        # Rows that are refused after reading count among the prompts of the run, but not among those of its samples.
+        given = given_figures(store, ref, section)
+        data, train = f"{given.samples} samples, {len(given.refused)} rows left out, ", given.prompts
+    return f" ({data}{train} prompts, {counts.summary['heldout']} held out)"
 
 
 def _evaluation(

@@ -113,7 +113,7 @@ def append_answer(run: RunFolder, answer: Answer) -> None:
         raise StoreError(
             f"'{answer.rater}' has answered this pair already. An answer is changed by undoing it and answering again."
         )
-    run.add(_SERIES, asdict(answer))
+    _store(run, answer)
 
 
 def withdraw_answer(run: RunFolder, number: int) -> None:
@@ -125,7 +125,33 @@ def withdraw_answer(run: RunFolder, number: int) -> None:
     answer = answers_of(run).get(number)
     if answer is None:
         raise StoreError(f"Run '{run.name}' has no answer {number} that could be undone.")
-    run.add(_SERIES, asdict(replace(answer, withdraws=number)))
+    _store(run, replace(answer, withdraws=number))
+
+
+def check_writable(run: RunFolder) -> None:
+    """Check that answers can be stored, before a rater gives one.
+
+    Raises:
+        StoreError: the store is not writable.
+    """
+    try:
+        with run.store.root.staging():
+            pass
+    except (StoreError, OSError) as error:
+        raise StoreError(
+            f"The store '{run.store.root.uri}' is not writable, so no answer of raters to run '{run.name}' could be "
+            "stored. Make it writable, or copy it and name the copy with --root."
+        ) from error
+
+
+def _store(run: RunFolder, answer: Answer) -> None:
+    try:
+        run.add(_SERIES, asdict(answer))
+    except (StoreError, OSError) as error:
+        # Raters read this message, and can do nothing about the store.
+        raise StoreError(
+            "The store cannot be written to, so this is not stored. Say so to the person who serves this page."
+        ) from error
 
 
 def commit_preferences(run: RunFolder) -> ArtifactRef:

@@ -24,7 +24,7 @@ from configs.escaping import visible
 from configs.fingerprint import fingerprint
 from storage.artifacts.lineage import RunFolder
 from storage.trajectories.media import DEFAULT_MEDIA
-from tasks.ratings.answers import Answer, answers_of, append_answer, withdraw_answer
+from tasks.ratings.answers import Answer, answers_of, append_answer, check_writable, withdraw_answer
 from tasks.ratings.pairs import RatedPair, SampleSource, next_pair, pairs_of, sides
 from tasks.ratings.request import TOKEN, RateRequest, RaterName
 
@@ -102,7 +102,10 @@ class _Session:
     def undo(self, rater: str) -> None:
         """Withdraw the last answer of a rater."""
         with self._lock:
-            withdraw_answer(self._run, max(self._own(rater), default=0))
+            given = self._own(rater)
+            if not given:
+                raise HTTPException(409, f"'{rater}' has no answer that could be undone. Answer a pair first.")
+            withdraw_answer(self._run, max(given))
 
     def media(self, name: str, start: int | None) -> tuple[str, bytes]:
         """Return the media type and bytes of a sample, or of an image that its prompt starts from."""
@@ -152,9 +155,10 @@ def make_app(run: RunFolder, sources: Sequence[SampleSource], request: RateReque
         token: token of raters; None: anyone who reaches the server is one.
 
     Raises:
-        StoreError: there are no samples to compare.
+        StoreError: there are no samples to compare, or answers cannot be stored.
         NotCommittedError: samples have not been made yet.
     """
+    check_writable(run)
     session = _Session(run, sources, request)
 
     def authorized(asked: Request) -> None:

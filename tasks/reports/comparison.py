@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from configs.load import asks_for
+from configs.load import asks_for, unlike
 from tasks.inputs.option_paths import config_places
 from tasks.metrics.evaluations import Figures
 from tasks.metrics.view import RunView
@@ -34,7 +34,6 @@ class RunDifference:
 def compare(first: RunContext, second: RunContext) -> RunDifference:
     """Return the common and the different parts of two runs; reads manifests and lineage, no samples."""
     settings = [asks_for(context.config.model_dump(mode="json")) for context in (first, second)]
-    keys = sorted({*settings[0], *settings[1]} - {"run.name"})
     made = [{Node(*entry.key): entry.artifact for entry in context.chain.entries()} for context in (first, second)]
     apart = [node for node, artifact in made[0].items() if made[1].get(node, artifact) != artifact]
     one, other = (RunView(context).evaluations for context in (first, second))
@@ -42,11 +41,7 @@ def compare(first: RunContext, second: RunContext) -> RunDifference:
     stages = list(dict.fromkeys(node.stage for each in made for node in each))
     counted = {stage: [{a for n, a in each.items() if n.stage == stage} for each in made] for stage in stages}
     return RunDifference(
-        settings={
-            key: (settings[0].get(key), settings[1].get(key))
-            for key in keys
-            if settings[0].get(key) != settings[1].get(key)
-        },
+        settings={key: (a, b) for key, (a, b) in unlike(*settings).items() if key != "run.name"},
         contents=_other_contents(first, second),
         shared={stage: len(a & b) for stage, (a, b) in counted.items()},
         own={stage: (len(a - artifacts[1]), len(b - artifacts[0])) for stage, (a, b) in counted.items()},

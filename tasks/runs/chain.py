@@ -95,7 +95,14 @@ class Chain:
         """
         found = self.find(epoch, stage, slot)
         if found is None:
-            label = f"{stage} of '{slot}'" if slot else stage
+            label, last = f"{stage} of '{slot}'" if slot else stage, self.config.run.epochs
+            # A stage of the next epoch makes a run longer.
+            if epoch > last + (STAGES[stage].scope == "epoch"):
+                more = command("flowmill", "run", "CONFIG", "--name", self.run.name, "--set", f"run.epochs={epoch}")
+                raise NotCommittedError(
+                    f"Run '{self.run.name}' has no {label} for epoch {epoch}: it has epochs 0 to {last}. Name one of "
+                    f"them, or train it further: {more}"
+                )
             how = command("flowmill", "stage", stage, "--run", self.run.name, *(["--epoch", epoch] if epoch else []))
             state = " with these settings" if self.run.made(epoch, stage, slot) else ""
             raise NotCommittedError(

@@ -9,8 +9,8 @@ from configs.errors import FlowmillError
 from tasks.runs.context import RunContext
 
 _SERIES = "states"
-#: Most characters of an error in tables.
-_MOST = 120
+#: Most characters of an error, far more than a message with its remedy has; tables cut it to their width.
+_MOST = 4000
 
 
 def note_state(context: RunContext, state: str, error: BaseException | None = None) -> None:

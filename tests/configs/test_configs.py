@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from configs import introspection
 from configs.errors import ConfigError
 from configs.fingerprint import canonical_json, fingerprint
-from configs.load import differences, load_config
+from configs.load import differences, flatten, load_config, unlike
 from configs.registry import option_names, resolve
 from configs.schema import RunConfig
 from configs.suggestions import near_path, nearest
@@ -222,6 +222,19 @@ def test_differences_ignore_what_does_not_change_results() -> None:
     assert differences(base, free) == []
     other = load_config(path, ["optimize.learning_rate=1"]).model_dump(mode="json")
     assert differences(base, other) == ["optimize.learning_rate: 0.0003 -> 1.0"]
+
+
+def test_a_setting_with_parts_differs_in_its_parts_alone() -> None:
+    path = next(p for p in PRESETS if p.stem == "digits")
+    plain, acting = (flatten(load_config(path, each).model_dump(mode="json")) for each in ([], ["watch.on.kl=back"]))
+    assert unlike(plain, acting) == {"watch.on.kl": (None, "back")}
+    assert unlike(acting, plain, plain, missing="") == {"watch.on.kl": ("back", "", "")}
+    assert unlike({"a": {}, "b": [], "c": []}, {"b.0": 1, "b.1": 2, "c": None}) == {
+        "a": ({}, None),
+        "b.0": (None, 1),
+        "b.1": (None, 2),
+        "c": ([], None),
+    }
 
 
 def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

@@ -208,6 +208,11 @@ PRINTED: Mapping[str, Callable[[], None]] = {
 }
 
 
+def test_the_table_of_a_sweep_names_the_prompts_of_its_scores(shown: io.StringIO) -> None:
+    variants_of_a_sweep()
+    assert " ".join(lines(shown)).startswith("digits-sweep, best first, scores on held-out prompts")
+
+
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Have each module's tables written to a terminal of 100 columns; how many entries each printed, one line each."""

@@ -84,7 +84,8 @@ def test_a_known_mistake_is_a_message(context: RunContext, monkeypatch: pytest.M
     state = FLOWS["optimize"](StageRequest(run="small", root=root, epoch=5), return_state=True)
     assert state.is_failed()
     assert state.message == (
-        "Run 'small' has no optimize for epoch 4 yet. Run 'flowmill stage optimize --run small --epoch 4' first.\n"
+        "Run 'small' has no optimize for epoch 4: it has epochs 0 to 2. Name one of them, or train it further: "
+        "flowmill run CONFIG --name small --set run.epochs=4\n"
         f"Committed data stays. To go on: flowmill stage optimize --run small --root {root} --epoch 5"
     )
     for logger in ("prefect.flow_runs", "prefect.engine"):

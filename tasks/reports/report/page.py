@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from configs.escaping import visible
 from configs.human_units import duration, size
+from configs.load import unlike
 from tasks.reports.report.content import RunReport
 from tasks.reports.report.run_charts import compared, progress, sections_of
 
@@ -60,9 +61,8 @@ def page(runs: Sequence[RunReport], *, price: float | None = None) -> str:
 
 def _differing(runs: Sequence[RunReport]) -> list[tuple[str, list[Any]]]:
     """Return the settings in which runs differ, with the value of each."""
-    keys = sorted({key for run in runs for key in run.settings if key != "run.name"})
-    rows = [(key, [run.settings.get(key, "") for run in runs]) for key in keys]
-    return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+    found = unlike(*(run.settings for run in runs), missing="")
+    return [(key, list(values)) for key, values in found.items() if key != "run.name"]
 
 
 def _marked(before: str, after: str) -> tuple[Markup, Markup]:

@@ -67,6 +67,10 @@ CASES = {
         optimize.stop_kl=0.1; optimize.algorithm={name: nft}
         optimize.stop_kl=0.1; optimize.updates_per_epoch=1
         watch.on={kl: back}; execution.ahead=1
+        watch.on={monitor: back}; monitors=[]
+        watch.on={heldout: stop}; prompts.heldout=null
+        watch.on={kl: back}; optimize.algorithm={name: nft}
+        watch.on={explained_variance: stop}
         execution.render_rows=2
         render={model: {policy: sd3, build: {name: digits}}, steps: 8}
         execution.strategy=fsdp

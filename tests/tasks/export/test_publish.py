@@ -133,7 +133,7 @@ def test_without_network_or_token_variable(store: ArtifactStore) -> None:
 
 
 def test_only_what_was_exported_is_published(store: ArtifactStore) -> None:
-    with pytest.raises(NotCommittedError, match=r"no export for epoch 3 yet.*stage export --run small --epoch 3"):
+    with pytest.raises(NotCommittedError, match=r"no export for epoch 3: it has epochs 0 to 0\. Name one"):
         finished_export(open_run(store.root.uri, "small", reads=True), 3)
 
 

@@ -279,12 +279,32 @@ def test_a_config_names_files_next_to_it_and_unknown_settings_are_refused(tmp_pa
     write_pairs(tmp_path, 1)
     file.write_text("data: pairs.jsonl\nbackbone: pixels\n")
     assert load_fit(file, ["updates=3"]).data == (str(tmp_path / "pairs.jsonl"),)
-    with pytest.raises(ConfigError, match=r"unknown setting 'update'\. Did you mean 'updates'"):
+    with pytest.raises(ConfigError, match=r"^--set update=3: unknown setting 'update'\. Did you mean 'updates'"):
         load_fit(file, ["update=3"])
-    with pytest.raises(ConfigError, match="backbone 'pixel' does not exist"):
+    with pytest.raises(ConfigError, match=r"^--set share=2: 'share' is 2; it must be less than 1"):
+        load_fit(file, ["seed=3", "share=2"])
+    file.write_text("data: pairs.jsonl\nbackbone: pixels\nupdate: 3\n")
+    with pytest.raises(ConfigError, match=rf"^{file}: unknown setting 'update'"):
+        load_fit(file, ["share=0.5"])
+    file.write_text("data: pairs.jsonl\nbackbone: pixels\n")
+    with pytest.raises(ConfigError, match=r"backbone 'pixel' does not exist\. Did you mean 'pixels'"):
         fit_reward(load_fit(file, ["backbone=pixel"]))
     with pytest.raises(ConfigError, match="backbone 'pixels' has no option 'hight'"):
         fit_reward(load_fit(file, ["backbone={name: pixels, options: {hight: 3}}"]))
+
+
+def test_a_source_that_cannot_be_read_is_named_with_its_setting_once(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    rows[2].update(prompt=7)
+    listed = write_rows(tmp_path / "pairs.jsonl", rows)
+    for data, message in (
+        ("nope.csv", "data: 'nope.csv' does not exist"),
+        (listed, f"rows cannot be used:\n  {listed}"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            fit_reward(fit_config(tmp_path, data))
+        assert message in str(caught.value)
+        assert str(caught.value).count("data: ") == (data == "nope.csv")
 
 
 def test_the_command_prints_the_reward_to_use(few: Path, tmp_path: Path) -> None:

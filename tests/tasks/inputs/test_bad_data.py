@@ -41,7 +41,7 @@ def both_ways(source: Path | str, options: dict[str, Any], message: str) -> Give
     found = read_given(DataSection(train=str(source), bad_rows="leave_out", **options))
     ((place, reason),) = found.refused
     assert re.search(message, reason), reason
-    assert re.search(r"(line|row) \d+$", place)
+    assert re.search(r"((line|row) \d+|\.png)$", place)
     return found
 
 
@@ -60,7 +60,7 @@ LINES: dict[str, tuple[Line, dict[str, Any], str]] = {
     "a text that is a number": ({"prompt": "p", "text": 7}, TEXT, "line 3 has no 'text'"),
     "the same row": (GOOD[0], TEXT, "line 3 repeats .*line 1"),
     "too good": ({"prompt": "p", "text": "t", "stars": 5.01}, RATED, "line 3: the rating 'stars' is 5.01"),
-    "no rating": ({"prompt": "p", "text": "t"}, RATED, "line 3: the rating 'stars' is None"),
+    "no rating": ({"prompt": "p", "text": "t"}, RATED, "line 3 has no 'stars', the rating. Add it, or set data.rating"),
     "a rating without end": (
         b'{"prompt": "p", "text": "t", "stars": 1e999}',
         RATED,
@@ -145,14 +145,34 @@ def test_a_file_that_is_none_costs_no_other(tmp_path: Path, make: Callable[[Path
     assert len(both_ways(source, {}, message).rows) == len(TEXTS) - 1
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\0", b"x" * (MOST_TEXT + 1)])
-def test_a_caption_that_is_no_text_costs_no_other(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\xff\xfe\0", "codec can't decode"),
+        (b"x" * (MOST_TEXT + 1), "it has 16,777,217 bytes, more than 16,777,216"),
+        (b" \n", "it is empty"),
+        (None, "it is missing"),
+    ],
+    ids=["no text", "too long", "empty", "missing"],
+)
+def test_a_caption_that_cannot_be_used_costs_no_other(tmp_path: Path, content: bytes | None, why: str) -> None:
     for number in range(3):
         picture(number).save(tmp_path / f"{number}.png")
         (tmp_path / f"{number}.txt").write_text(f"picture {number}")
-    (tmp_path / "1.txt").write_bytes(content)
-    found = both_ways(tmp_path, {}, "the text of .*1.png' cannot be used")
+    (tmp_path / "1.txt").unlink() if content is None else (tmp_path / "1.txt").write_bytes(content)
+    found = both_ways(tmp_path, {}, f"the text of .*/1.png' cannot be used: .*{why}.* Write '1.txt' next to it")
     assert [row.text for row in found.rows] == ["picture 0", "picture 2"]
+
+
+def test_rows_of_a_folder_are_named_by_their_images_or_the_lines_of_its_list(tmp_path: Path) -> None:
+    for number in range(3):
+        picture(number % 2).save(tmp_path / f"{number}.png")
+        (tmp_path / f"{number}.txt").write_text(f"picture {number % 2}")
+    found = both_ways(tmp_path, {}, r"^data\.train: .*/2\.png repeats data\.train: .*/0\.png: the same prompt")
+    assert [row.samples[0].name for row in found.rows] == [f"data.train: {tmp_path}/{name}.png" for name in (0, 1)]
+    rows = [{"prompt": f"picture {number % 2}", "file_name": f"{number}.png"} for number in range(3)]
+    (tmp_path / "metadata.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    both_ways(tmp_path, {}, r"metadata\.jsonl, line 3 repeats .*metadata\.jsonl, line 1: the same prompt")
 
 
 def test_cells_of_a_table(tmp_path: Path) -> None:

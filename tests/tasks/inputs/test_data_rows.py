@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 import s3fs
 from huggingface_hub import HfApi
 
-from configs.data import DataSection
+from configs.data import DataSection, HeldOutSection
 from configs.errors import DataError
 from configs.paths import resolve_paths
+from configs.reward_fit import JudgmentRows
 from models.image_files import open_picture
 from tasks.inputs import remote_files
 from tasks.inputs.data_rows import read_given
@@ -78,20 +80,31 @@ def _repeat(rows: list[dict[str, Any]]) -> None:
     rows[2] = dict(rows[0])
 
 
+def _started() -> list[dict[str, Any]]:
+    return [{**row, "start": picture(50 + number)} for number, row in enumerate(singles())]
+
+
 PAIRED = {"chosen": "chosen", "rejected": "rejected"}
 RATED = {"rating": "stars", "scale": (1, 5)}
 BAD: list[tuple[Callable[[], list[dict[str, Any]]], dict[str, Any], Change, str]] = [
     (singles, {}, _set("prompt", " "), "line 3: the prompt is empty"),
-    (singles, {}, _set("prompt", 7), "line 3: the prompt is a number"),
-    (singles, {}, lambda rows: rows[2].pop("image"), "line 3 has no 'image'"),
+    (singles, {}, _set("prompt", 7), "line 3: the prompt is a number.* or set data.prompt to a column of texts"),
+    (singles, {}, lambda rows: rows[2].pop("prompt"), "no 'prompt'; it has image.* or set data.prompt to another"),
+    (singles, {}, lambda rows: rows[2].pop("image"), "line 3 has no 'image'.* or set data.sample to another column"),
+    (_started, {"prompt_image": "start"}, lambda rows: rows[2].pop("start"), "no 'start'.* set data.prompt_image to"),
     (singles, {}, _set("image", "nowhere.png"), "line 3: .*nowhere.png' does not exist"),
     (singles, {}, _set("image", "../secret.png"), "line 3: .*below the folder"),
     (singles, {}, _set("image", "/etc/secret.png"), "line 3: .*below the folder"),
     (singles, {}, _repeat, "line 3 repeats .*line 1"),
     (pairs, PAIRED, lambda rows: rows[2].__setitem__("rejected", rows[2]["chosen"]), "line 3: chosen and rejected"),
     (pairs, PAIRED, _set("tie", "yes"), "line 3 is a tie"),
-    (pairs, PAIRED, lambda rows: rows[2].pop("rejected"), "line 3 has no 'rejected'"),
-    (rated, RATED, _set("stars", 6), "line 3: the rating 'stars' is 6, but the scale is 1.0 to 5.0"),
+    (
+        pairs,
+        PAIRED,
+        lambda rows: rows[2].pop("rejected"),
+        "line 3 has no 'rejected'.* or set data.rejected to",
+    ),
+    (rated, RATED, _set("stars", 6), "line 3: the rating 'stars' is 6, but the scale is 1.0 to 5.0.* set data.scale"),
     (rated, RATED, _set("stars", "good"), "line 3: the rating 'stars' is 'good'"),
     (rated, RATED, _set("stars", None), "line 3: the rating 'stars' is None"),
     (rated, RATED, _set("stars", True), "line 3: the rating 'stars' is True"),
@@ -116,6 +129,37 @@ def test_a_row_that_cannot_be_used_is_named_or_left_out(
     ((place, reason),) = found.refused
     assert "line 3" in place
     assert re.search(message, reason)
+
+
+@pytest.mark.parametrize("kind", [DataSection, HeldOutSection, JudgmentRows])
+def test_reasons_name_settings_that_the_config_has(tmp_path: Path, kind: type[DataSection]) -> None:
+    """The columns of judgments have no settings; their prompts come without images."""
+    cases = [case for case in BAD if kind.trained or "prompt_image" not in case[1]]
+    for rows, options, change, _ in cases:
+        made = rows()
+        change(made)
+        section = kind.model_validate({"train": str(write_jsonl(tmp_path, made)), "bad_rows": "leave_out", **options})
+        for place, reason in read_given(section).refused:
+            named = re.findall(r"\b(?:data|prompts)\.\w+", reason.replace(place, ""))
+            assert {*named} <= {f"data.{name}" for name in DataSection.model_fields if section.trained}
+
+
+@pytest.mark.parametrize(("name", "content"), [("rows.jsonl", ""), ("rows.csv", "prompt,image\n"), ("rows.tar", None)])
+def test_a_source_without_rows_is_named_with_a_remedy(tmp_path: Path, name: str, content: str | None) -> None:
+    if content is None:
+        tarfile.open(tmp_path / name, "w").close()
+    else:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=rf"'.*{name}' holds no row\. Write some into it, or name another\.$"):
+        read_given(DataSection(train=str(tmp_path / name), bad_rows="leave_out"))
+
+
+def test_a_split_that_is_not_there_is_named_with_the_setting_of_the_rows(tmp_path: Path) -> None:
+    saved = datasets.load_from_disk(write_form("datasets", tmp_path / "one"))
+    datasets.DatasetDict({"first": saved}).save_to_disk(tmp_path / "both")
+    for kind, remedy in ((DataSection, "Set data.split, or name"), (JudgmentRows, "Name")):
+        with pytest.raises(DataError, match=rf"it has first\. {remedy} the folder of a split, as"):
+            read_given(kind.model_validate({"train": str(tmp_path / "both")}))
 
 
 @pytest.mark.parametrize(

@@ -287,8 +287,12 @@ def test_a_film_is_for_models_that_start_from_clips(tmp_path: Path) -> None:
     assert frames_of(data, key, "store", 3).shape == (3, 32, 48, 3)
     np.testing.assert_array_equal(picture_of(data, key, "store"), read_picture(prompt.images[0]))
     check_reference_images(load_config(ROOT / "configs" / "tiny_wan21_v2v.yaml"), [prompt])
-    with pytest.raises(PromptError, match=r"comes with the film 'film\.mp4', but model\.policy 'wan21_i2v' starts"):
-        check_reference_images(load_config(ROOT / "configs" / "tiny_wan21_i2v.yaml"), [prompt])
+    config = load_config(ROOT / "configs" / "tiny_wan21_i2v.yaml")
+    given = load_config(ROOT / "configs" / "tiny_edit_sft.yaml").data
+    of_rows = config.model_copy(update={"prompts": PromptsSection(heldout="held.txt"), "data": given})
+    for setting, each in (("prompts.image", config), ("data.prompt_image", of_rows)):
+        with pytest.raises(PromptError, match=rf"^{setting}: .* the film 'film\.mp4', but model\.policy 'wan21_i2v'"):
+            check_reference_images(each, [prompt])
 
 
 def in_every_mode(folder: Path) -> list[str]:

@@ -22,6 +22,7 @@ from tasks.metrics.sweep import (
     best_first,
     check_varied,
     final_settings,
+    outcome,
     over_seeds,
     read_list,
     selection_note,
@@ -111,11 +112,23 @@ def test_the_best_of_several_is_said_to_be_chosen_by_its_own_scores() -> None:
     said = selection_note(found, prompts=None, root="a store")
     assert said.startswith("The best of 2 was chosen by its scores on the held-out prompts")
     assert "flowmill stage evaluate --run s-seed-0 --epoch 4 --root 'a store' --name final" in said
+    trained = [replace(each, split="train") for each in found]
+    assert "scores on the train prompts that" in selection_note(trained, prompts=None, root=None)
+    mixed = selection_note([found[0], trained[1]], prompts=None, root=None)
+    assert "scores on the held-out prompts and train prompts that" in mixed
     best = replace(found[0], final={"digits mean": 0.61})
     said = selection_note([best, found[1]], prompts="final.txt", root=None)
     assert said.endswith("On final.txt, which chose nothing, s-seed-0 has digits mean 0.61.")
     assert selection_note(found[:1], prompts=None, root=None) == ""
     assert selection_note([found[0], replace(found[1], reward=None)], prompts=None, root=None) == ""
+
+
+@pytest.mark.parametrize(("heldout", "split"), [([], "heldout"), (["prompts.heldout=null"], "train")])
+def test_an_outcome_names_the_prompts_that_it_was_scored_on(make_config: Make, heldout: list[str], split: str) -> None:
+    context = prepare(make_config(*heldout))
+    evaluate(context, 0)
+    (variant,) = variants("s", ["run.seed=0"], [])
+    assert outcome(context, variant).split == split
 
 
 def test_one_list_takes_the_place_of_no_sources(make_config: Make) -> None:

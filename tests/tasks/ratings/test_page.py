@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, StoreError
 from configs.load import parse_config
 from storage.trajectories.tables import read_rows
 from tasks.execution.guard import access_token
@@ -91,13 +92,30 @@ def test_what_is_not_right_is_a_message(client: TestClient) -> None:
         (client.post("/api/answer", json=body | {"rater": "<b>"}), 422, "rater: String should match"),
         (client.post("/api/answer", json=body | {"seconds": -1}), 422, "seconds: Input should be greater"),
         (client.post("/api/answer", json=body | {"note": "x"}), 422, "note: Extra inputs"),
-        (client.post("/api/undo", json={"rater": "bob"}), 409, "has no answer 0 that could be undone"),
+        (client.post("/api/undo", json={"rater": "bob"}), 409, "'bob' has no answer that could be undone"),
         (client.get("/api/media/none"), 404, "shows no such sample"),
         (client.get(f"/{state['pair']['left']['media']}?start=0"), 404, "starts from 0 images"),
     ]
     for answer, status, message in refused:
         assert answer.status_code == status
         assert message in answer.json()["detail"]
+
+
+def test_a_store_that_is_not_writable_is_found_before_the_page_opens(
+    client: TestClient, context: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Raters, who cannot mend it, see a message of their own if it happens later."""
+    state = asked(client.get("/api/pair"))
+    body = {"pair": state["pair"]["name"], "rater": "ann", "choice": "left", "seconds": 1.0}
+    asked(client.post("/api/answer", json=body))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    second = body | {"pair": asked(client.get("/api/pair", params={"rater": "ann"}))["pair"]["name"]}
+    for answer in (client.post("/api/answer", json=second), client.post("/api/undo", json={"rater": "ann"})):
+        assert answer.status_code == 409
+        assert "is not stored. Say so to the person who serves this page." in answer.json()["detail"]
+        assert "--root" not in answer.json()["detail"]
+    with pytest.raises(StoreError, match=r"is not writable, so no answer of raters to run 'small' could be stored\. "):
+        asking(context, RateRequest(run="small"))
 
 
 def test_the_page_is_blind_and_loads_nothing_from_elsewhere(client: TestClient, context: RunContext) -> None:

@@ -34,10 +34,11 @@ from tests.tasks.reports.test_published import rate
 
 @pytest.fixture
 def context(config_data: dict[str, Any], config_file: Path, tmp_path: Path) -> RunContext:
-    """A run on given pairs, of which one cannot be read."""
+    """A run on given pairs, of which one names a file that is no image, and one has no prompt."""
     rows = [{**row, "license": "CC0" if number < 2 else "CC-BY-4.0"} for number, row in enumerate(pairs())]
     source = write_jsonl(tmp_path / "given", rows)
     (tmp_path / "given" / "1-rejected.png").write_bytes(b"no image")
+    source.write_text(source.read_text() + "{}\n")
     data = {**config_data, "prompts": {"heldout": config_data["prompts"]["heldout"]}, "optimize": {"algorithm": "dpo"}}
     data["data"] = {"train": str(source), "chosen": "chosen", "rejected": "rejected", "bad_rows": "leave_out"}
     (tmp_path / "given.yaml").write_text(yaml.safe_dump(data))
@@ -57,7 +58,7 @@ def test_given_rows_and_those_left_out_are_shown(
     assert given is not None
     assert (given.source, given.kind, given.rows, given.samples, given.prompts) == ("rows.jsonl", "pairs", 5, 10, 5)
     assert given.licenses == {"CC-BY-4.0": 8, "CC0": 2}
-    ((place, reason),) = given.refused
+    (_, (place, reason)) = given.refused
     assert place == "rows.jsonl, line 2" or "line 2" in place
     assert "cannot be read" in reason
     assert str(tmp_path) not in place + reason
@@ -69,9 +70,9 @@ def test_given_rows_and_those_left_out_are_shown(
     for words in ("5 pairs", "1-rejected.png", "CC-BY-4.0 8, CC0 2", "Given samples"):
         assert words in html
     assert "Best samples" not in html, "ratings are no result of training"
-    assert "(10 samples, 1 rows left out, " in paragraphs(context, done=False)[0]
+    assert "(10 samples, 2 rows left out, 5 prompts, " in paragraphs(context, done=False)[0]
     print_run(describe_run(context), EntryFilter())
-    assert "data: 10 samples of 6 rows, 1 rows left out" in capsys.readouterr().out
+    assert "data: 10 samples of 7 rows, 2 rows left out" in capsys.readouterr().out
 
 
 def test_answers_and_fitted_rewards_are_shown(context: RunContext, tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_the_card_of_an_export_says_what_a_policy_was_trained_on(context: RunCon
     (card,) = folder.rglob("README.md")
     given = context.chain.require(0, "ingest").artifact
     assert (
-        "## Data\n\n- Given samples: 5 pairs of rows.jsonl, 1 rows left out, 10 samples of 5 prompts (licenses: "
+        "## Data\n\n- Given samples: 5 pairs of rows.jsonl, 2 rows left out, 10 samples of 5 prompts (licenses: "
         f"CC-BY-4.0 8, CC0 2), `{given}`"
     ) in card.read_text().replace("\\", "")
     fitted = context.config.rewards[0].model_copy(update={"name": "fitted", "options": {"path": str(tmp_path)}})

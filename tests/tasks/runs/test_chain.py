@@ -53,6 +53,18 @@ def states(context: RunContext) -> dict[str, str]:
     return {str(each.node): each.state.value for each in standings(context.chain) if each.state is not State.FRESH}
 
 
+def test_what_is_required_of_an_epoch_beyond_the_last_is_refused_with_the_epochs_of_the_run(make_config: Make) -> None:
+    """A stage of the next epoch makes the run longer, so that is said to come first."""
+    chain = prepare(make_config()).chain
+    said = r"'small' has no {} for epoch {}: it has epochs 0 to 2\. .* --name small --set run.epochs={}$"
+    for stage, epoch in (("rollout", 4), ("optimize", 9), ("export", 3), ("evaluate", 9)):
+        with pytest.raises(NotCommittedError, match=said.format(stage, epoch, epoch)):
+            chain.require(epoch, stage)
+    for stage, epoch in (("rollout", 3), ("export", 2), ("evaluate", 0)):
+        with pytest.raises(NotCommittedError, match=rf"no {stage} for epoch {epoch} yet\. Run 'flowmill stage {stage}"):
+            chain.require(epoch, stage)
+
+
 def test_nodes_come_after_what_they_read(make_config: Make) -> None:
     config = make_config("run.epochs=3", "evaluate.every=2", "optimize.replay={epochs: 1}")
     context = begin_run(config)

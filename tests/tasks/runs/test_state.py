@@ -25,6 +25,9 @@ def test_running_stopped_failed_and_done(make_config: Make) -> None:
     note_state(context, "failed", ValueError("no reward\nmore"))
     assert state_of(context, complete=False) == "failed: no reward"
     assert state_of(context, complete=True) == "done"
+    remedy = f"'/{'folder/' * 20}image.png' cannot be read. Save it again, or remove its prompts."
+    note_state(context, "failed", ValueError(remedy))
+    assert state_of(context, complete=False) == f"failed: {remedy}", "messages end with the remedy"
 
 
 def test_an_artifact_has_an_address_in_its_run(make_config: Make) -> None:

@@ -163,6 +163,11 @@ def test_an_alert_may_stop_a_run(make_config: Make, action: str, settings: list[
     [
         (["watch.on.kll=stop"], "there is no rule 'kll'. Did you mean 'kl'"),
         (["watch.on.kl=pause"], "must be 'warn', 'stop' or 'back'"),
+        (
+            ["watch.on.monitor=back"],
+            "watch.on.monitor is 'back', but there are no monitors, so the rule never fires. Add",
+        ),
+        (["watch.on.heldout=stop", "prompts.heldout=null"], "watch.on.heldout is 'stop', but there are no held-out"),
         (["watch.on.kl=back", "execution.ahead=1"], "'back', but with execution.ahead epochs after that would train"),
         (["watch.on.kl=back", "optimize.replay={epochs: 1}"], "but with optimize.replay epochs after"),
     ],
@@ -171,3 +176,8 @@ def test_actions_that_cannot_work_are_refused(make_config: Make, overrides: list
     with pytest.raises(ConfigError) as error:
         check_config(make_config(*overrides))
     assert expected in str(error.value)
+
+
+def test_a_rule_without_a_figure_may_warn_and_one_with_a_figure_may_act(make_config: Make) -> None:
+    check_config(make_config("watch.on={monitor: warn, heldout: warn}", "prompts.heldout=null"))
+    check_config(make_config("watch.on={monitor: stop, heldout: stop}", "monitors=[jpeg_incompressibility]"))
