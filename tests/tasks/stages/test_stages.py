@@ -731,7 +731,9 @@ _BUILD = "model.build={name: digits, options: {steps: 1, vae_steps: 1}}"
 
 def test_stages_say_what_they_miss(make_config: Make) -> None:
     context = prepare(make_config())
-    with pytest.raises(NotCommittedError, match="flowmill stage rollout --run small --epoch 4"):
+    with pytest.raises(NotCommittedError, match="flowmill stage rollout --run small --epoch 3"):
+        execute(context, "score", 3, "jpeg_compressibility")
+    with pytest.raises(NotCommittedError, match="no rollout for epoch 4: it has epochs 0 to 2"):
         execute(context, "score", 4, "jpeg_compressibility")
     with pytest.raises(ConfigError, match="leave --epoch out"):
         make_stage(context, "base", 2)
