@@ -114,7 +114,7 @@ class LocalBackend:
         return True
 
     def publish(self, folder: Path, path: str) -> None:
-        """Sync every file and rename the folder into place; whoever may list the folder above may read the files.
+        """Sync every file and rename the folder into place; all who may list the folder above may read them.
 
         An existing target should be equal, as its name contains the digest: it stays if it is, and is replaced if not.
         """

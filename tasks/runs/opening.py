@@ -180,8 +180,6 @@ def finished_result(context: RunContext) -> dict[str, Any] | None:
     start writes again.
     """
     run = context.run
-    if any(path.split("/")[2] in _STARTED for path in lost_newest(run.store.root, run.name)):
-        return None
     if any(model.path is not None and model.revision is None and not _is_local(model) for model in _models(context)):
         return None
     stored = run.config()
@@ -195,6 +193,8 @@ def finished_result(context: RunContext) -> dict[str, Any] | None:
     if note is None:
         return None
     if _wanted(recorded(own)) != _wanted(recorded(wanted)) or _attempts(run, note["artifacts"]) != note["made"]:
+        return None
+    if any(path.split("/")[2] in _STARTED for path in lost_newest(run.store.root, run.name)):
         return None
     refs = [ArtifactRef.parse(artifact) for *_, artifact in note["artifacts"]]
     return dict(note["result"]) if all(context.store.manifest(ref) is not None for ref in refs) else None

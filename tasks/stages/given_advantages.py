@@ -6,21 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.errors import DataError
 from storage.artifacts.records import ShardRecord
 from tasks.inputs.given_data import data_of
 from tasks.specs.graph import Node
 from tasks.stages.stage import Output, Shard, Stage
-
-#: Complaints, for algorithms that compare samples of one prompt, and for those to which each row counts for itself.
-_NO_PAIR = (
-    "no prompt has two samples of different ratings, and optimize.algorithm '{}' compares samples of one prompt. Give "
-    "such samples, or use 'kto', which learns from single ratings, or 'sft'."
-)
-_NEUTRAL = (
-    "all ratings are neutral (data.neutral, or else the middle of data.scale), so optimize.algorithm '{}' learns "
-    "nothing from them. Set data.neutral to a rating between good and bad, or use 'sft'."
-)
 
 
 class GivenAdvantageStage(Stage):
@@ -45,25 +34,16 @@ class GivenAdvantageStage(Stage):
         return records[0].summary
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Choose groups, and write the advantages of their samples.
-
-        Raises:
-            DataError: the algorithm can train on no group at all.
-        """
+        """Choose groups, and write the advantages of their samples."""
         import numpy as np
 
         from storage.trajectories.tables import read_rows, write_rows
-        from tasks.advantages.given import can_train, given_advantages
+        from tasks.advantages.given import given_advantages
         from tasks.runs.seeds import epoch_prompts
 
         section, (data,) = data_of(self.config), self.inputs()
         table = read_rows(self.context.store, data, "rewards")
         names = table.column("group_id").to_pylist()
-        requires = self.facts.plan.algorithm.requires
-        every = given_advantages(table.column("reward").to_numpy(), section)
-        if requires.advantages and not can_train(every, names, requires.unit):
-            reason = _NEUTRAL if requires.unit == "row" else _NO_PAIR
-            raise DataError(f"data.train: {reason.format(self.config.optimize.algorithm.name)}")
         groups = list(dict.fromkeys(names))
         size = min(section.groups_per_epoch or len(groups), len(groups))
         drawn = epoch_prompts(len(groups), size, seed=self.config.run.seed, epoch=self.epoch)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.errors import CorruptError
+from configs.errors import CorruptError, DataError
 from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from storage.trajectories.base import TrajectoryShard
@@ -29,6 +29,16 @@ from tasks.specs.steering import DECISIONS
 if TYPE_CHECKING:
     from tasks.runs.context import RunContext
     from tasks.runtime.host import ModelHost
+
+#: Reasons why given samples train nothing: if an algorithm compares those of one prompt, and if each counts for itself.
+_NO_PAIR = (
+    "no prompt has two samples of different ratings, and optimize.algorithm '{}' compares samples of one prompt. Give "
+    "such samples, or use 'kto', which learns from single ratings, or 'sft'."
+)
+_NEUTRAL = (
+    "all ratings are neutral (data.neutral, or else the middle of data.scale), so optimize.algorithm '{}' learns "
+    "nothing from them. Set data.neutral to a rating between good and bad, or use 'sft' without data.rating."
+)
 
 
 class TrainingData:
@@ -110,12 +120,22 @@ class TrainingData:
         """Return the units of each update."""
         units = samples.units(self.algorithm.requires)
         if not len(units):
-            self.context.reporter.message(
-                f"epoch {self.epoch}: in every group all rewards are equal: nothing to learn, the policy stays."
-            )
+            self._without_units()
         section, seed = self.config.optimize, self.config.run.seed
         updates, inner = section.updates_per_epoch, section.inner_epochs
         return plan_updates(units, updates=updates, inner_epochs=inner, seed=seed, epoch=self.epoch)
+
+    def _without_units(self) -> None:
+        """Say why the epoch trains nothing; refuse given samples if none of them can be trained on."""
+        data, say, at = self.config.data, self.context.reporter.message, f"epoch {self.epoch}"
+        if data is None:
+            say(f"{at}: in every group all rewards are equal: nothing to learn, the policy stays.")
+            return
+        reason = _NEUTRAL if self.algorithm.requires.unit == "row" else _NO_PAIR
+        text = f"data.train: {reason.format(self.config.optimize.algorithm.name)}"
+        if data.groups_per_epoch is None:
+            raise DataError(text)
+        say(f"{at}: {text} Other epochs have other samples.")
 
     def updates_of(self, sample_id: str) -> list[int]:
         """Return the updates of the epoch, counted from 0, that train a sample."""

@@ -14,6 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from tasks.runs.context import RunContext
+from tasks.training.data import TrainingData
+from tests.support.inside import make_stage
+
 TEXTS = [f'"{number:02d}"' for number in range(6)]
 
 
@@ -118,3 +122,12 @@ def write_members(path: Path, rows: Iterable[tuple[int, Mapping[str, bytes]]]) -
                 member = tarfile.TarInfo(f"{number:04d}.{extension}")
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
+
+
+def only_batch(context: RunContext) -> Any:
+    """Return the rows of the first epoch's only update as one batch."""
+    stage = make_stage(context, "optimize", 1)
+    data = TrainingData(context, stage.policy_kind, 1, stage.inputs())
+    samples = data.samples(stage.host)
+    (units,) = data.plan(samples)
+    return samples.batch(units, len(units.rows))

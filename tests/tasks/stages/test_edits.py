@@ -21,12 +21,10 @@ from storage.trajectories.tables import read_rows
 from tasks.checks.check import check_config
 from tasks.inputs.store_trust import remember
 from tasks.metrics.view import RunView
-from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
-from tasks.training.data import TrainingData
 from tests.conftest import ROOT
-from tests.support.given import picture, png, write_jsonl, write_members
-from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.given import only_batch, picture, png, write_jsonl, write_members
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 
 @pytest.mark.campaign
@@ -56,12 +54,7 @@ def test_given_edits_are_trained_as_a_plain_loop_of_diffusers_does(tmp_path: Pat
     remember(config)
     context = prepare(config)
     StageRun(make_stage(context, "advantage", 1)).execute()
-    host, kind = execution_of(context).host, make_stage(context, "optimize", 1).policy_kind
-    inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(1, "advantage"))]
-    data = TrainingData(context, kind, 1, inputs)
-    samples = data.samples(host)
-    (units,) = data.plan(samples)
-    trained = cast(Any, samples.batch(units, len(units.rows)))
+    trained = only_batch(context)
     pipeline = cast(Any, FluxKontextPipeline.from_pretrained(context.base_folder))
     folder, size = ROOT / "configs" / "prompts", (config.model.height, config.model.width)
     given, errors = [json.loads(line) for line in (folder / "given-edits.jsonl").open()], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -258,6 +259,7 @@ def test_a_finished_run_goes_on_if_its_samples_change(given: Make, tmp_path: Pat
         ("dpo", rated(), "no prompt has two samples of different ratings, and optimize.algorithm 'dpo' compares"),
         ("dpo", [{**row, "prompt": '"00"', "stars": 5} for row in rated()], "no prompt has two samples of different"),
         ("kto", [{**row, "stars": 3} for row in rated()], "all ratings are neutral .* 'kto' learns nothing"),
+        ("sft", [{**row, "stars": 3} for row in rated()], "all ratings are neutral .* 'sft' learns nothing"),
     ],
 )
 def test_ratings_that_train_nothing_are_refused(
@@ -265,6 +267,19 @@ def test_ratings_that_train_nothing_are_refused(
 ) -> None:
     context = prepare(given(rows, algorithm, rating="stars", scale=(1, 5)))
     with pytest.raises(DataError, match=message):
+        run_epoch(context, 1)
+    context = prepare(given(rows, algorithm, "run.name=parts", rating="stars", scale=(1, 5), groups_per_epoch=2))
+    reported: list[str] = []
+    context.reporter.message = reported.append  # type: ignore[method-assign]
+    run_epoch(context, 1)
+    assert re.search(f"epoch 1: data.train: {message}.* Other epochs", "\n".join(reported))
+
+
+def test_ratings_without_a_pair_are_refused_after_a_run_that_can_use_them(given: Make) -> None:
+    """The two algorithms share the artifact of advantages."""
+    run_epoch(prepare(given(rated(), "kto", "run.name=other", rating="stars", scale=(1, 5))), 1)
+    context = prepare(given(rated(), "dpo", rating="stars", scale=(1, 5)))
+    with pytest.raises(DataError, match="no prompt has two samples of different ratings"):
         run_epoch(context, 1)
 
 

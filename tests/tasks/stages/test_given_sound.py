@@ -25,10 +25,9 @@ from tasks.metrics.view import RunView
 from tasks.modalities.diffusion.given_media import GivenMedia
 from tasks.specs.graph import Node
 from tasks.stages.stage_run import StageRun
-from tasks.training.data import TrainingData
 from tests.conftest import ROOT
-from tests.support.given import picture, write_jsonl
-from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.given import only_batch, picture, write_jsonl
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 SFT = {"name": "sft", "options": {"times": {"count": 2}}}
 Make = Callable[..., RunConfig]
@@ -103,12 +102,7 @@ def test_clips_with_sound_are_trained_as_a_plain_loop_of_diffusers_does(given: M
         np.testing.assert_array_equal(shard.media(row), frames[:9])
         np.testing.assert_array_equal(shard.sound(row).samples, heard.samples[: 9 * 640])
     StageRun(make_stage(context, "advantage", 1)).execute()
-    host, kind = execution_of(context).host, make_stage(context, "optimize", 1).policy_kind
-    inputs = [context.chain.ref(node) for node in (Node(0, "policy"), Node(0, "ingest"), Node(1, "advantage"))]
-    data = TrainingData(context, kind, 1, inputs)
-    samples = data.samples(host)
-    (units,) = data.plan(samples)
-    trained = cast(Any, samples.batch(units, len(units.rows)))
+    trained = only_batch(context)
     pipeline = cast(Any, LTX2Pipeline.from_pretrained(context.base_folder))
     errors = []
     for row, (number, _) in enumerate(trained.keys):
